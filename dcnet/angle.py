@@ -1,0 +1,217 @@
+"""g: how the angle between filter and patch becomes a number in [-1, 1] (Section 3.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dcnet.learnable import Constant, check_number
+from dcnet.part import Part, Slot, Value, constant, registrar
+
+
+@dataclass(frozen=True)
+class Angle(Part):
+    """g(theta), written as a function of cos(theta).
+
+    `homogeneous` says that g(a c) = a g(c) for every a >= 0, so that a layer applies g to the inner product and never
+    forms the cosine; `identity` that g is the cosine itself; `bounded` that |g| <= 1; `smooth` that g is differentiable
+    everywhere in (0, pi). None stands for unknown.
+    """
+
+    homogeneous: ClassVar[bool] = False
+    identity: ClassVar[bool] = False
+    bounded: ClassVar[bool | None] = True
+    smooth: ClassVar[bool | None] = True
+
+
+registry: dict[str, type[Angle]] = {}
+register = registrar(registry, "an angle")
+
+
+class _SafeAsin(torch.autograd.Function):
+    """asin, exact on [-1, 1], whose slope 1 / sqrt(1 - c^2) stops growing where 1 - c^2 falls below delta."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(cos: Tensor, delta: float) -> Tensor:
+        return torch.asin(cos.clamp(-1, 1))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        cos, ctx.delta = inputs
+        ctx.save_for_backward(cos)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (cos,) = ctx.saved_tensors
+        return grad * torch.rsqrt((1 - cos * cos).clamp(min=ctx.delta)), None
+
+
+def safe_asin(cos: Tensor, delta: float) -> Tensor:
+    """pi/2 - theta, exact, with slope 1 / sqrt(max(1 - cos^2, delta))."""
+    return _SafeAsin.apply(cos, delta)
+
+
+@register
+@dataclass(frozen=True)
+class Linear(Angle):
+    """g = 1 - 2 theta / pi. Eq. 11."""
+
+    name: ClassVar[str] = "linear"
+    equation: ClassVar[str] = "(1 - 2 theta / pi)"
+    delta: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("delta of linear", self.delta, above=0)
+
+    def value(self, cos: Tensor) -> Tensor:
+        return 2 / math.pi * safe_asin(cos, self.delta)
+
+
+@register
+@dataclass(frozen=True)
+class Cosine(Angle):
+    """g = cos(theta). Eq. 12."""
+
+    name: ClassVar[str] = "cos"
+    equation: ClassVar[str] = "cos(theta)"
+    homogeneous: ClassVar[bool] = True
+    identity: ClassVar[bool] = True
+
+    def value(self, cos: Tensor) -> Tensor:
+        return cos
+
+
+@register
+@dataclass(frozen=True)
+class Sigmoid(Angle):
+    """g = coth(pi / 4k) * tanh((pi/2 - theta) / 2k), which is Eq. 13 in a form that cannot overflow."""
+
+    name: ClassVar[str] = "sigmoid"
+    equation: ClassVar[str] = "coth(pi / 4{k}) tanh((pi/2 - theta) / 2{k})"
+    k: Constant = constant(0.3, "k", positive=True)
+    delta: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("delta of sigmoid", self.delta, above=0)
+
+    def value(self, cos: Tensor, k: Value) -> Tensor:
+        return torch.tanh(safe_asin(cos, self.delta) / (2 * k)) / _tanh(math.pi / (4 * k))
+
+
+def _tanh(value: Value) -> Value:
+    return torch.tanh(value) if isinstance(value, Tensor) else math.tanh(value)
+
+
+@register
+@dataclass(frozen=True)
+class SquareCosine(Angle):
+    """g = sign(cos theta) * cos(theta)^2. Eq. 14."""
+
+    name: ClassVar[str] = "sqcos"
+    equation: ClassVar[str] = "sign(cos(theta)) cos(theta)^2"
+
+    def value(self, cos: Tensor) -> Tensor:
+        return cos * cos.abs()
+
+
+@register
+@dataclass(frozen=True)
+class ReluCosine(Angle):
+    """g = max(0, cos theta): convolution and ReLU as one operator. Section 5."""
+
+    name: ClassVar[str] = "relucos"
+    equation: ClassVar[str] = "max(0, cos(theta))"
+    homogeneous: ClassVar[bool] = True
+    smooth: ClassVar[bool] = False
+
+    def value(self, cos: Tensor) -> Tensor:
+        return cos.relu()
+
+
+@register
+@dataclass(frozen=True)
+class Power(Angle):
+    """g = sign(cos theta) * |cos theta|^p with p >= 1, of which cos (p = 1) and sqcos (p = 2) are points."""
+
+    name: ClassVar[str] = "power"
+    equation: ClassVar[str] = "sign(cos(theta)) |cos(theta)|^p"
+    p: float = 2.0
+
+    # Below this |cos| the power p - 1 is held, since its slope is infinite at zero for p < 2.
+    smallest: ClassVar[float] = 1e-12
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("p of power", self.p)
+        if self.p < 1:
+            raise ValueError(f"p of power must be at least 1, not {self.p!r}")
+
+    def value(self, cos: Tensor) -> Tensor:
+        return cos * cos.abs().clamp(min=self.smallest).pow(self.p - 1)
+
+
+@register
+@dataclass(frozen=True)
+class Spline(Angle):
+    """g grows from g(0) = 0 with a slope that is learned: positive at each knot, linear in cos between two of them.
+
+    It is the "one single function g" of Section 5, which can become angular activation and nonlinearity in one: it
+    starts as cos, and a side whose slopes vanish acts as ReLU. The larger of |g(-1)| and |g(1)| is 1.
+    """
+
+    name: ClassVar[str] = "spline"
+    equation: ClassVar[str] = "spline(cos(theta))"
+    segments: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.segments, int) or self.segments < 2 or self.segments % 2:
+            raise ValueError(f"segments of spline must be an even number, 2 or more, not {self.segments!r}")
+
+    def slots(self) -> dict[str, Slot]:
+        return {"slopes": Slot(1.0, learned=True, positive=True, size=self.segments + 1)}
+
+    def value(self, cos: Tensor, slopes: Tensor) -> Tensor:
+        half = self.segments // 2
+        right, left = slopes[half:], slopes[: half + 1].flip(0)
+        curve = _area(cos * half, right) - _area(-cos * half, left)
+        return curve / torch.maximum(_whole_area(right), _whole_area(left))
+
+
+def _area(reached: Tensor, slopes: Tensor) -> Tensor:
+    """The integral from 0 to `reached`, in knots, of the slope that runs linearly from knot to knot."""
+    area = torch.zeros_like(reached)
+    for i in range(len(slopes) - 1):
+        t = (reached - i).clamp(0, 1)
+        area = area + t * (slopes[i] + (slopes[i + 1] - slopes[i]) / 2 * t)
+    return area
+
+
+def _whole_area(slopes: Tensor) -> Tensor:
+    return (slopes[:-1] + slopes[1:]).sum() / 2
+
+
+@dataclass(frozen=True)
+class Own(Angle):
+    """g is a function of the user's, from a tensor of cosines in [-1, 1] to a tensor of the same shape."""
+
+    name: ClassVar[str] = "own"
+    equation: ClassVar[str] = "g(theta)"
+    bounded: ClassVar[bool | None] = None
+    smooth: ClassVar[bool | None] = None
+    function: Callable[[Tensor], Tensor]
+
+    def value(self, cos: Tensor) -> Tensor:
+        return self.function(cos.clamp(-1, 1))
+
+    def spec(self) -> str:
+        return f"<{getattr(self.function, '__name__', 'function').strip('<>')}>"

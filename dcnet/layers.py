@@ -1,0 +1,172 @@
+"""Decoupled layers: torch's own, with the inner product replaced by h(||w||, ||x||) * g(theta)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from dcnet import functional
+from dcnet.functional import Options, Size
+from dcnet.learnable import check_number
+from dcnet.operator import Operator, as_operator, is_plain
+from dcnet.part import Value
+
+
+class Decoupled(nn.Module):
+    """What all decoupled layers share: the operator, and the state it needs.
+
+    Each learned constant is a parameter by its own name: `radius`, `k`, `scale`, ... Where it must be positive the
+    parameter is r, and the constant r^2 + 1e-4; `constants()` gives the constants. `mean_norm` is the running mean of
+    ||x||, zero until the first batch, and there only if a radius is relative to it.
+    """
+
+    weight: Tensor
+
+    def __init__(self, *args: Any, operator: Operator | str, eps: float, **kwargs: Any):
+        check_number("eps", eps)
+        if eps < 0:
+            raise ValueError(f"eps must not be negative, not {eps!r}")
+        described = as_operator(operator)
+        super().__init__(*args, **kwargs)
+        self.operator, self.eps = described, float(eps)
+        for name, slot in self.operator.learned.items():
+            self.register_parameter(name, nn.Parameter(slot.initial(self.weight.shape[0]).to(self.weight)))
+        if self.operator.decay is not None:
+            self.register_buffer("mean_norm", torch.zeros((), device=self.weight.device))
+
+    def constants(self) -> dict[str, Value]:
+        """The operator's constants as they are now; a relative radius is still to be multiplied by the mean norm."""
+        return self.operator.constants(self._learned())
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()  # type: ignore[misc]
+        if "operator" in self.__dict__:
+            self.reset_constants()
+
+    @torch.no_grad()
+    def reset_constants(self) -> None:
+        """Sets what the operator learns and tracks back to where a new layer starts."""
+        for name, slot in self.operator.learned.items():
+            self.get_parameter(name).copy_(slot.initial(self.weight.shape[0]))
+        if self.operator.decay is not None:
+            self.get_buffer("mean_norm").zero_()
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, operator={str(self.operator)!r}"
+
+    def _learned(self) -> dict[str, Tensor]:
+        return {name: self._parameters[name] for name in self.operator.learned}  # type: ignore[misc]
+
+    def _options(self) -> Options:
+        return {
+            "operator": self.operator,
+            "eps": self.eps,
+            "constants": self._learned(),
+            "mean_norm": self._buffers.get("mean_norm"),
+            "training": self.training,
+        }
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoupled:
+        """Moves and casts as torch does, but keeps the running mean, whose steps of 0.1 % half precision would lose."""
+        before = self._buffers.get("mean_norm")
+        super()._apply(fn, recurse)
+        after = self._buffers.get("mean_norm")
+        if before is not None and after is not None and after.dtype in (torch.float16, torch.bfloat16):
+            self.mean_norm = before.to(after.device)
+        return self
+
+
+class _DecoupledConv(Decoupled, _ConvNd):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        operator: Operator | str = "tanh-cos",
+        eps: float = 1e-4,
+    ):
+        shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
+        super().__init__(*shape, device, dtype, operator=operator, eps=eps)
+
+    def _convolve(self, function: Callable[..., Tensor], input: Tensor) -> Tensor:
+        padded, padding = input, self.padding
+        if self.padding_mode != "zeros":
+            functional.check_input(input, self.in_channels, -len(self.kernel_size) - 1, "channels")
+            padded, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0,)
+        window = (self.stride, padding, self.dilation, self.groups)
+        return function(padded, self.weight, self.bias, *window, **self._options())
+
+
+class DecoupledConv1d(_DecoupledConv, nn.Conv1d):
+    """nn.Conv1d with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._convolve(functional.decoupled_conv1d, input)
+
+
+class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
+    """nn.Conv2d with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._convolve(functional.decoupled_conv2d, input)
+
+
+class DecoupledConv3d(_DecoupledConv, nn.Conv3d):
+    """nn.Conv3d with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._convolve(functional.decoupled_conv3d, input)
+
+
+class DecoupledLinear(Decoupled, nn.Linear):
+    """nn.Linear with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        operator: Operator | str = "tanh-cos",
+        eps: float = 1e-4,
+    ):
+        super().__init__(in_features, out_features, bias, device, dtype, operator=operator, eps=eps)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.decoupled_linear(input, self.weight, self.bias, **self._options())
+
+
+def conv1d(*args: Any, operator: Operator | str, **kwargs: Any) -> nn.Conv1d:
+    """nn.Conv1d for the operator "conv", DecoupledConv1d for any other: a network is written once."""
+    return nn.Conv1d(*args, **kwargs) if is_plain(operator) else DecoupledConv1d(*args, operator=operator, **kwargs)
+
+
+def conv2d(*args: Any, operator: Operator | str, **kwargs: Any) -> nn.Conv2d:
+    """nn.Conv2d for the operator "conv", DecoupledConv2d for any other: a network is written once."""
+    return nn.Conv2d(*args, **kwargs) if is_plain(operator) else DecoupledConv2d(*args, operator=operator, **kwargs)
+
+
+def conv3d(*args: Any, operator: Operator | str, **kwargs: Any) -> nn.Conv3d:
+    """nn.Conv3d for the operator "conv", DecoupledConv3d for any other: a network is written once."""
+    return nn.Conv3d(*args, **kwargs) if is_plain(operator) else DecoupledConv3d(*args, operator=operator, **kwargs)
+
+
+def linear(*args: Any, operator: Operator | str, **kwargs: Any) -> nn.Linear:
+    """nn.Linear for the operator "conv", DecoupledLinear for any other: a network is written once."""
+    return nn.Linear(*args, **kwargs) if is_plain(operator) else DecoupledLinear(*args, operator=operator, **kwargs)

@@ -1,0 +1,39 @@
+"""Numbers that a layer learns for itself."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+# A learned number that must stay positive is stored as r, with value r^2 + FLOOR; the constant is the authors'.
+FLOOR = 1e-4
+
+
+def check_number(what: str, value: Any, above: float | None = None) -> None:
+    """Refuses what is not a finite number, or not above the given limit."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} must be a number, not {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{what} must be finite, not {value!r}")
+    if above is not None and value <= above:
+        limit = "positive" if above == 0 else f"above {above:g}"
+        raise ValueError(f"{what} must be {limit}, not {value!r}")
+
+
+@dataclass(frozen=True)
+class Learnable:
+    """A constant of a magnitude or an angle that each layer learns, starting from `init`.
+
+    One number a layer, or one per output channel. Where the constant must be positive it is stored as r, with value
+    r^2 + floor.
+    """
+
+    init: float = 1.0
+    per_channel: bool = False
+    floor: float = FLOOR
+
+    def __post_init__(self) -> None:
+        check_number("init", self.init)
+        check_number("floor", self.floor, above=0)
+
+
+Constant = float | Learnable

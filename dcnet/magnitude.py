@@ -1,0 +1,220 @@
+"""h: how the norm of a patch becomes the size of the answer (Sections 3.2.2 and 3.2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dcnet.learnable import Constant
+from dcnet.part import Part, Value, constant, registrar
+from dcnet.radius import Radius, RadiusLike
+
+
+@dataclass(frozen=True)
+class Magnitude(Part):
+    """h(n) of a norm n > 0.
+
+    `saturates` says that h never exceeds its scale, `proportional` that h(n) = scale * n, so that a layer need not form
+    the norm, and `smooth` that h is differentiable everywhere. None stands for unknown.
+    """
+
+    saturates: ClassVar[bool | None] = False
+    proportional: ClassVar[bool] = False
+    smooth: ClassVar[bool | None] = True
+
+    @property
+    def bounded(self) -> bool | None:
+        return self.saturates
+
+    @property
+    def bound(self) -> float | None:
+        """The largest value of h, where it is finite and the same in every layer."""
+        return self.fixed("scale") if self.saturates else None
+
+    @property
+    def parts(self) -> tuple[Magnitude, ...]:
+        return (self,)
+
+    def fixed(self, name: str) -> float | None:
+        """A constant's value, if it is neither learned nor relative."""
+        slot = self.slots()[name]
+        return None if slot.learned or slot.relative else slot.init
+
+    def __add__(self, other: Magnitude | Sum) -> Sum:
+        return Sum(self.parts + other.parts) if isinstance(other, Magnitude | Sum) else NotImplemented
+
+
+@dataclass(frozen=True)
+class Sum:
+    """h(n) = h_1(n) + h_2(n) + ..., each part with constants of its own (Eq. 10 for any parts)."""
+
+    parts: tuple[Magnitude, ...]
+
+    @property
+    def bounded(self) -> bool | None:
+        return every(part.bounded for part in self.parts)
+
+    @property
+    def smooth(self) -> bool | None:
+        return every(part.smooth for part in self.parts)
+
+    @property
+    def bound(self) -> float | None:
+        bounds = [part.bound for part in self.parts if part.bound is not None]
+        return sum(bounds) if len(bounds) == len(self.parts) else None
+
+    def spec(self) -> str:
+        return "&".join(part.spec() for part in self.parts)
+
+    def __add__(self, other: Magnitude | Sum) -> Sum:
+        return Sum(self.parts + other.parts) if isinstance(other, Magnitude | Sum) else NotImplemented
+
+
+def every(claims: Iterable[bool | None]) -> bool | None:
+    """`all` with a third answer, None for unknown."""
+    known = list(claims)
+    return False if False in known else None if None in known else True
+
+
+registry: dict[str, type[Magnitude]] = {}
+register = registrar(registry, "a magnitude")
+
+
+@register
+@dataclass(frozen=True)
+class Sphere(Magnitude):
+    """h(n) = alpha: only the angle counts. Eq. 4."""
+
+    name: ClassVar[str] = "sphere"
+    equation: ClassVar[str] = "{scale}"
+    saturates: ClassVar[bool] = True
+    scale: Constant = constant(1.0, "alpha", positive=True)
+
+    def value(self, n: Tensor, scale: Value) -> Tensor:
+        return scale * torch.ones_like(n)
+
+
+@register
+@dataclass(frozen=True)
+class Ball(Magnitude):
+    """h(n) = alpha * min(n, rho) / rho. Eq. 5."""
+
+    name: ClassVar[str] = "ball"
+    equation: ClassVar[str] = "{scale} min({n}, {radius}) / {radius}"
+    saturates: ClassVar[bool] = True
+    smooth: ClassVar[bool] = False
+    scale: Constant = constant(1.0, "alpha", positive=True)
+    radius: RadiusLike = constant(Radius(), "rho", positive=True)
+
+    def value(self, n: Tensor, scale: Value, radius: Value) -> Tensor:
+        return scale * (n / radius).clamp(max=1)
+
+
+@register
+@dataclass(frozen=True)
+class Tanh(Magnitude):
+    """h(n) = alpha * tanh(n / rho): a smooth ball. Eq. 6."""
+
+    name: ClassVar[str] = "tanh"
+    equation: ClassVar[str] = "{scale} tanh({n} / {radius})"
+    saturates: ClassVar[bool] = True
+    scale: Constant = constant(1.0, "alpha", positive=True)
+    radius: RadiusLike = constant(Radius(), "rho", positive=True)
+
+    def value(self, n: Tensor, scale: Value, radius: Value) -> Tensor:
+        return scale * torch.tanh(n / radius)
+
+
+@register
+@dataclass(frozen=True)
+class Linear(Magnitude):
+    """h(n) = alpha * n. Eq. 7."""
+
+    name: ClassVar[str] = "linear"
+    equation: ClassVar[str] = "{scale} {n}"
+    proportional: ClassVar[bool] = True
+    scale: Constant = constant(1.0, "alpha")
+
+    def value(self, n: Tensor, scale: Value) -> Tensor:
+        return scale * n
+
+
+@register
+@dataclass(frozen=True)
+class Segmented(Magnitude):
+    """h(n) = alpha * n up to rho, and from there on with slope beta. Eq. 8."""
+
+    name: ClassVar[str] = "seg"
+    equation: ClassVar[str] = "({slope} {n} + ({scale} - {slope}) min({n}, {radius}))"
+    smooth: ClassVar[bool] = False
+    scale: Constant = constant(1.0, "alpha")
+    slope: Constant = constant(0.5, "beta")
+    radius: RadiusLike = constant(Radius(), "rho", positive=True)
+
+    def value(self, n: Tensor, scale: Value, slope: Value, radius: Value) -> Tensor:
+        return slope * n + (scale - slope) * _at_most(n, radius)
+
+    @property
+    def bounded(self) -> bool:
+        return self.fixed("slope") == 0
+
+    @property
+    def bound(self) -> float | None:
+        scale, radius = self.fixed("scale"), self.fixed("radius")
+        return None if not self.bounded or scale is None or radius is None else abs(scale) * radius
+
+
+def _at_most(n: Tensor, limit: Value) -> Tensor:
+    return torch.minimum(n, limit) if isinstance(limit, Tensor) else n.clamp(max=limit)
+
+
+@register
+@dataclass(frozen=True)
+class Log(Magnitude):
+    """h(n) = alpha * log(1 + n). Eq. 9."""
+
+    name: ClassVar[str] = "log"
+    equation: ClassVar[str] = "{scale} log(1 + {n})"
+    scale: Constant = constant(1.0, "alpha")
+
+    def value(self, n: Tensor, scale: Value) -> Tensor:
+        return scale * torch.log1p(n)
+
+
+@register
+@dataclass(frozen=True)
+class Mix(Magnitude):
+    """h(n) = alpha * n + beta * log(1 + n). Eq. 10."""
+
+    name: ClassVar[str] = "mix"
+    equation: ClassVar[str] = "({scale} {n} + {log_scale} log(1 + {n}))"
+    scale: Constant = constant(1.0, "alpha")
+    log_scale: Constant = constant(1.0, "beta")
+
+    def value(self, n: Tensor, scale: Value, log_scale: Value) -> Tensor:
+        return scale * n + log_scale * torch.log1p(n)
+
+
+@dataclass(frozen=True)
+class Own(Magnitude):
+    """h is a function of the user's, from a tensor of norms to a tensor of the same shape."""
+
+    name: ClassVar[str] = "own"
+    equation: ClassVar[str] = "h({n})"
+    saturates: ClassVar[bool | None] = None
+    smooth: ClassVar[bool | None] = None
+    function: Callable[[Tensor], Tensor]
+
+    def value(self, n: Tensor) -> Tensor:
+        return self.function(n)
+
+    @property
+    def bound(self) -> float | None:
+        return None
+
+    def spec(self) -> str:
+        return f"<{getattr(self.function, '__name__', 'function').strip('<>')}>"

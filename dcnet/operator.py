@@ -1,0 +1,222 @@
+"""f(w, x) = h(||w||, ||x||) * g(theta): a magnitude, an angle and a weighting, as one description (Eq. 3)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+import dcnet.angle
+import dcnet.magnitude
+import dcnet.weighting
+from dcnet.angle import Angle
+from dcnet.magnitude import Magnitude, Sum, every
+from dcnet.part import Held, Slot, Value
+from dcnet.radius import Radius, RadiusLike
+from dcnet.spec import Spec, unknown
+from dcnet.weighting import Weighting
+
+# The operator of torch's own layers: what is asked for by this name is built as nn.Conv2d or nn.Linear.
+PLAIN = "conv"
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What is known of an operator; None where it is unknown, or not the same in every layer.
+
+    `bound` is the largest |f| before the bias, `radius` the magnitude's radius, a tuple of them for a sum.
+    """
+
+    bounded: bool | None
+    bound: float | None
+    smooth: bool | None
+    radius: RadiusLike | tuple[RadiusLike, ...] | None
+    equation: str
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Operator:
+    """An immutable description of f(w, x) = h(||w||, ||x||) * g(theta).
+
+    Magnitude and angle are objects, names such as "tanh", or functions of one's own, of the norm and of the cosine.
+    What is learned belongs to the layers that are built from the description; `str(operator)` parses back.
+
+    `slots` says how a layer holds each constant, by its name there (`radius`; `radius_0`, `radius_1` in a sum); `decay`
+    is that of the running mean norm, of which a layer has one, and None without a relative radius.
+    """
+
+    magnitude: Magnitude | Sum
+    angle: Angle
+    weighting: Weighting
+    slots: dict[str, Slot] = field(compare=False)
+    decay: float | None = field(compare=False)
+    _magnitudes: tuple[Held, ...] = field(compare=False)
+    _angle: Held = field(compare=False)
+
+    def __init__(
+        self,
+        magnitude: Magnitude | Sum | str | Callable[[Tensor], Tensor],
+        angle: Angle | str | Callable[[Tensor], Tensor] = "cos",
+        weighting: Weighting | str = "unweighted",
+    ):
+        set_once = functools.partial(object.__setattr__, self)
+        set_once("magnitude", _magnitude(magnitude))
+        set_once("angle", _angle(angle))
+        set_once("weighting", _weighting(weighting))
+        # Gathered here, because every forward pass reads them.
+        parts = self.magnitude.parts
+        set_once("_magnitudes", tuple(Held(part, f"_{i}" if len(parts) > 1 else "") for i, part in enumerate(parts)))
+        set_once("_angle", Held(self.angle, ""))
+        set_once("slots", self._gather_slots())
+        set_once("decay", self._find_decay())
+
+    @classmethod
+    def parse(cls, text: str) -> Operator:
+        """The operator of a spec such as `seg(slope=0.2)-sqcos+linear`."""
+        if not isinstance(text, str):
+            raise TypeError(f"an operator is an Operator or a spec such as 'tanh-cos', not {text!r}")
+        if text.strip() == PLAIN:
+            raise ValueError(f"{text!r} is torch's own layer, no decoupled operator: use dcnet.conv2d or nn.Conv2d")
+        spec = Spec(text)
+        magnitude = _read_magnitude(spec)
+        spec.take("-")
+        angle = _read_angle(spec)
+        weighting = spec.word("a weighting") if spec.skip("+") else "unweighted"
+        spec.end()
+        return cls(magnitude, angle, weighting)
+
+    def __str__(self) -> str:
+        suffix = f"+{self.weighting.name}" if self.weighted else ""
+        return f"{self.magnitude.spec()}-{self.angle.spec()}{suffix}"
+
+    def __repr__(self) -> str:
+        return f"Operator({str(self)!r})"
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the norm of the filter matters: if not, the filter may be projected to any norm."""
+        return self.weighting.weighted
+
+    @property
+    def learned(self) -> dict[str, Slot]:
+        """The constants that a layer owns."""
+        return {name: slot for name, slot in self.slots.items() if slot.learned}
+
+    def constants(self, stored: Mapping[str, Tensor]) -> dict[str, Value]:
+        """Every constant, from the tensors that a layer stores; what it does not store is as it starts."""
+        return {name: slot.value(stored[name]) if name in stored else slot.init for name, slot in self.slots.items()}
+
+    def h(self, n: Tensor, constants: Mapping[str, Value]) -> Tensor:
+        """The magnitude of the norm n, before any weighting."""
+        values = [held.value(n, constants) for held in self._magnitudes]
+        return sum(values[1:], start=values[0])
+
+    def g(self, cos: Tensor, constants: Mapping[str, Value]) -> Tensor:
+        """The angular activation of cos(theta)."""
+        return self._angle.value(cos, constants)
+
+    def properties(self) -> Properties:
+        """Boundedness, bound, smoothness, radius and equation."""
+        radii = tuple(part.radius for part in self.magnitude.parts if hasattr(part, "radius"))
+        return Properties(
+            bounded=every([self.magnitude.bounded, self.angle.bounded, self.weighting.keeps_bound]),
+            bound=self._bound(),
+            smooth=every([self.magnitude.smooth, self.angle.smooth]),
+            radius=radii[0] if len(radii) == 1 else radii or None,
+            equation=self._equation(),
+        )
+
+    def _gather_slots(self) -> dict[str, Slot]:
+        slots: dict[str, Slot] = {}
+        for held in (*self._magnitudes, self._angle):
+            for name, slot in held.slots().items():
+                if name in slots:
+                    raise ValueError(f"magnitude and angle of {str(self)!r} both have a constant named {name!r}")
+                slots[name] = slot
+        return slots
+
+    def _find_decay(self) -> float | None:
+        radii = [getattr(part, "radius", None) for part in self.magnitude.parts]
+        decays = {radius.decay for radius in radii if isinstance(radius, Radius) and radius.relative}
+        if len(decays) > 1:
+            raise ValueError(f"a layer has one running mean norm, but {str(self)!r} gives it decays {sorted(decays)}")
+        return decays.pop() if decays else None
+
+    def _bound(self) -> float | None:
+        bound = self.magnitude.bound
+        if bound is None or not (self.weighting.keeps_bound and self.angle.bounded):
+            return None
+        return self.weighting.bound(bound, self.slots["scale"].init if "scale" in self.slots else 1.0)
+
+    def _equation(self) -> str:
+        def h(n: str) -> str:
+            terms = [held.equation(n=n) for held in self._magnitudes]
+            return terms[0] if len(terms) == 1 else f"({' + '.join(terms)})"
+
+        weighted = self.weighting.equation.format(
+            x=h("||x||"), w=h("||w||"), both=h("||w|| ||x||"), scale="alpha" if "scale" in self.slots else "1"
+        )
+        values = [text for held in (*self._magnitudes, self._angle) for text in held.describe()]
+        return ", ".join([f"f(w, x) = {weighted} {self._angle.equation()}", *values])
+
+
+def as_operator(given: Operator | str) -> Operator:
+    """The operator itself, or the one of a spec."""
+    return given if isinstance(given, Operator) else Operator.parse(given)
+
+
+def is_plain(operator: Operator | str) -> bool:
+    """Whether the operator asks for torch's own layer."""
+    return isinstance(operator, str) and operator.strip() == PLAIN
+
+
+def _read_magnitude(spec: Spec) -> Magnitude | Sum:
+    magnitude: Magnitude | Sum = spec.call(dcnet.magnitude.registry, "a magnitude")
+    while spec.skip("&"):
+        magnitude = magnitude + spec.call(dcnet.magnitude.registry, "a magnitude")
+    return magnitude
+
+
+def _read_angle(spec: Spec) -> Angle:
+    angle: Angle = spec.call(dcnet.angle.registry, "an angle")
+    return angle
+
+
+def _whole(text: str, read: Callable[[Spec], Any]) -> Any:
+    spec = Spec(text)
+    read_part = read(spec)
+    spec.end()
+    return read_part
+
+
+def _magnitude(given: Any) -> Magnitude | Sum:
+    if isinstance(given, str):
+        given = _whole(given, _read_magnitude)
+    if isinstance(given, Magnitude | Sum):
+        return given
+    if callable(given) and not isinstance(given, type):
+        return dcnet.magnitude.Own(given)
+    raise TypeError(f"a magnitude is a Magnitude, its name or a function of the norm, not {given!r}")
+
+
+def _angle(given: Any) -> Angle:
+    if isinstance(given, str):
+        given = _whole(given, _read_angle)
+    if isinstance(given, Angle):
+        return given
+    if callable(given) and not isinstance(given, type):
+        return dcnet.angle.Own(given)
+    raise TypeError(f"an angle is an Angle, its name or a function of the cosine, not {given!r}")
+
+
+def _weighting(given: Any) -> Weighting:
+    if isinstance(given, Weighting):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(f"a weighting is one of {', '.join(dcnet.weighting.registry)}, not {given!r}")
+    if given not in dcnet.weighting.registry:
+        raise unknown("weighting", given, dcnet.weighting.registry)
+    return dcnet.weighting.registry[given]

@@ -1,0 +1,1 @@
+"""Records and registries made into tables and pictures."""

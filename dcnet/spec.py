@@ -1,0 +1,110 @@
+"""The spec grammar: `mag(key=value,...)[&mag...]-angle(...)[+weighting]`."""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from dcnet.learnable import Learnable
+from dcnet.radius import Radius
+
+GRAMMAR = "magnitude(key=value,...)[&magnitude...]-angle(...)[+weighting]"
+
+_TOKEN = re.compile(r"\s*([A-Za-z_]\w*|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[()=,&+-])")
+_WORDS = {"True": True, "true": True, "False": False, "false": False}
+_CALLS = {"radius": Radius, "learnable": Learnable}
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
+    """The error for a name that is not in a registry: the known ones, and the nearest."""
+    names = list(known)
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return ValueError(f"unknown {kind} {name!r}: known are {', '.join(names)}{hint}")
+
+
+class Spec:
+    """A cursor over the tokens of one spec."""
+
+    def __init__(self, text: str):
+        self.text = text
+        self.tokens = self._split(text)
+        self.at = 0
+
+    def _split(self, text: str) -> list[str]:
+        tokens, position = [], 0
+        while position < len(text.rstrip()):
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise self.error(f"{text[position:].strip()[0]!r} is not understood")
+            tokens.append(match[1])
+            position = match.end()
+        return tokens
+
+    def error(self, why: str) -> ValueError:
+        return ValueError(f"operator spec {self.text!r} does not parse: {why}; write {GRAMMAR}")
+
+    def peek(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def take(self, expected: str = "") -> str:
+        token = self.peek()
+        if not token or (expected and token != expected):
+            raise self.error(f"expected {expected or 'a name'!r}, found {token or 'the end'!r}")
+        self.at += 1
+        return token
+
+    def skip(self, token: str) -> bool:
+        found = self.peek() == token
+        self.at += found
+        return found
+
+    def word(self, what: str) -> str:
+        if not self.peek().isidentifier():
+            raise self.error(f"expected {what}, found {self.peek() or 'the end'!r}")
+        return self.take()
+
+    def call(self, registry: Mapping[str, Any], kind: str) -> Any:
+        """`name` or `name(key=value,...)`, made into an object by the registry's class."""
+        name = self.word(f"the name of {kind}")
+        if name not in registry:
+            raise unknown(kind.split()[-1], name, registry)
+        return self.build(registry[name], name)
+
+    def build(self, made: Any, name: str) -> Any:
+        known = [declared.name for declared in dataclasses.fields(made)]
+        given: dict[str, Any] = {}
+        for key, value in self.arguments():
+            if key not in known:
+                raise self.error(f"{name} has no {key!r}, only {', '.join(known)}")
+            if key in given:
+                raise self.error(f"{key!r} of {name} is given twice")
+            given[key] = value
+        return made(**given)
+
+    def arguments(self) -> Iterator[tuple[str, Any]]:
+        """The `key=value` pairs in parentheses, if there are any."""
+        if not self.skip("("):
+            return
+        while not self.skip(")"):
+            key = self.word("the name of a value")
+            self.take("=")
+            yield key, self.value()
+            if self.peek() != ")":
+                self.take(",")
+
+    def value(self) -> Any:
+        token = self.take()
+        if token in _WORDS:
+            return _WORDS[token]
+        if token.lower() in _CALLS:
+            return self.build(_CALLS[token.lower()], token)
+        try:
+            return float(token) if re.search(r"[.eE]", token) else int(token)
+        except ValueError:
+            raise self.error(f"{token!r} is not a number, True, False, Radius(...) or Learnable(...)") from None
+
+    def end(self) -> None:
+        if self.peek():
+            raise self.error(f"{self.peek()!r} is left over")

@@ -1,0 +1,94 @@
+"""How the norm of the filter enters the magnitude (Section 3.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from dcnet.part import Value
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """h(||w||, ||x||) = factor(||w||) * h(argument(||w||, ||x||)).
+
+    `weighted` says that ||w|| matters at all, `keeps_bound` that a bounded magnitude stays bounded, `multiplies` that
+    the factor is ||w|| itself, and `nonnegative` that the factor is never negative, whatever h is.
+    """
+
+    name: ClassVar[str]
+    equation: ClassVar[str]
+    weighted: ClassVar[bool] = True
+    keeps_bound: ClassVar[bool] = True
+    multiplies: ClassVar[bool] = False
+    nonnegative: ClassVar[bool] = True
+
+    def factor(self, w_norm: Tensor, h: Callable[[Tensor], Tensor], scale: Value) -> Value:
+        return 1.0
+
+    def argument(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
+        return x_norm
+
+    def bound(self, bound: float, scale: float) -> float:
+        """The bound of the weighted magnitude, given the magnitude's own."""
+        return bound
+
+
+registry: dict[str, Weighting] = {}
+
+
+def register(weighting: type[Weighting]) -> type[Weighting]:
+    """Enters a weighting into the registry under its name."""
+    registry[weighting.name] = weighting()
+    return weighting
+
+
+@register
+class Unweighted(Weighting):
+    """h(||x||): all filters count the same."""
+
+    name = "unweighted"
+    equation = "{x}"
+    weighted = False
+
+
+@register
+class LinearlyWeighted(Weighting):
+    """||w|| h(||x||)."""
+
+    name = "linear"
+    equation = "||w|| {x}"
+    keeps_bound = False
+    multiplies = True
+
+    def factor(self, w_norm: Tensor, h: Callable[[Tensor], Tensor], scale: Value) -> Value:
+        return w_norm
+
+
+@register
+class Joint(Weighting):
+    """h(||w|| ||x||). Eq. 15."""
+
+    name = "joint"
+    equation = "{both}"
+
+    def argument(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
+        return w_norm * x_norm
+
+
+@register
+class Product(Weighting):
+    """h(||w||) h(||x||) / alpha, so that alpha enters once. Eq. 16."""
+
+    name = "product"
+    equation = "{w} {x} / {scale}"
+    nonnegative = False
+
+    def factor(self, w_norm: Tensor, h: Callable[[Tensor], Tensor], scale: Value) -> Value:
+        return h(w_norm) / scale
+
+    def bound(self, bound: float, scale: float) -> float:
+        return bound * bound / scale
