@@ -137,7 +137,7 @@ def _convolve(
 
 def _decoupled(weight: Tensor, bias: Tensor | None, at: _Meeting, options: Options) -> Tensor:
     op, eps = as_operator(options["operator"]), options.get("eps", 1e-4)
-    constants = _constants(op, options.get("constants") or {}, accumulation_dtype(weight.dtype), at)
+    constants = _constants(op, options.get("constants") or {}, weight, at)
     w_norm = at.spread(filter_norm(weight, eps))
     # Where h is alpha n and g passes a factor through, n cancels: any n gives the same result, and 1 costs nothing.
     cancels = op.angle.homogeneous and all(part.proportional for part in op.magnitude.parts)
@@ -163,13 +163,14 @@ def _decoupled(weight: Tensor, bias: Tensor | None, at: _Meeting, options: Optio
     return _finish(op.g(product, constants), gain, bias, product.dtype, at)
 
 
-def _constants(op: Operator, stored: Mapping[str, Tensor], dtype: torch.dtype, at: _Meeting) -> dict[str, Value]:
-    """Every constant, those per filter in the shape in which they meet the patches."""
+def _constants(op: Operator, stored: Mapping[str, Tensor], weight: Tensor, at: _Meeting) -> dict[str, Value]:
+    """Every constant in float32 or better, those per filter in the shape in which they meet the patches."""
+    dtype = accumulation_dtype(weight.dtype)
     values = op.constants({name: tensor.to(dtype) for name, tensor in stored.items()})
-    return {
-        name: at.spread(value) if isinstance(value, Tensor) and op.slots[name].size == 1 else value
-        for name, value in values.items()
-    }
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            values[name] = at.spread(value) if op.slots[name].size == 1 else value.to(weight.device, dtype)
+    return values
 
 
 def _relative_to_mean(op: Operator, constants: dict[str, Value], n: Tensor, options: Options) -> dict[str, Value]:

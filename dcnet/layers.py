@@ -26,6 +26,7 @@ class Decoupled(nn.Module):
     """
 
     weight: Tensor
+    bias: Any  # Tensor or None; torch types it differently from layer to layer
 
     def __init__(self, *args: Any, operator: Operator | str, eps: float, **kwargs: Any):
         check_number("eps", eps)

@@ -107,7 +107,7 @@ class Operator:
 
     def constants(self, stored: Mapping[str, Tensor]) -> dict[str, Value]:
         """Every constant, from the tensors that a layer stores; what it does not store is as it starts."""
-        return {name: slot.value(stored[name]) if name in stored else slot.init for name, slot in self.slots.items()}
+        return {name: slot.value(stored[name]) if name in stored else slot.start for name, slot in self.slots.items()}
 
     def h(self, n: Tensor, constants: Mapping[str, Value]) -> Tensor:
         """The magnitude of the norm n, before any weighting."""

@@ -32,6 +32,11 @@ class Slot:
         stored = math.sqrt(self.init - self.floor) if self.positive else self.init
         return torch.full((channels if self.per_channel else self.size,), stored)
 
+    @property
+    def start(self) -> Value:
+        """The constant of a new layer, as far as all channels share it."""
+        return self.init if self.size == 1 else torch.full((self.size,), self.init)
+
     def value(self, stored: Tensor) -> Tensor:
         """The constant that a stored tensor stands for."""
         return stored.square() + self.floor if self.positive else stored

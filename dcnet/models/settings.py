@@ -1,0 +1,133 @@
+"""What a network is asked to be, and the choices there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from torch import Tensor, nn
+
+from dcnet.layers import linear
+from dcnet.learnable import check_number
+from dcnet.operator import Operator, as_operator, is_plain
+from dcnet.spec import unknown
+
+# The authors' values: epsilon of batch normalisation, what torch calls momentum (1 - their decay of 0.999), the slope
+# with which a PReLU starts, and the deviation of the filters in the residual units of their ImageNet networks.
+NORM_EPS = 1e-3
+NORM_MOMENTUM = 1e-3
+PRELU_SLOPE = 0.0
+SMALL_DEVIATION = 0.01
+
+Initializer = Callable[[Tensor], object]
+
+
+def he_normal_(weight: Tensor) -> Tensor:
+    """Fills the filters from N(0, 2 / (k * k * c_in))."""
+    return nn.init.normal_(weight, std=math.sqrt(2 / weight[0].numel()))
+
+
+def small_normal_(weight: Tensor) -> Tensor:
+    """Fills the filters from N(0, 0.01^2)."""
+    return nn.init.normal_(weight, std=SMALL_DEVIATION)
+
+
+def _batch_norm(channels: int, eps: float, momentum: float, spatial: bool) -> nn.Module:
+    return (nn.BatchNorm2d if spatial else nn.BatchNorm1d)(channels, eps=eps, momentum=momentum)
+
+
+def _no_norm(channels: int, eps: float, momentum: float, spatial: bool) -> nn.Module:
+    return nn.Identity()
+
+
+def _linear(features: int, classes: int, bias: bool) -> nn.Linear:
+    return nn.Linear(features, classes, bias=bias)
+
+
+def _normalized(features: int, classes: int, bias: bool) -> nn.Linear:
+    # The weight-normalised softmax has logits ||x|| cos(theta), which is this operator; a bias would undo its meaning.
+    return linear(features, classes, bias=False, operator="linear-cos")
+
+
+NORMS: dict[str, Callable[[int, float, float, bool], nn.Module]] = {"batch": _batch_norm, "none": _no_norm}
+
+ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
+    "relu": lambda channels: nn.ReLU(),
+    "prelu": lambda channels: nn.PReLU(channels, init=PRELU_SLOPE),
+    "none": lambda channels: nn.Identity(),
+}
+
+CLASSIFIERS: dict[str, Callable[[int, int, bool], nn.Linear]] = {"linear": _linear, "normalized": _normalized}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that is chosen about a network, other than its structure.
+
+    `init` fills the weights of all layers but the two convolutions of a residual unit, which `unit_init` fills;
+    `classifier_bias` says whether a linear classifier has a bias.
+    """
+
+    operator: Operator | str = "tanh-cos"
+    num_classes: int = 100
+    norm: str = "batch"
+    activation: str = "relu"
+    classifier: str = "linear"
+    width: float = 1.0
+    in_channels: int = 3
+    image_size: int = 32
+    norm_eps: float = NORM_EPS
+    norm_momentum: float = NORM_MOMENTUM
+    init: Initializer = he_normal_
+    unit_init: Initializer = he_normal_
+    classifier_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if not is_plain(self.operator):
+            object.__setattr__(self, "operator", as_operator(self.operator))
+        _check_choice("norm", self.norm, NORMS)
+        _check_choice("activation", self.activation, ACTIVATIONS)
+        _check_choice("classifier", self.classifier, CLASSIFIERS)
+        _check_count("num_classes", self.num_classes, 0)
+        _check_count("in_channels", self.in_channels, 1)
+        _check_count("image_size", self.image_size, 1)
+        check_number("width", self.width, above=0)
+        check_number("norm_eps", self.norm_eps, above=0)
+        check_number("norm_momentum", self.norm_momentum, above=0)
+        if self.norm_momentum > 1:
+            raise ValueError(f"norm_momentum must be at most 1, not {self.norm_momentum!r}")
+
+    def channels(self, count: int) -> int:
+        """The channels of a layer that has `count` of them at width 1."""
+        return max(1, round(count * self.width))
+
+    def make_norm(self, channels: int, spatial: bool = True) -> nn.Module:
+        return NORMS[self.norm](channels, self.norm_eps, self.norm_momentum, spatial)
+
+    def make_activation(self, channels: int) -> nn.Module:
+        return ACTIVATIONS[self.activation](channels)
+
+    def make_classifier(self, features: int) -> nn.Module:
+        """The last layer, or nothing where no classes are asked for."""
+        if self.num_classes == 0:
+            return nn.Identity()
+        classifier = CLASSIFIERS[self.classifier](features, self.num_classes, self.classifier_bias)
+        self.init(classifier.weight)
+        if classifier.bias is not None:
+            nn.init.zeros_(classifier.bias)
+        return classifier
+
+
+def _check_choice(kind: str, name: Any, known: Iterable[str]) -> None:
+    if name not in list(known):
+        raise unknown(kind, str(name), known)
+
+
+def _check_count(what: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{what} must be a whole number, not {value!r}")
+    if int(value) < least:
+        raise ValueError(f"{what} must be {least} or more, not {value!r}")

@@ -1,0 +1,41 @@
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import settings
+
+import dcnet
+
+# The workers of pytest-xdist share the cores: more threads than that only get in each other's way.
+torch.set_num_threads(1)
+
+settings.register_profile("dcnet", deadline=None, max_examples=100, derandomize=True)
+settings.load_profile("dcnet")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def all_operators() -> list[str]:
+    """Every magnitude x angle x weighting of the registries, with what is learned by default."""
+    return [
+        f"{magnitude}-{angle}" + ("" if weighting == "unweighted" else f"+{weighting}")
+        for magnitude in dcnet.magnitude.registry
+        for angle in dcnet.angle.registry
+        for weighting in dcnet.weighting.registry
+    ]
+
+
+def fixed_radius(operator: str, radius: float) -> dcnet.Operator:
+    """The same operator with an absolute, fixed radius, where it has one."""
+    op = dcnet.Operator.parse(operator)
+    if op.decay is None:
+        return op
+    return dcnet.Operator(dataclasses.replace(op.magnitude, radius=radius), op.angle, op.weighting)

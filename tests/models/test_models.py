@@ -1,0 +1,349 @@
+"""The networks against the paper's architecture table, row by row, and against every choice that there is."""
+
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dcnet import Operator
+from dcnet.layers import Decoupled, DecoupledLinear
+from dcnet.models import Network, create_model, networks, register, register_prefix
+from dcnet.models.registry import prefixes
+
+NAMES = list(networks)
+CLASSES = 7
+SMALL = {"width": 0.04, "num_classes": CLASSES}
+
+
+def small(name: str, **given: object) -> Network:
+    torch.manual_seed(0)
+    return create_model(name, **{**SMALL, **given})
+
+
+def images(count: int = 4, size: int = 32, channels: int = 3) -> Tensor:
+    return torch.randn(count, channels, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def stage_outputs(model: Network, input: Tensor) -> list[torch.Size]:
+    """The shape of what each stage gives: conv0, conv1, ..."""
+    found: list[torch.Size] = []
+    for key, part in model.body.named_children():
+        if key.startswith("conv"):
+            part.register_forward_hook(lambda module, args, output: found.append(output.shape))
+    model(input)
+    return found
+
+
+def chain(source: int, *widths: int) -> int:
+    """Weights of 3x3 convolutions, each on the output of the one before."""
+    sources = [source, *widths]
+    return sum(9 * sources[i] * width for i, width in enumerate(widths))
+
+
+# Name -> classes, weights without normalisation and activation, channels of every normalised layer on the way, and of
+# every normalised shortcut. The rows are those of the table.
+TABLE = {
+    "cnn9": (
+        100,
+        chain(3, *[64] * 3, *[128] * 3, *[256] * 3) + 4 * 4 * 256 * 512 + 512 * 100 + 100,
+        3 * (64 + 128 + 256) + 512,
+        0,
+    ),
+    "cnn9-small": (
+        10,
+        chain(3, *[32] * 3, *[64] * 3, *[128] * 3) + 4 * 4 * 128 * 256 + 256 * 10 + 10,
+        3 * (32 + 64 + 128) + 256,
+        0,
+    ),
+    "resnet32": (
+        100,
+        chain(3, 96, *[96] * 10, *[192] * 10, *[384] * 10) + 96 * 192 + 192 * 384 + 384 * 100,
+        96 + 10 * (96 + 192 + 384),
+        192 + 384,
+    ),
+    "resnet18": (
+        1000,
+        49 * 3 * 64
+        + chain(64, *[64] * 4, *[128] * 4, *[256] * 4, *[512] * 4)
+        + (64 * 128 + 128 * 256 + 256 * 512)
+        + (512 * 1000 + 1000),
+        64 + 4 * (64 + 128 + 256 + 512),
+        128 + 256 + 512,
+    ),
+    "resnet18-modified": (
+        1000,
+        49 * 3 * 128 + chain(128, *[128] * 3, *[256] * 5, *[512] * 7, 1024) + 1024 * 1000,
+        128 + 3 * 128 + 5 * 256 + 7 * 512 + 1024,
+        0,
+    ),
+}
+
+
+def parameters(name: str, **given: object) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in create_model(name, **given).parameters())
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_parameters_are_those_of_the_table(name: str) -> None:
+    classes, weights, normalized, shortcuts = TABLE[name]
+    given = {"operator": "conv", "num_classes": classes, "activation": "relu"}
+    assert parameters(name, **given, norm="none") == weights
+    assert parameters(name, **given) == weights + 2 * (normalized + shortcuts)
+    # A learned radius for every channel of every decoupled layer; shortcuts and classifier are not decoupled.
+    assert parameters(name, **{**given, "operator": "tanh-cos"}) == weights + 2 * (normalized + shortcuts) + normalized
+
+
+def test_known_totals() -> None:
+    assert parameters("resnet18", operator="conv", num_classes=1000) == 11_689_512
+    # A slope for every channel of the root, of what leads a stage, and of the first convolution of each unit.
+    slopes = 128 + (128 + 128) + (256 + 2 * 256) + (512 + 3 * 512) + 1024
+    modified = {"operator": "conv", "num_classes": 1000}
+    relu = parameters("resnet18-modified", **modified, activation="relu")
+    assert parameters("resnet18-modified", **modified) == relu + slopes
+
+
+def test_layers_that_carry_weights_number_as_the_names_say() -> None:
+    for name, count in {"resnet32": 32, "resnet18": 18, "resnet18-modified": 18}.items():
+        model = small(name)
+        layers = [key for key, part in model.named_modules() if isinstance(part, nn.Conv2d | nn.Linear)]
+        assert len([key for key in layers if "shortcut" not in key]) == count
+    assert sum(isinstance(part, nn.Conv2d) for part in small("cnn9").modules()) == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "stages"),
+    [
+        ("cnn9", 32, [16, 8, 4]),
+        ("cnn9-small", 32, [16, 8, 4]),
+        ("resnet32", 32, [32, 32, 16, 8]),
+        ("resnet18", 224, [56, 56, 28, 14, 7]),
+        ("resnet18-modified", 224, [56, 28, 14, 7, 4]),
+    ],
+)
+def test_every_stage_halves_the_map_as_the_table_says(name: str, size: int, stages: list[int]) -> None:
+    found = stage_outputs(small(name, image_size=size).eval(), images(1, size))
+    assert [tuple(shape[2:]) for shape in found] == [(side, side) for side in stages]
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "features"),
+    [
+        ("cnn9", [64, 128, 256], 512),
+        ("cnn9-small", [32, 64, 128], 256),
+        ("resnet32", [96, 96, 192, 384], 384),
+        ("resnet18", [64, 64, 128, 256, 512], 512),
+        ("resnet18-modified", [128, 128, 256, 512, 1024], 1024),
+    ],
+)
+def test_channels_follow_the_width(name: str, stages: list[int], features: int) -> None:
+    for width in (1.0, 1.5, 0.001):
+        with torch.device("meta"):
+            model = create_model(name, "conv", width=width).eval()
+            found = stage_outputs(model, torch.zeros(1, 3, 32, 32))
+        assert [shape[1] for shape in found] == [max(1, round(width * channels)) for channels in stages]
+        assert model.num_features == max(1, round(width * features))
+
+
+CHOICES = [
+    {"operator": "conv"},
+    {"operator": "tanh-cos"},
+    {"operator": Operator("seg", "sqcos", "linear")},
+    {"operator": "conv", "norm": "none"},
+    {"operator": "tanh-cos", "norm": "none"},
+    {"activation": "none"},
+    {"activation": "relu"},
+    {"activation": "prelu"},
+    {"operator": "conv", "classifier": "normalized"},
+    {"norm": "none", "activation": "none", "classifier": "normalized"},
+]
+
+
+@pytest.mark.parametrize("given", CHOICES, ids=lambda given: "-".join(str(value) for value in given.values()))
+@pytest.mark.parametrize("name", NAMES)
+def test_every_choice_trains(name: str, given: dict[str, object]) -> None:
+    model = small(name, **given)
+    logits = model(images())
+    assert logits.shape == (4, CLASSES)
+    nn.functional.cross_entropy(logits, torch.arange(4)).backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+    assert model.eval()(images()).isfinite().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_classes_give_features(name: str) -> None:
+    model, classified = small(name, num_classes=0).eval(), small(name).eval()
+    features = model(images())
+    assert features.shape == (4, model.num_features)
+    torch.testing.assert_close(features, classified.features(images()))
+    torch.testing.assert_close(classified(images()), classified.classifier(features))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_images_of_other_sizes_and_channels(name: str) -> None:
+    for size in (16, 28, 40):
+        assert small(name, in_channels=1, image_size=size)(images(2, size, 1)).shape == (2, CLASSES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_shortcuts_and_classifier_stay_plain(name: str) -> None:
+    layers = {key: part for key, part in small(name).named_modules() if isinstance(part, nn.Conv2d | nn.Linear)}
+    plain = {key for key, part in layers.items() if not isinstance(part, Decoupled)}
+    assert plain == {key for key in layers if key.endswith("shortcut.conv") or key == "classifier"}
+    assert all(type(layers[key]) in (nn.Conv2d, nn.Linear) for key in plain)
+    assert not any(isinstance(part, Decoupled) for part in small(name, operator="conv").modules())
+    assert all(layer.bias is None for key, layer in layers.items() if key != "classifier")
+
+
+@pytest.mark.parametrize("name", ["resnet32", "resnet18"])
+def test_shortcuts_are_identities_where_shapes_agree(name: str) -> None:
+    shortcuts = {key: part for key, part in small(name).named_modules() if key.endswith("shortcut")}
+    projected = {key for key, part in shortcuts.items() if not isinstance(part, nn.Identity)}
+    assert projected == {key for key in shortcuts if "unit1" in key and "conv1" not in key}
+    for key in projected:
+        layer = shortcuts[key]
+        assert layer.conv.kernel_size == (1, 1)
+        assert layer.conv.stride == (2, 2)
+        assert isinstance(layer.norm, nn.BatchNorm2d)
+
+
+def test_what_follows_root_and_addition() -> None:
+    own = {"resnet32": (None, nn.ReLU), "resnet18": (nn.ReLU, nn.ReLU), "resnet18-modified": (nn.PReLU, nn.Identity)}
+    for name, (root, addition) in own.items():
+        body = small(name).body
+        assert type(getattr(body.conv0, "activation", None)) is (root or type(None))
+        assert type(body.conv1.unit1.activation) is addition
+        assert not hasattr(body.conv1.unit1.second, "activation")
+
+
+def test_a_unit_is_its_parts() -> None:
+    unit = small("resnet32", operator="conv").eval().body.conv2.unit1
+    x = torch.randn(2, unit.first.conv.in_channels, 8, 8)
+    first = unit.first.norm(unit.first.conv(x)).relu()
+    expected = (unit.second.norm(unit.second.conv(first)) + unit.shortcut.norm(unit.shortcut.conv(x))).relu()
+    torch.testing.assert_close(unit(x), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plain_and_decoupled_twins_start_alike(name: str) -> None:
+    plain, decoupled = small(name, operator="conv").state_dict(), small(name).state_dict()
+    assert set(plain) < set(decoupled)
+    assert all(torch.equal(plain[key], decoupled[key]) for key in plain)
+    assert {key.rsplit(".", 1)[1] for key in set(decoupled) - set(plain)} == {"radius", "mean_norm"}
+
+
+def test_weights_start_as_the_authors_do() -> None:
+    torch.manual_seed(0)
+    cifar = create_model("resnet32", "conv", width=0.5)
+    for layer in (cifar.body.conv1.unit1.first.conv, cifar.body.conv3.unit1.shortcut.conv, cifar.classifier):
+        assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / layer.weight[0].numel()), rel=0.05)
+    imagenet = create_model("resnet18-modified", "conv", width=0.5)
+    assert imagenet.body.conv2.unit1.second.conv.weight.std().item() == pytest.approx(0.01, rel=0.05)
+    lead = imagenet.body.conv2.lead.conv.weight
+    assert lead.abs().max() <= math.sqrt(6 / (9 * (lead.shape[0] + lead.shape[1])))
+    assert lead.std().item() == pytest.approx(math.sqrt(2 / (9 * (lead.shape[0] + lead.shape[1]))), rel=0.05)
+    assert not imagenet.body.conv0.activation.weight.any()
+    assert not create_model("cnn9", "conv", width=0.1).classifier.bias.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_constants_of_batch_normalization(name: str) -> None:
+    def found(**given: float) -> set[tuple[float, float | None]]:
+        kinds = (nn.BatchNorm1d, nn.BatchNorm2d)
+        return {(part.eps, part.momentum) for part in small(name, **given).modules() if isinstance(part, kinds)}
+
+    assert found() == {(1e-3, 1e-3)}
+    assert found(norm_eps=1e-5, norm_momentum=0.1) == {(1e-5, 0.1)}
+
+
+def test_normalized_classifier_gives_norm_times_cosine() -> None:
+    model = small("cnn9", classifier="normalized").double().eval()
+    assert isinstance(model.classifier, DecoupledLinear)
+    assert model.classifier.bias is None
+    x = images().double()
+    features, weight = model.features(x), model.classifier.weight
+    cosine = nn.functional.cosine_similarity(features[:, None], weight[None], dim=-1)
+    torch.testing.assert_close(model(x), features.norm(dim=1, keepdim=True) * cosine, rtol=1e-3, atol=1e-4)
+    before = model(x)
+    with torch.no_grad():
+        weight[2] *= 5
+    torch.testing.assert_close(model(x), before, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_copies_are_the_same_model(name: str) -> None:
+    model = small(name)
+    model(images())
+    model.eval()
+    expected = model(images())
+    loaded = create_model(name, **SMALL).eval()
+    stored = io.BytesIO()
+    torch.save(model.state_dict(), stored)
+    stored.seek(0)
+    loaded.load_state_dict(torch.load(stored))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
+        assert torch.equal(other(images()), expected)
+
+
+def test_names_say_where_a_weight_is() -> None:
+    expected = {
+        "cnn9": ["body.conv2.layer3.conv.weight", "body.conv1.layer1.norm.bias", "body.dense.linear.radius"],
+        "resnet32": ["body.conv0.conv.weight", "body.conv1.unit5.second.conv.radius", "classifier.weight"],
+        "resnet18": ["body.conv2.unit1.shortcut.conv.weight", "classifier.bias"],
+        "resnet18-modified": ["body.conv4.lead.conv.weight", "body.conv1.unit1.first.activation.weight"],
+    }
+    for name, keys in expected.items():
+        assert set(keys) <= set(small(name).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "cnn8"}, "unknown network 'cnn8': known are cnn9, .*; did you mean 'cnn9'"),
+        ({"name": "nobody:resnet50"}, "unknown network 'nobody:resnet50'"),
+        ({"norm": "layer"}, "unknown norm 'layer': known are batch, none"),
+        ({"activation": "rely"}, "unknown activation 'rely'.*did you mean 'relu'"),
+        ({"activation": False}, "unknown activation 'False'"),
+        ({"classifier": "cosine", "num_classes": 0}, "unknown classifier 'cosine': known are linear, normalized"),
+        ({"width": 0}, "width must be positive, not 0"),
+        ({"width": -0.5}, "width must be positive, not -0.5"),
+        ({"num_classes": -1}, "num_classes must be 0 or more, not -1"),
+        ({"in_channels": 0}, "in_channels must be 1 or more, not 0"),
+        ({"image_size": 7}, "image_size must be 8 or more here, not 7"),
+        ({"norm_eps": 0.0}, "norm_eps must be positive, not 0.0"),
+        ({"norm_momentum": 1.5}, "norm_momentum must be at most 1, not 1.5"),
+        ({"operator": "tahn-cos"}, "unknown magnitude 'tahn'"),
+    ],
+)
+def test_errors_say_what_was_wrong(given: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        create_model(**{"name": "cnn9", **given})
+
+
+def test_counts_are_whole_numbers() -> None:
+    with pytest.raises(TypeError, match=r"num_classes must be a whole number, not 10\.0"):
+        create_model("cnn9", num_classes=10.0)
+
+
+def test_images_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="leave 8 x 8 pixels after pooling, which does not fit image_size=32"):
+        small("cnn9")(images(2, 64))
+    with pytest.raises(ValueError, match=r"input of shape \[3, 32, 32\] must be a batch of images"):
+        small("resnet32")(images()[0])
+
+
+def test_a_network_and_a_prefix_are_one_function_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(prefixes, "own", lambda rest, **given: small(rest, operator=given["operator"]))
+    assert not any(isinstance(part, Decoupled) for part in create_model("own:cnn9", "conv").modules())
+    with pytest.raises(ValueError, match=r"known are .*own:<name>"):
+        create_model("own:")
+    with pytest.raises(ValueError, match="'own' is taken"):
+        register_prefix("own")(small)
+    with pytest.raises(ValueError, match="'cnn9' is taken: cnn9 is a network"):
+        register("cnn9")(networks["resnet32"].build)

@@ -1,0 +1,273 @@
+"""Layers behave as torch's users expect."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import dcnet
+
+OPERATORS = [
+    "tanh-cos",
+    "linear-cos+linear",
+    "seg(learnable=True)-sigmoid(learnable=True)+product",
+    "mix-spline+joint",
+    "ball&log-linear+linear",
+]
+
+
+def conv(operator, **options):
+    return dcnet.DecoupledConv2d(4, 6, 3, padding=1, operator=operator, **options)
+
+
+EVERY_PART_ONCE = [
+    *(f"{magnitude}-cos" for magnitude in dcnet.magnitude.registry),
+    *(f"tanh-{angle}" for angle in dcnet.angle.registry),
+    *(f"seg-sqcos+{weighting}" for weighting in dcnet.weighting.registry if weighting != "unweighted"),
+    *OPERATORS,
+]
+
+
+@pytest.mark.parametrize("operator", sorted(set(EVERY_PART_ONCE)))
+def test_compiles_without_graph_breaks(operator):
+    torch.compiler.reset()
+    layer = conv(operator)
+    compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 4, 5, 5)
+    gradients = []
+    for call in (layer, compiled):
+        point = x.clone().requires_grad_()
+        call(point).square().sum().backward()
+        gradients.append([point.grad, *(value.grad for value in call.parameters())])
+    torch.testing.assert_close(gradients[0], gradients[1])
+    torch.testing.assert_close(layer.state_dict(), dict(compiled._orig_mod.state_dict()))
+
+
+@pytest.mark.parametrize("operator", [OPERATORS[0], OPERATORS[2]])
+def test_compiles_with_inductor(operator, device):
+    torch.compiler.reset()
+    layer = conv(operator).to(device)
+    compiled = torch.compile(copy.deepcopy(layer), fullgraph=True)
+    x = torch.randn(2, 4, 5, 5, device=device)
+    results = []
+    for call in (layer, compiled):
+        point = x.clone().requires_grad_()
+        y = call(point)
+        y.square().sum().backward()
+        results.append([y, point.grad, *(value.grad for value in call.parameters())])
+    torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_exports_with_a_dynamic_batch(operator, training):
+    layer = conv(operator).train(training)
+    batch = torch.export.Dim("batch", min=1)
+    program = torch.export.export(layer, (torch.randn(3, 4, 5, 5),), dynamic_shapes=({0: batch},))
+    x = torch.randn(7, 4, 5, 5)
+    torch.testing.assert_close(program.module()(x), layer(x))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_copies_pickles_and_saves(operator):
+    layer = conv(operator)
+    layer(torch.randn(2, 4, 5, 5))
+    layer.eval()
+    x = torch.randn(2, 4, 5, 5)
+    saved = io.BytesIO()
+    torch.save(layer.state_dict(), saved)
+    saved.seek(0)
+    loaded = conv(operator).eval()
+    loaded.load_state_dict(torch.load(saved, weights_only=True))
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), loaded):
+        assert torch.equal(other(x), layer(x))
+        assert other.operator == layer.operator
+
+
+def test_a_plain_checkpoint_loads_but_for_what_the_operator_owns():
+    plain = nn.Conv2d(4, 6, 3)
+    layer = dcnet.DecoupledConv2d(4, 6, 3, operator="tanh-cos")
+    report = layer.load_state_dict(plain.state_dict(), strict=False)
+    assert report.missing_keys == ["radius", "mean_norm"]
+    assert report.unexpected_keys == []
+    assert torch.equal(layer.weight, plain.weight)
+    assert isinstance(layer, nn.Conv2d)
+    unlearned = dcnet.DecoupledConv2d(4, 6, 3, operator="linear-sqcos")
+    unlearned.load_state_dict(plain.state_dict())
+
+
+def test_state_is_flat_and_named_after_the_constants():
+    layer = conv("tanh(learnable=True)&seg-sigmoid(learnable=True)")
+    shapes = {name: tuple(value.shape) for name, value in layer.state_dict().items()}
+    assert shapes == {
+        "weight": (6, 4, 3, 3),
+        "bias": (6,),
+        "scale_0": (1,),
+        "radius_0": (6,),
+        "radius_1": (6,),
+        "k": (1,),
+        "mean_norm": (),
+    }
+
+
+def test_positive_constants_are_stored_as_roots():
+    layer = conv("tanh(radius=Radius(init=2.0))-sigmoid(k=0.3,learnable=True)", dtype=torch.float64)
+    torch.testing.assert_close(layer.radius.detach(), torch.full((6,), (2 - 1e-4) ** 0.5, dtype=torch.float64))
+    torch.testing.assert_close(layer.constants()["radius"].detach(), torch.full((6,), 2.0, dtype=torch.float64))
+    assert layer.constants()["k"].item() == pytest.approx(0.3)
+    with torch.no_grad():
+        layer.k.fill_(-1e-9)
+        layer.radius.zero_()
+    assert layer.constants()["k"].item() > 0
+    assert (layer.constants()["radius"] == 1e-4).all()
+    assert layer(torch.randn(1, 4, 5, 5, dtype=torch.float64)).isfinite().all()
+
+
+def test_layers_of_one_operator_share_nothing():
+    op = dcnet.Operator.parse("tanh-sigmoid(learnable=True)")
+    first, second = conv(op), conv(op)
+    with torch.no_grad():
+        first.radius.mul_(2)
+        first.k.mul_(2)
+    first(torch.randn(1, 4, 5, 5))
+    fresh = conv(op)
+    for name in ("radius", "k", "mean_norm"):
+        assert torch.equal(second.state_dict()[name], fresh.state_dict()[name])
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_functional_call_and_per_sample_gradients(operator):
+    layer = conv(operator).eval()
+    x = torch.randn(3, 4, 5, 5)
+    values = dict(layer.named_parameters())
+
+    def loss(values, sample):
+        return torch.func.functional_call(layer, values, (sample[None],)).square().sum()
+
+    per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(values, x)
+    for i in range(3):
+        alone = torch.autograd.grad(layer(x[i : i + 1]).square().sum(), list(values.values()))
+        for name, expected in zip(values, alone, strict=True):
+            torch.testing.assert_close(per_sample[name][i], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_channels_last_in_gives_channels_last_out(operator, groups, device):
+    layer = dcnet.DecoupledConv2d(4, 6, 3, groups=groups, operator=operator, device=device)
+    x = torch.randn(2, 4, 5, 5, device=device)
+    expected = layer(x)
+    y = layer.to(memory_format=torch.channels_last)(x.to(memory_format=torch.channels_last))
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert expected.is_contiguous()
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_empty_batches(operator):
+    layer = conv(operator)
+    x = torch.zeros(0, 4, 5, 5, requires_grad=True)
+    y = layer(x)
+    assert y.shape == (0, 6, 5, 5)
+    y.sum().backward()
+    for name, value in layer.named_parameters():
+        assert value.grad is None or (value.grad == 0).all(), name
+    assert dcnet.DecoupledLinear(4, 3, operator=operator)(torch.zeros(0, 4)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_meta_device_and_reset(operator):
+    layer = conv(operator, device="meta")
+    assert layer(torch.zeros(2, 4, 5, 5, device="meta")).shape == (2, 6, 5, 5)
+    layer.to_empty(device="cpu")
+    layer.reset_parameters()
+    torch.manual_seed(3)
+    layer.reset_parameters()
+    torch.manual_seed(3)
+    fresh = conv(operator)
+    for name, value in fresh.state_dict().items():
+        assert torch.equal(layer.state_dict()[name], value), name
+
+
+def test_plain_is_torchs_own_layer():
+    for make, plain, decoupled in [
+        (dcnet.conv1d, nn.Conv1d, dcnet.DecoupledConv1d),
+        (dcnet.conv2d, nn.Conv2d, dcnet.DecoupledConv2d),
+        (dcnet.conv3d, nn.Conv3d, dcnet.DecoupledConv3d),
+    ]:
+        assert type(make(3, 4, 3, operator="conv")) is plain
+        assert type(make(3, 4, 3, operator="tanh-cos")) is decoupled
+    assert type(dcnet.linear(3, 4, operator="conv")) is nn.Linear
+    assert type(dcnet.linear(3, 4, operator="tanh-cos", eps=1e-3)) is dcnet.DecoupledLinear
+
+
+def test_the_plain_twin_has_the_same_filters_from_the_same_seed():
+    torch.manual_seed(5)
+    plain = nn.Conv2d(4, 6, 3)
+    torch.manual_seed(5)
+    layer = dcnet.DecoupledConv2d(4, 6, 3, operator="tanh-cos")
+    assert torch.equal(plain.weight, layer.weight)
+    assert torch.equal(plain.bias, layer.bias)
+
+
+def test_repr_shows_the_operator():
+    layer = dcnet.DecoupledConv2d(4, 6, 3, operator="seg(slope=0.2)-sqcos+linear")
+    assert repr(layer) == (
+        "DecoupledConv2d(4, 6, kernel_size=(3, 3), stride=(1, 1), operator='seg(slope=0.2)-sqcos+linear')"
+    )
+
+
+def test_linear_cos_never_forms_a_norm(monkeypatch):
+    """The inner product alone: what is folded into the filters is all that it costs."""
+    monkeypatch.setattr(dcnet.functional, "patch_norm", None)
+    monkeypatch.setattr(dcnet.functional, "vector_norm", None)
+    for operator in ("linear-cos", "linear-cos+linear", "linear(scale=2.0)&linear-cos", "linear-relucos+linear"):
+        conv(operator)(torch.randn(1, 4, 5, 5))
+        dcnet.DecoupledLinear(4, 3, operator=operator)(torch.randn(1, 4))
+
+
+class Recorded(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes how many elements every elementwise function touches."""
+
+    def __init__(self):
+        super().__init__()
+        self.transcendental = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket.__name__ in ("tanh", "log1p", "sqrt", "reciprocal", "div"):
+            self.transcendental.append((function.overloadpacket.__name__, args[0].numel()))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "operator", ["tanh(radius=2.0)-cos", "log-sqcos", "seg(radius=2.0)-cos+linear", "ball(radius=2.0)-cos"]
+)
+def test_what_depends_on_the_norm_alone_is_formed_on_one_channel(operator):
+    layer = dcnet.DecoupledConv2d(4, 64, 3, padding=1, operator=operator)
+    with Recorded() as seen:
+        layer(torch.randn(2, 4, 5, 5))
+    assert seen.transcendental
+    assert max(count for _, count in seen.transcendental) <= 64
+
+
+def test_wrong_input_is_refused_in_one_sentence():
+    layer = dcnet.DecoupledConv2d(4, 6, 3)
+    with pytest.raises(ValueError, match=r"input of shape \[1, 3, 5, 5\] must have 4 channels"):
+        layer(torch.zeros(1, 3, 5, 5))
+    with pytest.raises(TypeError, match=r"floating-point tensor, not torch.int64"):
+        layer(torch.zeros(1, 4, 5, 5, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"\[5, 5\] must have 3 or 4 dimensions"):
+        layer(torch.zeros(5, 5))
+    with pytest.raises(TypeError, match="floating-point"):
+        dcnet.DecoupledConv2d(4, 6, 3, padding=1, padding_mode="reflect")(torch.zeros(1, 4, 5, 5, dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"\[2, 3\] must have 4 features"):
+        dcnet.DecoupledLinear(4, 6)(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="eps must not be negative, not -1"):
+        dcnet.DecoupledConv2d(4, 6, 3, eps=-1)
+    with pytest.raises(ValueError, match=r"'conv' is torch's own layer"):
+        dcnet.DecoupledConv2d(4, 6, 3, operator="conv")
+    with pytest.raises(TypeError, match="not 3"):
+        dcnet.DecoupledConv2d(4, 6, 3, operator=3)

@@ -1,0 +1,205 @@
+"""Zero, tiny, huge and non-finite inputs, half precision, and the running mean norm."""
+
+import math
+
+import pytest
+import torch
+from conftest import all_operators, fixed_radius
+
+import dcnet
+
+
+def run(layer, x):
+    """Output and every gradient, by name."""
+    x = x.detach().requires_grad_()
+    layer.zero_grad()
+    y = layer(x)
+    y.float().sum().backward()
+    return {"output": y, "input": x.grad, **{name: value.grad for name, value in layer.named_parameters()}}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("operator", all_operators())
+def test_extreme_norms_give_finite_results_and_gradients(operator, dtype, device):
+    layer = dcnet.DecoupledConv2d(8, 6, 3, padding=1, operator=operator, device=device, dtype=dtype)
+    direction = torch.randn(2, 8, 5, 5, device=device)
+    direction[:, :, :2] = layer.weight[0, :, 1:2, 1:2].float()  # here the angle is often near zero
+    for norm in (0.0, 1e-20, 1e15):
+        x = (direction / direction.norm() * norm).to(dtype)
+        for name, value in run(layer, x).items():
+            assert value.isfinite().all(), (name, norm)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("operator", all_operators())
+def test_zero_patches_give_zero(operator, bias):
+    layer = dcnet.DecoupledConv2d(3, 4, 3, bias=bias, operator=operator)
+    x = torch.randn(1, 3, 9, 9)
+    x[:, :, 3:6, 3:6] = 0
+    y = layer(x)[0, :, 3, 3]
+    assert (y == (layer.bias if bias else 0)).all()
+
+
+@pytest.mark.parametrize("operator", [name for name in all_operators() if "+" not in name])
+def test_zero_patches_without_eps(operator):
+    layer = dcnet.DecoupledConv2d(3, 4, 3, operator=operator, eps=0.0, bias=False)
+    result = run(layer, torch.zeros(1, 3, 5, 5))
+    assert (result["output"] == 0).all()
+    assert all(value.isfinite().all() for value in result.values())
+
+
+@pytest.mark.parametrize("angle", ["linear", "sigmoid", "sigmoid(k=0.01)"])
+def test_angles_are_exact_with_a_finite_slope_where_vectors_are_parallel(angle):
+    op = dcnet.Operator("sphere", angle)
+    cos = torch.tensor([-1.0, 1.0, -1.0000001, 1.0000001, 0.9999999], dtype=torch.float64, requires_grad=True)
+    g = op.g(cos, op.constants({}))
+    torch.testing.assert_close(g[:2].detach(), torch.tensor([-1.0, 1.0], dtype=torch.float64))
+    near = 1 - 2 * math.acos(0.9999999) / math.pi
+    if angle == "linear":
+        assert g[4].item() == pytest.approx(near, rel=1e-12)
+    (slope,) = torch.autograd.grad(g.sum(), cos)
+    assert slope.isfinite().all()
+    if angle == "linear":
+        assert slope[1].item() == pytest.approx(2 / math.pi / math.sqrt(1e-4))
+
+
+def test_delta_of_an_angle_is_the_floor_under_its_slope():
+    for delta in (1e-2, 1e-6):
+        op = dcnet.Operator("sphere", dcnet.angle.Linear(delta=delta))
+        cos = torch.ones(1, dtype=torch.float64, requires_grad=True)
+        (slope,) = torch.autograd.grad(op.g(cos, {}).sum(), cos)
+        assert slope.item() == pytest.approx(2 / math.pi / math.sqrt(delta))
+
+
+@pytest.mark.parametrize("p", [1.0, 1.2, 2.0, 7.0])
+def test_power_has_finite_slopes_at_zero(p):
+    op = dcnet.Operator("sphere", dcnet.angle.Power(p=p))
+    cos = torch.tensor([0.0, 1e-30, 0.5], requires_grad=True)
+    (slope,) = torch.autograd.grad(op.g(cos, {}).sum(), cos, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.sum(), cos, allow_unused=True, materialize_grads=True)
+    assert slope.isfinite().all()
+    assert curvature.isfinite().all()
+    assert slope[2].item() == pytest.approx(p * 0.5 ** (p - 1), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("operator", all_operators())
+def test_half_precision_is_the_float64_result_rounded(operator, dtype, device):
+    """Inputs and filters are exact in half precision; what is left is the rounding of the product and of the result."""
+    layer = dcnet.DecoupledConv2d(64, 8, 3, padding=1, operator=operator, device=device, dtype=dtype)
+    x = torch.randn(2, 64, 6, 6, device=device).to(dtype)
+    y = layer(x)
+    exact = dcnet.DecoupledConv2d(64, 8, 3, padding=1, operator=operator, device=device, dtype=torch.float64)
+    exact.load_state_dict({name: value.double() for name, value in layer.state_dict().items()})
+    expected = exact(x.double())
+    assert y.dtype == dtype
+    step = {torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+    assert (y.double() - expected).norm() < 2 * step * expected.norm()
+
+
+def test_norms_accumulate_in_float32():
+    """A thousand ones beside one large value: in half precision they would not be seen, or overflow."""
+    x = torch.full((1, 4096), 1.0)
+    x[0, 0] = 256.0
+    expected = math.sqrt(4095 + 256**2 + 1e-4)
+    for dtype in (torch.bfloat16, torch.float16):
+        norm = dcnet.functional.vector_norm(x.to(dtype))
+        assert norm.dtype == torch.float32
+        assert norm.item() == pytest.approx(expected, rel=1e-6)
+        patch = dcnet.functional.patch_norm(x.to(dtype).view(1, 4096, 1, 1), (1, 1), (1, 1), [(0, 0)] * 2, (1, 1))
+        assert patch.item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("operator", ["tanh-cos", "seg-linear", "linear-cos", "mix-sigmoid+joint"])
+def test_autocast_gives_the_plain_layers_dtype_and_a_close_result(operator, device):
+    layer = dcnet.DecoupledConv2d(32, 8, 3, padding=1, operator=operator, device=device)
+    x = torch.randn(2, 32, 6, 6, device=device)
+    with torch.autocast(device, torch.bfloat16):
+        y = layer(x)
+    y.float().sum().backward()
+    assert y.dtype == torch.bfloat16
+    assert all(value.grad.isfinite().all() and value.grad.dtype == torch.float32 for value in layer.parameters())
+    assert (y.float() - layer(x)).norm() < 2**-6 * layer(x).norm()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("operator", all_operators())
+def test_a_nan_stays_in_the_patches_that_hold_it(operator, bad):
+    x = torch.randn(2, 3, 8, 8)
+    poisoned = x.clone()
+    poisoned[1, 1, 2, 2] = bad
+    layer = dcnet.DecoupledConv2d(3, 4, 3, operator=operator).eval()
+    fixed = dcnet.DecoupledConv2d(3, 4, 3, operator=fixed_radius(operator, 2.0)).train()
+    touched = torch.zeros(2, 4, 6, 6, dtype=torch.bool)
+    touched[1, :, :3, :3] = True
+    for candidate in (layer, fixed):
+        y, clean = candidate(poisoned), candidate(x)
+        torch.testing.assert_close(y[~touched], clean[~touched], rtol=0, atol=0)
+        if math.isnan(bad):
+            assert y[touched].isnan().all()
+
+
+def test_running_mean_starts_from_the_first_batch_and_decays():
+    layer = dcnet.DecoupledConv2d(3, 4, 3, operator="tanh(radius=Radius(decay=0.9))-cos")
+    batches = [torch.randn(2, 3, 5, 5) * scale for scale in (1, 3, 2)]
+    assert layer.mean_norm == 0
+    expected = None
+    for batch in batches:
+        layer(batch)
+        mean = dcnet.functional.patch_norm(batch, (3, 3), (1, 1), [(0, 0)] * 2, (1, 1)).mean().item()
+        expected = mean if expected is None else 0.9 * expected + 0.1 * mean
+        assert layer.mean_norm.item() == pytest.approx(expected, rel=1e-5)
+    layer.eval()
+    layer(batches[0])
+    assert layer.mean_norm.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_evaluation_uses_the_running_mean_and_training_the_batchs():
+    layer = dcnet.DecoupledConv2d(3, 4, 3, operator="tanh-cos", dtype=torch.float64)
+    x = torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    layer(x)
+    mean = layer.mean_norm.double().item()
+    fixed = dcnet.Operator(f"tanh(radius={mean!r})", "cos")
+    expected = dcnet.functional.decoupled_conv2d(7 * x, layer.weight, layer.bias, operator=fixed)
+    torch.testing.assert_close(layer.eval()(7 * x), expected, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(layer.train()(7 * x), expected, rtol=1e-3)
+
+
+def test_gradient_flows_through_the_batchs_mean():
+    """tanh(n / (rho mean n)) does not change when x is scaled, so that its gradient along x is zero."""
+    x = torch.randn(2, 3, 5, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 3, 3, 3, dtype=torch.float64)
+    y = dcnet.functional.decoupled_conv2d(x, weight, operator="tanh-cos", eps=0.0)
+    (gradient,) = torch.autograd.grad(y.square().sum(), x)
+    assert abs((gradient * x).sum().item()) < 1e-10
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_non_finite_or_empty_batch_never_enters_the_running_mean(bad):
+    layer = dcnet.DecoupledConv2d(3, 4, 3, operator="tanh-cos")
+    poisoned = torch.randn(2, 3, 5, 5)
+    poisoned[0, 0, 0, 0] = bad
+    for start in (0.0, 2.5):
+        layer.mean_norm.fill_(start)
+        layer(poisoned)
+        layer(torch.zeros(0, 3, 5, 5))
+        assert layer.mean_norm == start
+
+
+def test_casting_a_layer_to_half_precision_keeps_the_running_mean_exact():
+    layer = dcnet.DecoupledConv2d(3, 4, 3, operator="tanh-cos")
+    layer(torch.randn(2, 3, 5, 5))
+    mean = layer.mean_norm.item()
+    layer.bfloat16()
+    assert layer.weight.dtype == torch.bfloat16
+    assert layer.mean_norm.dtype == torch.float32
+    assert layer.mean_norm.item() == mean
+
+
+def test_product_takes_the_mean_only_where_the_patch_enters():
+    op = dcnet.Operator.parse("tanh(radius=Radius(init=0.5,learnable=False))-cos+product")
+    layer = dcnet.DecoupledLinear(6, 2, bias=False, operator=op, dtype=torch.float64)
+    x = torch.randn(5, 6, dtype=torch.float64)
+    n, w_norm = dcnet.functional.vector_norm(x), dcnet.functional.filter_norm(layer.weight)
+    h = torch.tanh(w_norm / 0.5) * torch.tanh(n / (0.5 * n.mean()))
+    torch.testing.assert_close(layer(x), h * (x @ layer.weight.T) / (n * w_norm))

@@ -1,0 +1,186 @@
+"""Magnitudes, angles and weightings: expected values, written out by hand, and the registries."""
+
+import math
+import typing
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dcnet
+from dcnet.part import constant
+
+# h at n = 0.5 and n = 3 with rho = 1: the numbers of Eq. 4 to 10 with the default constants.
+MAGNITUDES = {
+    "sphere": (1.0, 1.0),
+    "ball": (0.5, 1.0),
+    "tanh": (0.46211715726, 0.99505475369),
+    "linear": (0.5, 3.0),
+    "seg": (0.5, 2.0),
+    "log": (0.40546510811, 1.38629436112),
+    "mix": (0.90546510811, 4.38629436112),
+}
+
+# g at theta = 0, pi/3, pi/2 and pi: the numbers of Eq. 11 to 14 with the default constants.
+ANGLES = {
+    "linear": (1.0, 1 / 3, 0.0, -1.0),
+    "cos": (1.0, 0.5, 0.0, -1.0),
+    "sigmoid": (1.0, 0.71024464313, 0.0, -1.0),
+    "sqcos": (1.0, 0.25, 0.0, -1.0),
+    "relucos": (1.0, 0.5, 0.0, 0.0),
+    "power": (1.0, 0.25, 0.0, -1.0),
+    "spline": (1.0, 0.5, 0.0, -1.0),
+}
+
+
+def test_the_tables_above_cover_the_registries():
+    assert set(MAGNITUDES) == set(dcnet.magnitude.registry)
+    assert set(ANGLES) == set(dcnet.angle.registry)
+
+
+@pytest.mark.parametrize("name", MAGNITUDES)
+def test_magnitude_values(name):
+    op = dcnet.Operator(name, "cos")
+    h = op.h(torch.tensor([0.5, 3.0], dtype=torch.float64), op.constants({}))
+    assert h.tolist() == pytest.approx(MAGNITUDES[name], abs=1e-10)
+
+
+@pytest.mark.parametrize("name", ANGLES)
+def test_angle_values(name):
+    op = dcnet.Operator("sphere", name)
+    cos = torch.tensor([0.0, math.pi / 3, math.pi / 2, math.pi], dtype=torch.float64).cos()
+    assert op.g(cos, op.constants({})).tolist() == pytest.approx(ANGLES[name], abs=1e-7)
+
+
+@given(angle=st.sampled_from(list(ANGLES)), k=st.floats(0.02, 20), p=st.floats(1, 10))
+def test_angles_fall_from_one_and_stay_within_one(angle, k, p):
+    given_constants = {"sigmoid": {"k": k}, "power": {"p": p}}.get(angle, {})
+    op = dcnet.Operator("sphere", dcnet.angle.registry[angle](**given_constants))
+    g = op.g(torch.linspace(0, math.pi, 200, dtype=torch.float64).cos(), op.constants({}))
+    assert g[0].item() == pytest.approx(1)
+    assert g.abs().max() <= 1 + 1e-12
+    assert (g.diff() <= 1e-12).all()
+
+
+@given(raw=st.lists(st.floats(-3, 3), min_size=7, max_size=7))
+def test_a_spline_is_monotone_bounded_and_zero_at_a_right_angle_whatever_it_learned(raw):
+    op = dcnet.Operator("sphere", dcnet.angle.Spline(segments=6))
+    constants = op.constants({"slopes": torch.tensor(raw, dtype=torch.float64)})
+    cos = torch.linspace(-1, 1, 201, dtype=torch.float64)
+    g = op.g(cos, constants)
+    assert (g.diff() > 0).all()
+    assert g.abs().max().item() == pytest.approx(1)
+    assert op.g(torch.zeros(1, dtype=torch.float64), constants).item() == 0
+
+
+def test_a_spline_learns_relu_and_square_cosine():
+    """The "one single function" of Section 5: both shapes are within its reach."""
+    for target in ("relucos", "sqcos"):
+        op, wanted = dcnet.Operator("sphere", "spline"), dcnet.Operator("sphere", target)
+        slopes = op.slots["slopes"].initial(1).double().requires_grad_()
+        optimizer = torch.optim.Adam([slopes], lr=0.05)
+        cos = torch.linspace(-1, 1, 101, dtype=torch.float64)
+        for _ in range(300):
+            loss = (op.g(cos, op.constants({"slopes": slopes})) - wanted.g(cos, {})).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        assert loss.item() < 1e-3, target
+
+
+@pytest.mark.parametrize("k", [1e-3, 1e-2, 100.0])
+def test_sigmoid_does_not_overflow(k):
+    op = dcnet.Operator("sphere", dcnet.angle.Sigmoid(k=k))
+    cos = torch.linspace(-1, 1, 9, requires_grad=True)
+    g = op.g(cos, op.constants({}))
+    g.sum().backward()
+    assert g.isfinite().all()
+    assert cos.grad.isfinite().all()
+
+
+def test_properties_say_what_the_paper_says():
+    bounded = {name: dcnet.Operator(name, "cos").properties().bounded for name in MAGNITUDES}
+    assert bounded == {
+        "sphere": True,
+        "ball": True,
+        "tanh": True,
+        "linear": False,
+        "seg": False,
+        "log": False,
+        "mix": False,
+    }
+    smooth = {name: dcnet.Operator(name, "cos").properties().smooth for name in MAGNITUDES}
+    assert [name for name, value in smooth.items() if not value] == ["ball", "seg"]
+    radius = {name: dcnet.Operator(name, "cos").properties().radius for name in MAGNITUDES}
+    assert [name for name, value in radius.items() if value == dcnet.Radius()] == ["ball", "tanh", "seg"]
+    assert [name for name, value in radius.items() if value is None] == ["sphere", "linear", "log", "mix"]
+
+
+def test_properties_of_weighted_summed_and_own_operators():
+    def properties(spec):
+        return dcnet.Operator.parse(spec).properties()
+
+    assert properties("tanh(scale=2.0)-cos").bound == 2.0
+    assert properties("tanh(scale=2.0)-cos+joint").bound == 2.0
+    assert properties("tanh(scale=2.0)-cos+product").bound == 2.0
+    assert (properties("tanh-cos+linear").bounded, properties("tanh-cos+linear").bound) == (False, None)
+    assert properties("tanh(scale=2.0)&sphere-cos").bound == 3.0
+    assert properties("tanh(scale=2.0)&sphere-cos+product").bound == 9.0
+    assert properties("tanh&ball-cos").smooth is False
+    assert properties("tanh&log-cos").bounded is False
+    assert properties("seg(slope=0,scale=0.5,radius=4.0)-cos").bound == 2.0
+    assert (properties("seg(slope=0)-cos").bounded, properties("seg(slope=0)-cos").bound) == (True, None)
+    assert (properties("tanh(learnable=True)-cos").bounded, properties("tanh(learnable=True)-cos").bound) == (
+        True,
+        None,
+    )
+    assert properties("tanh-relucos").smooth is False
+    assert properties("ball(radius=2.0)&tanh(radius=3.0)-cos").radius == (2.0, 3.0)
+    own = dcnet.Operator(lambda n: n.sqrt(), "cos").properties()
+    assert (own.bounded, own.bound, own.smooth) == (None, None, None)
+    assert dcnet.Operator("tanh", lambda c: 5 * c).properties().bound is None
+
+
+def test_equations_read_well():
+    assert dcnet.Operator.parse("seg(slope=0.2)-sqcos+linear").properties().equation == (
+        "f(w, x) = ||w|| (beta ||x|| + (alpha - beta) min(||x||, rho)) sign(cos(theta)) cos(theta)^2, "
+        "alpha = 1, beta = 0.2, rho = 1 x mean ||x|| (learned per channel)"
+    )
+    assert dcnet.Operator.parse("tanh(radius=2.0)-sigmoid(learnable=True)+product").properties().equation == (
+        "f(w, x) = alpha tanh(||w|| / rho) alpha tanh(||x|| / rho) / alpha coth(pi / 4k) tanh((pi/2 - theta) / 2k), "
+        "alpha = 1, rho = 2, k = 0.3 (learned)"
+    )
+    assert dcnet.Operator.parse("linear-cos").properties().equation == "f(w, x) = alpha ||x|| cos(theta), alpha = 1"
+
+
+@dataclass(frozen=True)
+class Root(dcnet.magnitude.Magnitude):
+    """h(n) = alpha * sqrt(n): what a user would add."""
+
+    name: typing.ClassVar[str] = "root"
+    equation: typing.ClassVar[str] = "{scale} sqrt({n})"
+    scale: typing.Any = constant(1.0, "alpha")
+
+    def value(self, n, scale):
+        return scale * n.sqrt()
+
+
+def test_a_registered_magnitude_is_known_everywhere():
+    from dcnet.testing import assert_decoupled
+
+    dcnet.magnitude.register(Root)
+    try:
+        op = dcnet.Operator.parse("root(scale=Learnable(init=2.0,per_channel=True))-sigmoid+product")
+        assert round_trips(op)
+        assert "sqrt(||x||)" in op.properties().equation
+        assert_decoupled(dcnet.DecoupledConv2d(4, 6, 3, operator=op))
+        with pytest.raises(ValueError, match="'root' is taken: Root is a magnitude of that name"):
+            dcnet.magnitude.register(Root)
+    finally:
+        del dcnet.magnitude.registry["root"]
+
+
+def round_trips(op):
+    return dcnet.Operator.parse(str(op)) == op

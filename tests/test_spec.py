@@ -1,0 +1,152 @@
+"""The spec grammar: every operator prints as a spec that parses back, and what is wrong gets one clear sentence."""
+
+import pickle
+
+import pytest
+from conftest import all_operators
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dcnet
+from dcnet import Learnable, Operator, Radius
+
+positive = st.floats(1e-3, 1e6)
+real = st.floats(-1e6, 1e6)
+learned = st.builds(Learnable, init=positive, per_channel=st.booleans())
+number = st.one_of(real, st.builds(Learnable, init=real, per_channel=st.booleans()))
+size = st.one_of(positive, learned)
+radius = st.one_of(
+    positive,
+    st.builds(Radius, init=positive, learnable=st.booleans(), per_channel=st.booleans(), relative=st.booleans()),
+)
+magnitudes = st.one_of(
+    st.builds(dcnet.magnitude.Sphere, scale=size),
+    st.builds(dcnet.magnitude.Ball, scale=size, radius=radius),
+    st.builds(dcnet.magnitude.Tanh, scale=size, radius=radius),
+    st.builds(dcnet.magnitude.Linear, scale=number, learnable=st.booleans()),
+    st.builds(dcnet.magnitude.Segmented, scale=number, slope=number, radius=radius, learnable=st.booleans()),
+    st.builds(dcnet.magnitude.Log, scale=number),
+    st.builds(dcnet.magnitude.Mix, scale=number, log_scale=number),
+)
+angles = st.one_of(
+    st.builds(dcnet.angle.Linear, delta=positive),
+    st.just(dcnet.angle.Cosine()),
+    st.builds(dcnet.angle.Sigmoid, k=size, learnable=st.booleans()),
+    st.just(dcnet.angle.SquareCosine()),
+    st.just(dcnet.angle.ReluCosine()),
+    st.builds(dcnet.angle.Power, p=st.floats(1, 20)),
+    st.builds(dcnet.angle.Spline, segments=st.integers(1, 10).map(lambda half: 2 * half)),
+)
+sums = st.lists(magnitudes, min_size=2, max_size=4).map(lambda parts: dcnet.magnitude.Sum(tuple(parts)))
+operators = st.builds(Operator, st.one_of(magnitudes, sums), angles, st.sampled_from(list(dcnet.weighting.registry)))
+
+
+@given(op=operators)
+def test_specs_round_trip(op):
+    again = Operator.parse(str(op))
+    assert again == op
+    assert hash(again) == hash(op)
+    assert str(again) == str(op)
+    assert pickle.loads(pickle.dumps(op)) == op
+
+
+@pytest.mark.parametrize("spec", all_operators())
+def test_default_operators_print_as_their_names(spec):
+    assert str(Operator.parse(spec)) == spec
+
+
+def test_spaces_and_integers_are_fine():
+    assert Operator.parse(" seg( slope = 1 , scale=2.0) - power(p=3) + joint ") == Operator(
+        dcnet.magnitude.Segmented(slope=1.0, scale=2), dcnet.angle.Power(p=3.0), "joint"
+    )
+
+
+def test_plus_builds_sums_of_any_length():
+    linear, log, ball = dcnet.magnitude.Linear(), dcnet.magnitude.Log(scale=0.5), dcnet.magnitude.Ball()
+    op = Operator((linear + log) + (ball + linear), "cos")
+    assert str(op) == "linear&log(scale=0.5)&ball&linear-cos"
+    assert Operator("linear&log(scale=0.5)&ball&linear") == op
+
+
+def test_operators_are_immutable():
+    op = Operator.parse("tanh-cos")
+    with pytest.raises(AttributeError):
+        op.angle = dcnet.angle.Linear()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("tnh-cos", "unknown magnitude 'tnh': known are sphere, ball, tanh, .*; did you mean 'tanh'"),
+        ("tanh-cosine", "unknown angle 'cosine': known are linear, cos, .*; did you mean 'cos'"),
+        ("tanh-cos+lin", "unknown weighting 'lin': known are unweighted, linear, joint, product"),
+        ("xyz-cos", "unknown magnitude 'xyz': known are [a-z, ]*$"),
+        ("tanh", "'tanh' does not parse: expected '-', found 'the end'"),
+        ("tanh-", "expected the name of an angle, found 'the end'"),
+        ("", "expected the name of a magnitude"),
+        ("tanh-cos-cos", "'-' is left over"),
+        ("tanh-cos+linear+joint", r"'\+' is left over"),
+        ("tanh(scale=1-cos", "expected ',', found '-'"),
+        ("tanh(scale)-cos", r"expected '=', found '\)'"),
+        ("tanh(size=1)-cos", "tanh has no 'size', only learnable, scale, radius"),
+        ("tanh(scale=1,scale=2)-cos", "'scale' of tanh is given twice"),
+        ("tanh(scale=big)-cos", "'big' is not a number"),
+        ("tanh-cos!", "'!' is not understood"),
+        ("tanh&-cos", "expected the name of a magnitude, found '-'"),
+        ("conv", "'conv' is torch's own layer"),
+        ("tanh(radius=0)-cos", "radius of tanh must be positive, not 0"),
+        ("ball(radius=-2.5)-cos", "radius of ball must be positive, not -2.5"),
+        ("seg(radius=Radius(init=-1))-cos", "init of a radius must be above 0.0001, not -1"),
+        ("seg(radius=Radius(init=0,learnable=False))-cos", "init of a radius must be positive, not 0"),
+        ("seg(radius=Radius(decay=1.0))-cos", r"decay of a radius must be in \[0, 1\), not 1.0"),
+        ("sphere(scale=0)-cos", "scale of sphere must be positive, not 0"),
+        ("ball(scale=-1)-cos", "scale of ball must be positive, not -1"),
+        ("tanh(scale=Learnable(init=-1))-cos", "scale of tanh must be positive, not -1"),
+        ("tanh(scale=1e-5,learnable=True)-cos", "learned scale of tanh must be above 0.0001, not 1e-05"),
+        ("tanh-sigmoid(k=0)", "k of sigmoid must be positive, not 0"),
+        ("tanh-sigmoid(k=-0.3)", "k of sigmoid must be positive, not -0.3"),
+        ("tanh-power(p=0.5)", "p of power must be at least 1, not 0.5"),
+        ("tanh-spline(segments=3)", "segments of spline must be an even number, 2 or more, not 3"),
+        ("tanh-linear(delta=0)", "delta of linear must be positive, not 0"),
+        ("tanh-cos(learnable=True)", "learnable=True asks cos to learn"),
+        (
+            "tanh(radius=Radius(decay=0.9))&ball-cos",
+            r"a layer has one running mean norm, but .* gives it decays \[0.9, 0.999\]",
+        ),
+    ],
+)
+def test_wrong_specs_get_one_sentence_with_the_value(spec, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        Operator.parse(spec)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Operator.parse(3), "an operator is an Operator or a spec such as 'tanh-cos', not 3"),
+        (lambda: Operator(3, "cos"), "a magnitude is a Magnitude, its name or a function of the norm, not 3"),
+        (lambda: Operator("tanh", 3), "an angle is an Angle, its name or a function of the cosine, not 3"),
+        (lambda: Operator("tanh", "cos", 3), "a weighting is one of unweighted, .*, not 3"),
+        (lambda: Operator(dcnet.magnitude.Tanh, "cos"), "a magnitude is a Magnitude"),
+        (lambda: dcnet.magnitude.Tanh(scale="1"), "scale of tanh must be a number, not '1'"),
+        (lambda: dcnet.magnitude.Tanh(scale=True), "scale of tanh must be a number, not True"),
+        (lambda: dcnet.magnitude.Tanh(scale=Radius()), "scale of tanh must be a number or a Learnable, not Radius"),
+        (
+            lambda: dcnet.magnitude.Tanh(radius=Learnable()),
+            "radius of tanh must be a number or a Radius, not Learnable",
+        ),
+        (lambda: dcnet.magnitude.Tanh() + 3, "unsupported operand"),
+        (lambda: Radius(init="1"), "init of a radius must be a number, not '1'"),
+    ],
+)
+def test_wrong_types_get_one_sentence_with_the_value(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_infinite_constants_are_refused():
+    with pytest.raises(ValueError, match="scale of log must be finite, not inf"):
+        dcnet.magnitude.Log(scale=float("inf"))
+    with pytest.raises(ValueError, match="radius of tanh must be finite, not nan"):
+        dcnet.magnitude.Tanh(radius=float("nan"))

@@ -1,0 +1,82 @@
+"""The codebase keeps its own rules: imports go down only, and the map of the paper leads somewhere."""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "dcnet"
+
+# From the bottom up; a module may import from its own floor and from those below.
+FLOORS = [
+    ["learnable"],
+    ["radius"],
+    ["part"],
+    ["magnitude", "angle", "weighting", "spec"],
+    ["operator"],
+    ["norms", "functional"],
+    ["layers"],
+    ["testing"],
+    ["models"],
+    ["report"],
+]
+LEVEL = {name: level for level, floor in enumerate(FLOORS) for name in floor}
+
+
+def modules():
+    return [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
+
+
+def room(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "dcnet":
+            names = [f"dcnet.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module]
+        yield from (name.split(".")[1] for name in names if name.startswith("dcnet."))
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_down_only(path):
+    for imported in imported_rooms(path):
+        assert LEVEL[imported] <= LEVEL[room(path)], f"{room(path)} imports {imported}, which lies above it"
+
+
+def map_rows():
+    text = (ROOT / "docs" / "paper_map.md").read_text()
+    return [row.split("|")[1:-1] for row in text.splitlines() if row.startswith("|") and "`" in row]
+
+
+@pytest.mark.parametrize("row", map_rows(), ids=lambda row: row[0].strip())
+def test_the_map_of_the_paper_leads_to_symbols_and_tests(row):
+    _, _, symbols, tests = row
+    for symbol in re.findall(r"`([\w.]+)`", symbols):
+        parts = symbol.split(".")
+        found = None
+        for split in range(len(parts), 0, -1):
+            try:
+                found = importlib.import_module(".".join(parts[:split]))
+            except ModuleNotFoundError:
+                continue
+            for name in parts[split:]:
+                found = getattr(found, name)
+            break
+        assert found is not None, symbol
+    for file, test in re.findall(r"`([\w/]+\.py)::(\w+)`", tests):
+        assert re.search(rf"^(def|class) {test}\b", (ROOT / "tests" / file).read_text(), re.MULTILINE), (file, test)
+    assert "`" in tests
+
+
+def test_every_equation_of_the_paper_is_on_the_map():
+    numbers = {int(number) for row in map_rows() for number in re.findall(r"Eq\. (\d+)", row[0])}
+    assert set(range(1, 17)) <= numbers

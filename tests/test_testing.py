@@ -1,0 +1,68 @@
+"""The public oracle passes what is right and refuses what is wrong."""
+
+import pytest
+import torch
+from conftest import all_operators
+
+import dcnet
+from dcnet.testing import assert_decoupled
+
+
+@pytest.mark.parametrize("operator", all_operators())
+def test_passes_every_operator(operator):
+    assert_decoupled(dcnet.DecoupledConv2d(4, 6, 3, stride=2, padding=1, groups=2, operator=operator))
+
+
+def test_passes_every_layer_and_leaves_it_alone():
+    own = dcnet.Operator(lambda n: n.sqrt(), lambda c: c**3, "product")
+    for layer in (
+        dcnet.DecoupledConv1d(3, 3, 3, groups=3, padding=1, padding_mode="circular", operator=own),
+        dcnet.DecoupledConv3d(2, 4, 2, dilation=2, padding="same"),
+        dcnet.DecoupledLinear(5, 4, operator="tanh&seg-linear"),
+    ):
+        layer.train()
+        before = {name: value.clone() for name, value in layer.state_dict().items()}
+        assert_decoupled(layer)
+        assert layer.training
+        assert layer.weight.dtype == torch.float32
+        for name, value in layer.state_dict().items():
+            assert torch.equal(value, before[name])
+
+
+class OffByALittle(dcnet.DecoupledConv2d):
+    def forward(self, input):
+        return super().forward(input) * 1.000001
+
+
+class ForgetsDetach(dcnet.DecoupledConv2d):
+    def forward(self, input):
+        return super().forward(input.detach()) + 0 * input.sum()
+
+
+def test_refuses_a_wrong_value():
+    with pytest.raises(AssertionError, match=r"OffByALittle with operator 'tanh-cos' differs by .* in training"):
+        assert_decoupled(OffByALittle(2, 3, 3))
+
+
+def test_refuses_a_wrong_gradient():
+    with pytest.raises(AssertionError, match="gradients that differ from finite differences"):
+        assert_decoupled(ForgetsDetach(2, 3, 3))
+
+
+def test_refuses_what_is_not_finite():
+    steep = dcnet.Operator(lambda n: n**3, "cos")
+    with pytest.raises(AssertionError, match=r"not finite where inputs are multiplied by 1e\+15"):
+        assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, operator=steep))
+    assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, operator=steep), factors=[0.0, 1e3])
+
+
+def test_refuses_a_false_bound(monkeypatch):
+    monkeypatch.setattr(dcnet.magnitude.Linear, "saturates", True)
+    with pytest.raises(AssertionError, match="says it is bounded by 1 but gives"):
+        assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, operator="linear-cos"))
+
+
+def test_refuses_an_operator_that_is_weighted_in_secret(monkeypatch):
+    monkeypatch.setattr(dcnet.weighting.LinearlyWeighted, "weighted", False)
+    with pytest.raises(AssertionError, match=r"does not parse back|changes when its filters are scaled"):
+        assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, operator="tanh-cos+linear"))
