@@ -162,7 +162,7 @@ def make_table(config: Config, results: dict[str, Any]) -> Table:
     table = Table(title=f"forward + backward, {shape}, float32, {config.threads} threads")
     table.caption = "kept: what the forward pass leaves in memory for the backward pass"
     table.add_column("operator", overflow="fold")
-    for heading in ("ms (quartiles)", "x nn.Conv2d (quartiles)", "kept, MiB"):
+    for heading in ("ms (quartiles)", "x nn.Conv2d", "kept, MiB"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, result in results.items():
         ms = "{:.1f} ({:.1f} to {:.1f})".format(result["ms"], *result["ms_quartiles"])

@@ -186,7 +186,7 @@ def _mean_norm(n: Tensor, running: Tensor | None, training: bool, decay: float) 
     if running is not None and not training:
         # Zero means that no batch was seen yet; a patch norm is never zero.
         return torch.where(running > 0, running, torch.ones_like(running)).to(n.dtype)
-    mean = n.sum() / torch.sym_max(n.numel(), 1)
+    mean = n.sum() / max(n.numel(), 1)
     if running is not None:
         _update_mean(running, mean.detach().to(running.dtype), decay)
     return mean

@@ -139,7 +139,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "parameters": runs[0]["parameters"],
         "test_accuracy_mean": statistics.fmean(accuracies),
         "test_accuracy_deviation": statistics.stdev(accuracies) if len(runs) > 1 else None,
-        "seconds_mean": statistics.fmean(run["seconds"] for run in runs),
+        "seconds_median": statistics.median(run["seconds"] for run in runs),
     }
 
 
@@ -155,15 +155,13 @@ def make_record(config: Config, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def make_table(record: dict[str, Any]) -> Table:
     epochs, seeds = record["config"]["epochs"], len(record["config"]["seeds"])
-    table = Table(
-        "operator", title=f"scikit-learn digits after {epochs} epochs, mean ± standard deviation of {seeds} seeds"
-    )
+    table = Table("operator", title=f"digits after {epochs} epochs, mean ± deviation of {seeds} seeds")
     for heading in ("parameters", "test accuracy, %", "seconds a run"):
         table.add_column(heading, justify="right")
     for operator, result in record["results"].items():
         deviation = result["test_accuracy_deviation"]
         accuracy = f"{result['test_accuracy_mean']:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
-        table.add_row(operator, f"{result['parameters']:,}", accuracy, f"{result['seconds_mean']:.1f}")
+        table.add_row(operator, f"{result['parameters']:,}", accuracy, f"{result['seconds_median']:.1f}")
     return table
 
 

@@ -1,4 +1,4 @@
-"""The paper's equations in plain loops over Python floats: slow, obvious, and written without looking at the library."""
+"""The paper's equations in plain loops over Python floats: slow, obvious, and independent of the library."""
 
 import itertools
 import math

@@ -1,6 +1,5 @@
 """The operators as pictures, which are Figures 2 and 3 of the paper, and training curves."""
 
-import argparse
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from dcnet import angle, magnitude
 from dcnet.operator import Operator
 from dcnet.part import Part
 from dcnet.report.files import write_atomically
+from dcnet.report.options import Parser
 
 FORMATS = (".png", ".svg")
 ORIGINAL, PROJECTED, FILTER = "#7ccf7c", "#c81e1e", "tab:blue"
@@ -172,11 +172,14 @@ def _show_from_below(axes: Axes, runs: Sequence[Sequence[float]]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes operators.png and geometry.png."""
-    parser = argparse.ArgumentParser(prog="python -m dcnet.report.plots", description=main.__doc__)
+    parser = Parser(prog="python -m dcnet.report.plots", description=main.__doc__)
     parser.add_argument("folder", type=Path, help="where the pictures go; it is created if it is not there")
     folder = parser.parse_args(arguments).folder
     for name, figure in {"operators.png": operator_curves(), "geometry.png": geometry()}.items():
-        save(figure, folder / name)
+        try:
+            save(figure, folder / name)
+        except OSError as error:
+            parser.error(f"cannot write to the folder {str(folder)!r}: {error.strerror}")
         print(folder / name)
 
 
