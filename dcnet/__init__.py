@@ -13,20 +13,40 @@ from dcnet.layers import (
 )
 from dcnet.learnable import Learnable
 from dcnet.operator import PLAIN, Operator, Properties, is_plain
+from dcnet.presets import (
+    BallConv2d,
+    BcosConv2d,
+    LinearConv2d,
+    LogConv2d,
+    MixConv2d,
+    SegConv2d,
+    SharpenedCosine2d,
+    SphereConv2d,
+    TanhConv2d,
+)
 from dcnet.radius import Radius
 
 __version__ = "0.1.0"
 
 __all__ = [
     "PLAIN",
+    "BallConv2d",
+    "BcosConv2d",
     "DecoupledConv1d",
     "DecoupledConv2d",
     "DecoupledConv3d",
     "DecoupledLinear",
     "Learnable",
+    "LinearConv2d",
+    "LogConv2d",
+    "MixConv2d",
     "Operator",
     "Properties",
     "Radius",
+    "SegConv2d",
+    "SharpenedCosine2d",
+    "SphereConv2d",
+    "TanhConv2d",
     "angle",
     "conv1d",
     "conv2d",

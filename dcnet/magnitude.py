@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dcnet.learnable import Constant
+from dcnet.learnable import Constant, check_number
 from dcnet.part import Part, Value, constant, registrar
 from dcnet.radius import Radius, RadiusLike
 
@@ -18,8 +18,8 @@ from dcnet.radius import Radius, RadiusLike
 class Magnitude(Part):
     """h(n) of a norm n > 0.
 
-    `saturates` says that h never exceeds its scale, `proportional` that h(n) = scale * n, so that a layer need not form
-    the norm, and `smooth` that h is differentiable everywhere. None stands for unknown.
+    `saturates` says that h never exceeds its scale, or 1 where it has none, `proportional` that h(n) = scale * n, so
+    that a layer need not form the norm, and `smooth` that h is differentiable everywhere. None stands for unknown.
     """
 
     saturates: ClassVar[bool | None] = False
@@ -33,7 +33,9 @@ class Magnitude(Part):
     @property
     def bound(self) -> float | None:
         """The largest value of h, where it is finite and the same in every layer."""
-        return self.fixed("scale") if self.saturates else None
+        if not self.saturates:
+            return None
+        return self.fixed("scale") if "scale" in self.slots() else 1.0
 
     @property
     def parts(self) -> tuple[Magnitude, ...]:
@@ -197,6 +199,25 @@ class Mix(Magnitude):
 
     def value(self, n: Tensor, scale: Value, log_scale: Value) -> Tensor:
         return scale * n + log_scale * torch.log1p(n)
+
+
+@register
+@dataclass(frozen=True)
+class Sharp(Magnitude):
+    """h(n) = (n / (n + q))^p: what sharpened cosine similarity leaves of a norm, so that faint patches fade out."""
+
+    name: ClassVar[str] = "sharp"
+    equation: ClassVar[str] = "({n} / ({n} + {offset}))^p"
+    saturates: ClassVar[bool] = True
+    offset: Constant = constant(0.1, "q", positive=True)
+    power: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("power of sharp", self.power, above=0)
+
+    def value(self, n: Tensor, offset: Value) -> Tensor:
+        return (n / (n + offset)).pow(self.power)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ def magnitude(name: str, n: float, rho: float = 1.0, alpha: float = 1.0, beta: f
     if name == "mix":
         beta = 1.0 if beta is None else beta
         return alpha * n + beta * math.log(1 + n)
+    if name == "sharp":  # q = 0.1, p = 2
+        return (n / (n + 0.1)) ** 2
     raise KeyError(name)
 
 

@@ -21,6 +21,7 @@ MAGNITUDES = {
     "seg": (0.5, 2.0),
     "log": (0.40546510811, 1.38629436112),
     "mix": (0.90546510811, 4.38629436112),
+    "sharp": (0.69444444444, 0.93652445369),
 }
 
 # g at theta = 0, pi/3, pi/2 and pi: the numbers of Eq. 11 to 14 with the default constants.
@@ -110,12 +111,13 @@ def test_properties_say_what_the_paper_says():
         "seg": False,
         "log": False,
         "mix": False,
+        "sharp": True,
     }
     smooth = {name: dcnet.Operator(name, "cos").properties().smooth for name in MAGNITUDES}
     assert [name for name, value in smooth.items() if not value] == ["ball", "seg"]
     radius = {name: dcnet.Operator(name, "cos").properties().radius for name in MAGNITUDES}
     assert [name for name, value in radius.items() if value == dcnet.Radius()] == ["ball", "tanh", "seg"]
-    assert [name for name, value in radius.items() if value is None] == ["sphere", "linear", "log", "mix"]
+    assert [name for name, value in radius.items() if value is None] == ["sphere", "linear", "log", "mix", "sharp"]
 
 
 def test_properties_of_weighted_summed_and_own_operators():

@@ -19,7 +19,7 @@ FLOORS = [
     ["operator"],
     ["norms", "functional"],
     ["layers"],
-    ["testing"],
+    ["presets", "testing"],
     ["models"],
     ["report"],
 ]

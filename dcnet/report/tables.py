@@ -1,0 +1,66 @@
+"""Records made into the Markdown tables of the README."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dcnet.report.files import write_atomically
+
+Record = dict[str, Any]
+
+
+def markdown(headings: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table whose columns after the first are aligned to the right."""
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def digits(record: Record) -> str:
+    """Accuracy of each operator on the digits."""
+    config = record["config"]
+    rows = [[f"`{name}`", f"{result['parameters']:,}", _spread(result)] for name, result in record["results"].items()]
+    about = f"Last of {config['epochs']} epochs, mean ± deviation of {len(config['seeds'])} seeds, one recipe for both:"
+    return f"{about}\n\n{markdown(['operator', 'parameters', 'test accuracy, %'], rows)}"
+
+
+def _spread(result: Record) -> str:
+    deviation = result["test_accuracy_deviation"]
+    return f"{result['test_accuracy_mean']:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
+
+
+def cpu_layer(record: Record) -> str:
+    """Time of each operator's layer against the plain one."""
+    config, environment = record["config"], record["environment"]
+    rows = [
+        [f"`{name}`", f"{found['ms']:.1f}", f"{found['ratio']:.2f}", f"{found['kept_mib']:.0f}"]
+        for name, found in record["results"].items()
+    ]
+    size, kernel = config["size"], config["kernel"]
+    shape = f"N{config['batch']} C{config['channels']} {size}x{size}, {kernel}x{kernel}"
+    about = f"{shape}, float32, channels last, {config['threads']} threads, torch {environment['torch']}:"
+    return f"{about}\n\n{markdown(['operator', 'ms', 'ratio', 'kept for backward, MiB'], rows)}"
+
+
+# Each table stands in the README between its own two marks, and is made of the record of the same name.
+TABLES: dict[str, Callable[[Record], str]] = {"digits": digits, "cpu_layer": cpu_layer}
+
+
+def fill(text: str, results: Path) -> str:
+    """The text with every table made anew from its record."""
+    for name, table in TABLES.items():
+        made = table(json.loads((results / f"{name}.json").read_text()))
+        marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        text = marks.sub(lambda found, made=made: f"{found[1]}\n{made}\n\n{found[2]}", text)  # type: ignore[misc]
+    return text
+
+
+def main() -> None:
+    """Writes the README's tables anew, in the folder that holds README.md and results/."""
+    readme = Path("README.md")
+    write_atomically(readme, fill(readme.read_text(), Path("results")).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What the README and CONTRIBUTING show, done as they show it."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import dcnet
+from dcnet.testing import assert_decoupled
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(file: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / file).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("code", blocks("README.md"))
+def test_readme_runs(code, capsys):
+    names: dict[str, object] = {}
+    exec(code, names)
+    if "y" in names:
+        assert names["y"].shape == (8, 128, 16, 16)
+        assert "bounded=False" in capsys.readouterr().out
+
+
+def test_readme_tables_name_every_part():
+    text = (ROOT / "README.md").read_text()
+    for registry in (dcnet.magnitude.registry, dcnet.angle.registry):
+        for name in registry:
+            assert re.search(rf"^\| `{name}[(`]", text, re.MULTILINE), name
+    for name in dcnet.weighting.registry:
+        assert name == "unweighted" or f"`+{name}`" in text
+
+
+def test_contributing_adds_a_magnitude():
+    code, row = blocks("CONTRIBUTING.md")
+    scope = {**vars(dcnet.magnitude)}
+    exec(code, scope)
+    try:
+        op = dcnet.Operator.parse("root(radius=1.0)-cos")
+        expected = re.search(r"\((.*?), (.*?)\)", row)
+        h = op.h(torch.tensor([0.5, 3.0], dtype=torch.float64), op.constants({}))
+        assert h.tolist() == pytest.approx([float(expected[1]), float(expected[2])])
+        assert_decoupled(dcnet.DecoupledConv2d(3, 4, 3, operator="root-sigmoid+product"))
+    finally:
+        del dcnet.magnitude.registry["root"]
