@@ -11,7 +11,8 @@ from dcnet.layers import (
     conv3d,
     linear,
 )
-from dcnet.learnable import Learnable
+from dcnet.learnable import Constant, Learnable
+from dcnet.models import create_model
 from dcnet.operator import PLAIN, Operator, Properties, is_plain
 from dcnet.presets import (
     BallConv2d,
@@ -24,7 +25,7 @@ from dcnet.presets import (
     SphereConv2d,
     TanhConv2d,
 )
-from dcnet.radius import Radius
+from dcnet.radius import Radius, RadiusLike
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,7 @@ __all__ = [
     "PLAIN",
     "BallConv2d",
     "BcosConv2d",
+    "Constant",
     "DecoupledConv1d",
     "DecoupledConv2d",
     "DecoupledConv3d",
@@ -43,6 +45,7 @@ __all__ = [
     "Operator",
     "Properties",
     "Radius",
+    "RadiusLike",
     "SegConv2d",
     "SharpenedCosine2d",
     "SphereConv2d",
@@ -51,6 +54,7 @@ __all__ = [
     "conv1d",
     "conv2d",
     "conv3d",
+    "create_model",
     "functional",
     "is_plain",
     "linear",

@@ -9,14 +9,19 @@ from pathlib import Path
 
 import pytest
 
-DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+DIGITS = EXAMPLES / "digits.py"
+
+
+def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # One thread: tests run side by side.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
 
 
 def run_digits(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # One thread: tests run side by side.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(DIGITS), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    return run(DIGITS, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +88,11 @@ def test_digits_ends_quietly_when_interrupted(tmp_path: Path):
         _, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert error == "digits: interrupted before the end\n"
+
+
+def test_own_magnitude_is_checked_and_trains():
+    done = run(EXAMPLES / "own_magnitude.py")
+    assert done.returncode == 0, done.stderr
+    accuracies = [float(line.split()[1]) for line in done.stdout.splitlines() if line.endswith("test images")]
+    assert len(accuracies) == 2
+    assert min(accuracies) > 90

@@ -79,8 +79,8 @@ def create_model(
         in_channels: of the images.
         image_size: side of the images; the networks that end with average pooling take any.
         norm_eps: of batch normalisation.
-        norm_momentum: of batch normalisation, in torch's sense: the weight of the newest batch. With the authors' 0.001
-            it takes some 10,000 batches until evaluation can be trusted; a shorter run needs torch's 0.1.
+        norm_momentum: of batch normalisation, in torch's sense: the weight of the newest batch. The authors' is 0.001,
+            with which it takes some 10,000 batches until evaluation can be trusted.
     """
     given = {
         "operator": operator,

@@ -258,8 +258,8 @@ def test_constants_of_batch_normalization(name: str) -> None:
         kinds = (nn.BatchNorm1d, nn.BatchNorm2d)
         return {(part.eps, part.momentum) for part in small(name, **given).modules() if isinstance(part, kinds)}
 
-    assert found() == {(1e-3, 1e-3)}
-    assert found(norm_eps=1e-5, norm_momentum=0.1) == {(1e-5, 0.1)}
+    assert found() == {(1e-3, 0.1)}
+    assert found(norm_eps=1e-5, norm_momentum=1e-3) == {(1e-5, 1e-3)}
 
 
 def test_normalized_classifier_gives_norm_times_cosine() -> None:
