@@ -1,6 +1,6 @@
 """Decoupled networks for PyTorch: a layer is a magnitude times an angle, each of them designed or learned."""
 
-from dcnet import angle, functional, magnitude, weighting
+from dcnet import angle, functional, magnitude, optim, regularizers, weighting
 from dcnet.layers import (
     DecoupledConv1d,
     DecoupledConv2d,
@@ -59,5 +59,7 @@ __all__ = [
     "is_plain",
     "linear",
     "magnitude",
+    "optim",
+    "regularizers",
     "weighting",
 ]

@@ -30,6 +30,14 @@ def test_extreme_norms_give_finite_results_and_gradients(operator, dtype, device
             assert value.isfinite().all(), (name, norm)
 
 
+@pytest.mark.parametrize("operator", all_operators())
+def test_functions_without_state_run_as_a_new_layer_does(operator, device):
+    layer = dcnet.DecoupledConv2d(3, 4, 3, operator=operator, device=device)
+    x = torch.randn(2, 3, 6, 6, device=device)
+    y = dcnet.functional.decoupled_conv2d(x, layer.weight, layer.bias, operator=operator)
+    torch.testing.assert_close(y, layer(x))
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("operator", all_operators())
 def test_zero_patches_give_zero(operator, bias):

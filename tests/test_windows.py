@@ -57,6 +57,14 @@ def test_padding_modes(mode, padding, kernel):
     assert_layer_is_reference(layer, torch.randn(1, 2, 6, 7, dtype=torch.float64), ends, mode)
 
 
+@pytest.mark.parametrize("mode", ["zeros", "reflect"])
+def test_same_padding_with_dilation(mode):
+    layer = dcnet.DecoupledConv2d(
+        2, 3, (3, 2), padding="same", dilation=2, padding_mode=mode, operator=OPERATOR, dtype=torch.float64
+    )
+    assert_layer_is_reference(layer, torch.randn(1, 2, 6, 7, dtype=torch.float64), [(2, 2), (1, 1)], mode)
+
+
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("mode", ["zeros", "circular"])
 @pytest.mark.parametrize("groups", [1, 2])

@@ -1,0 +1,178 @@
+"""What is exported gives what torch gives, for every operator and batch size, or is not written."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dcnet
+from dcnet import export
+from dcnet.export import export_onnx, export_program
+from dcnet.fold import fold
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "export_onnx.py"
+
+
+class Side(nn.Module):
+    """Many layers on one input, each of which may look at it in a shape of its own: one export for all of them."""
+
+    def __init__(self, layers: Sequence[nn.Module], shapes: Sequence[tuple[int, ...]] | None = None):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.shapes = shapes
+
+    def forward(self, input: Tensor) -> list[Tensor]:
+        shapes = self.shapes or [input.shape[1:]] * len(self.layers)
+        return [layer(input.reshape(-1, *shape)) for layer, shape in zip(self.layers, shapes, strict=True)]
+
+
+def seen(model: nn.Module, *shape: int) -> nn.Module:
+    """The model after a batch, from which the running means are."""
+    model(torch.randn(6, *shape))
+    return model
+
+
+def run(path: Path, batch: Tensor) -> list[Tensor]:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return [torch.from_numpy(output) for output in session.run(None, {"input": batch.numpy()})]
+
+
+def assert_same_in_onnxruntime(model: nn.Module, path: Path, *shape: int) -> None:
+    example = torch.randn(3, *shape)
+    export_onnx(model, example, path)
+    model.eval()
+    for size in (3, 1, 5):
+        batch = 2 * torch.randn(size, *shape)
+        torch.testing.assert_close(run(path, batch), list(model(batch)), rtol=1e-5, atol=1e-5)
+
+
+def test_every_magnitude_with_every_angle(tmp_path: Path):
+    # Two segments, because each of them is some ten nodes of the graph, which is what the time goes by.
+    angles = ["spline(segments=2)" if angle == "spline" else angle for angle in dcnet.angle.registry]
+    operators = [f"{magnitude}-{angle}" for magnitude in dcnet.magnitude.registry for angle in angles]
+    layers = Side([dcnet.DecoupledLinear(5, 3, operator=operator) for operator in operators])
+    assert_same_in_onnxruntime(seen(layers, 5), tmp_path / "layers.onnx", 5)
+
+
+CONVOLUTIONS: list[tuple[tuple[int, ...], nn.Module]] = [
+    ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 3, padding=1, operator="tanh-sigmoid(learnable=True)+linear")),
+    ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 3, stride=2, padding=1, operator="seg-cos+joint")),
+    ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 3, stride=3, padding=2, groups=2, operator="ball-spline+product")),
+    ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 3, dilation=2, padding="same", operator="tanh&log-sqcos+product")),
+    ((4, 6, 6), dcnet.DecoupledConv2d(4, 8, (2, 4), padding=(1, 2), groups=4, bias=False, operator="linear-cos")),
+    ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 3, padding=1, padding_mode="reflect", operator="mix-relucos")),
+    ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 1, stride=2, operator="sphere-linear")),
+    ((4, 36), dcnet.DecoupledConv1d(4, 6, 5, stride=2, padding=2, operator="tanh-linear")),
+    ((4, 36), dcnet.DecoupledConv1d(4, 6, 3, dilation=3, groups=2, operator="log-cos+linear")),
+    ((4, 6, 3, 2), dcnet.DecoupledConv3d(4, 6, (3, 2, 1), padding=(1, 0, 0), operator="seg-sqcos+linear")),
+    ((36, 4), dcnet.DecoupledLinear(4, 6, operator="tanh-power(p=1.5)+joint")),
+]
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_every_kind_of_window_weighting_and_layer(folded: bool, tmp_path: Path):
+    model = seen(Side([layer for _, layer in CONVOLUTIONS], [shape for shape, _ in CONVOLUTIONS]), 4, 6, 6)
+    assert_same_in_onnxruntime(fold(model) if folded else model, tmp_path / "layers.onnx", 4, 6, 6)
+
+
+def small(operator: str = "tanh-cos") -> nn.Module:
+    conv = dcnet.conv2d(3, 4, 3, padding=1, operator=operator)
+    return nn.Sequential(conv, nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(), nn.Linear(64, 2))
+
+
+def test_the_model_keeps_its_mode_and_its_state(tmp_path: Path):
+    model = seen(small(), 3, 4, 4)
+    model[1].eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    export_onnx(model, torch.randn(2, 3, 4, 4), tmp_path / "model.onnx")
+    assert [part.training for part in model] == [True, False, True, True, True, True]
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_the_batch_is_dynamic_or_fixed_and_named(tmp_path: Path):
+    onnx = pytest.importorskip("onnx")
+    for dynamic, example in ((True, 1), (True, 3), (False, 3)):
+        model, path = seen(small(), 3, 4, 4), tmp_path / "model.onnx"
+        export_onnx(model, torch.randn(example, 3, 4, 4), path, dynamic_batch=dynamic, opset=20)
+        written = onnx.load(path)
+        assert [entry.version for entry in written.opset_import if not entry.domain] == [20]
+        side = written.graph.input[0].type.tensor_type.shape.dim[0]
+        assert (side.dim_param, side.dim_value) == (("batch", 0) if dynamic else ("", 3))
+
+
+@pytest.mark.parametrize("example", [1, 3])
+def test_a_program_takes_any_batch(example: int):
+    model = seen(small("ball-sigmoid"), 3, 4, 4)
+    program = export_program(model, torch.randn(example, 3, 4, 4))
+    assert model.training
+    model.eval()
+    for size in (1, 2, 5):
+        batch = torch.randn(size, 3, 4, 4)
+        torch.testing.assert_close(program.module()(batch), model(batch))
+
+
+def test_a_fixed_program_takes_the_batch_of_the_example_alone():
+    program = export_program(seen(small(), 3, 4, 4), torch.randn(3, 3, 4, 4), dynamic_batch=False)
+    with pytest.raises(AssertionError, match=r"Guard failed|Expected input"):
+        program.module()(torch.randn(2, 3, 4, 4))
+
+
+def test_a_layer_without_data_is_named(tmp_path: Path):
+    model = nn.Sequential(dcnet.conv2d(3, 4, 3, operator="sphere-cos"), dcnet.conv2d(4, 4, 3, operator="tanh-cos"))
+    for call in (lambda x: export_onnx(model, x, tmp_path / "model.onnx"), lambda x: export_program(model, x)):
+        with pytest.raises(ValueError, match="layer '1' with operator 'tanh-cos' has seen no data"):
+            call(torch.randn(2, 3, 8, 8))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_export_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    right = export._run
+    monkeypatch.setattr(export, "_run", lambda *given: [output + 0.5 for output in right(*given)])
+    with pytest.raises(ArithmeticError, match=r"output 0 .* differs from torch's by up to 0\.5 for a batch of 2"):
+        export_onnx(seen(small(), 3, 4, 4), torch.randn(2, 3, 4, 4), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_onnxruntime_cannot_run_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*given: object, **options: object) -> None:
+        raise RuntimeError("NOT_IMPLEMENTED")
+
+    monkeypatch.setitem(sys.modules, "onnxruntime", types.SimpleNamespace(InferenceSession=refuse, __spec__=object()))
+    with pytest.raises(RuntimeError, match=r"onnxruntime cannot run the model, .*: NOT_IMPLEMENTED"):
+        export_onnx(seen(small(), 3, 4, 4), torch.randn(2, 3, 4, 4), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+    export_onnx(seen(small(), 3, 4, 4), torch.randn(2, 3, 4, 4), tmp_path / "model.onnx", check=False)
+    assert list(tmp_path.iterdir())
+
+
+def test_what_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("onnxs") else found(name))
+    with pytest.raises(ImportError, match="needs onnxscript: pip install onnxscript"):
+        export_onnx(small(), torch.randn(2, 3, 4, 4), tmp_path / "model.onnx")
+
+
+def test_too_large_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(export, "LARGEST_FILE", 100)
+    with pytest.raises(ValueError, match=r"takes \d+ bytes, but an ONNX file of one piece holds at most 100"):
+        export_onnx(seen(small(), 3, 4, 4), torch.randn(2, 3, 4, 4), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_example_runs(tmp_path: Path):
+    path = tmp_path / "digits.onnx"
+    command = [sys.executable, str(EXAMPLE), "--epochs", "1", "--out", str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "agree on all 1197 test images" in done.stdout
+    assert path.exists()

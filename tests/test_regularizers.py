@@ -1,0 +1,291 @@
+"""Regularizers against plain loops over filters, and what they are there to bring about."""
+
+import collections
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import dcnet
+from dcnet.models import create_model
+from dcnet.regularizers import hyperspherical_energy, orthogonal, orthonormal
+
+EVERY = [orthonormal, orthogonal, hyperspherical_energy]
+EPS = 1e-4
+
+
+def everything(name, layer):
+    return True
+
+
+def layer_of(filters, operator="tanh-cos"):
+    layer = dcnet.DecoupledLinear(filters.shape[1], filters.shape[0], operator=operator, dtype=filters.dtype)
+    with torch.no_grad():
+        layer.weight.copy_(filters)
+    return layer
+
+
+def mixed_network():
+    return nn.Sequential(
+        dcnet.DecoupledConv2d(4, 6, 3, dtype=torch.float64),
+        dcnet.DecoupledConv2d(6, 6, 3, groups=3, dtype=torch.float64),
+        nn.Conv2d(6, 5, 1, dtype=torch.float64),
+        dcnet.DecoupledConv2d(5, 4, 1, operator="sphere-cos+linear", dtype=torch.float64),
+        nn.Linear(7, 3, dtype=torch.float64),
+        dcnet.DecoupledLinear(5, 4, operator="linear-cos", dtype=torch.float64),
+    )
+
+
+def groups_of(layer):
+    filters = [row.flatten() for row in layer.weight]
+    size = len(filters) // getattr(layer, "groups", 1)
+    return [filters[start : start + size] for start in range(0, len(filters), size)]
+
+
+def loop_over(layer, measure, normalize):
+    """The measure of every pair of filters of a group, itself included, added up."""
+    total = 0.0
+    for group in groups_of(layer):
+        group = [w / w.norm() for w in group] if normalize else group
+        for (i, first), (j, second) in itertools.product(enumerate(group), repeat=2):
+            total += measure(first, second, i == j)
+    return total
+
+
+def orthonormal_pair(first, second, same):
+    return (first @ second - float(same)) ** 2
+
+
+def orthogonal_pair(first, second, same):
+    return 0.0 if same else (first @ second) ** 2
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(
+    ("regularizer", "pair"), [(orthonormal, orthonormal_pair), (orthogonal, orthogonal_pair)], ids=["normal", "gonal"]
+)
+def test_constraints_are_the_loops_over_pairs(regularizer, pair, normalize):
+    model = mixed_network()
+    values = regularizer(model, normalize=normalize, layers=everything, reduce="layers")
+    assert list(values) == ["0", "1", "2", "3", "4", "5"]
+    for name, layer in model.named_children():
+        torch.testing.assert_close(values[name], loop_over(layer, pair, normalize))
+    total = regularizer(model, normalize=normalize)
+    torch.testing.assert_close(total, sum(values[name] for name in "0135"))
+
+
+@pytest.mark.parametrize("half_space", [False, True])
+@pytest.mark.parametrize("power", [0, 1, 2, 3.5])
+def test_energy_is_the_loop_over_pairs(power, half_space):
+    def energy(distance_squared):
+        return -0.5 * math.log(distance_squared) if power == 0 else distance_squared ** (-power / 2)
+
+    def pair(first, second, same):
+        if same:
+            return 0.0
+        signs = (1, -1) if half_space else (1,)
+        return sum(energy((first - s * second).square().sum().item() + EPS) for s in signs) / len(signs)
+
+    model = mixed_network()
+    values = hyperspherical_energy(
+        model, power=power, half_space=half_space, eps=EPS, layers=everything, reduce="layers"
+    )
+    for name, layer in model.named_children():
+        pairs = sum(len(group) * (len(group) - 1) for group in groups_of(layer))
+        assert values[name].item() == pytest.approx(loop_over(layer, pair, True) / pairs, rel=1e-9)
+
+
+def test_half_space_is_the_energy_of_filters_and_negatives():
+    """Up to the pairs of a filter with its own negative, at distance 2, which nothing can change."""
+    filters, count = torch.randn(5, 3, dtype=torch.float64), 5
+    half = hyperspherical_energy(layer_of(filters), half_space=True).item() * 2 * count * (2 * count - 2)
+    both = hyperspherical_energy(layer_of(torch.cat([filters, -filters]))).item() * 2 * count * (2 * count - 1)
+    assert both - half == pytest.approx(2 * count / (4 + EPS))
+
+
+@pytest.mark.parametrize("regularizer", EVERY)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_gradients(regularizer, groups):
+    layer = dcnet.DecoupledConv1d(4, 6, 2, groups=groups, operator="linear-cos", dtype=torch.float64)
+
+    def value(weight):
+        with torch.nn.utils.stateless._reparametrize_module(layer, {"weight": weight}):
+            return regularizer(layer)
+
+    assert torch.autograd.gradcheck(value, layer.weight.detach().clone().requires_grad_())
+
+
+def test_orthonormal_filters_cost_nothing():
+    filters = torch.linalg.qr(torch.randn(8, 5, dtype=torch.float64)).Q.mT
+    scaled = filters * torch.arange(1.0, 6.0).unsqueeze(1)
+    for regularizer in (orthonormal, orthogonal):
+        assert regularizer(layer_of(filters)) < 1e-20
+        assert regularizer(layer_of(scaled), normalize=True) < 1e-20
+    assert orthogonal(layer_of(scaled), normalize=False) < 1e-20
+    assert orthonormal(layer_of(scaled), normalize=False).item() == pytest.approx(9 + 64 + 225 + 576)
+
+
+def test_both_constraints_coincide_on_normalised_filters():
+    model = mixed_network()
+    torch.testing.assert_close(orthonormal(model, normalize=True), orthogonal(model, normalize=True))
+
+
+@pytest.mark.parametrize("regularizer", [orthonormal, hyperspherical_energy])
+def test_filters_that_are_normalised_may_have_any_norm(regularizer):
+    filters = torch.randn(6, 9)
+    norms = torch.logspace(-3, 3, 6).unsqueeze(1)
+    torch.testing.assert_close(regularizer(layer_of(filters * norms)), regularizer(layer_of(filters)))
+
+
+def test_descending_makes_filters_orthonormal():
+    model = nn.Sequential(dcnet.DecoupledConv2d(4, 6, 3), dcnet.DecoupledLinear(9, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(200):
+        optimizer.zero_grad()
+        orthonormal(model, normalize=False).backward()
+        optimizer.step()
+    for layer in model:
+        filters = layer.weight.detach().flatten(1)
+        torch.testing.assert_close(filters @ filters.mT, torch.eye(len(filters)), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("power", [0, 1, 2])
+def test_equal_angles_have_the_least_energy(power):
+    """n + 1 filters in n dimensions spread furthest as the corners of a simplex."""
+    corners = torch.eye(5, dtype=torch.float64) - 1 / 5
+    least = hyperspherical_energy(layer_of(corners), power=power)
+    for _ in range(50):
+        spread = torch.randn(5, 5, dtype=torch.float64)
+        assert hyperspherical_energy(layer_of(spread - spread.mean(1, keepdim=True)), power=power) > least
+    layer = layer_of(corners + 0.3 * torch.randn(5, 5, dtype=torch.float64))
+    optimizer = torch.optim.SGD([layer.weight], lr=0.5)
+    for _ in range(400):
+        optimizer.zero_grad()
+        hyperspherical_energy(layer, power=power).backward()
+        optimizer.step()
+    assert hyperspherical_energy(layer, power=power).item() == pytest.approx(least.item(), rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("power", [0, 1, 2])
+@pytest.mark.parametrize("half_space", [False, True])
+def test_filters_that_coincide_or_vanish_have_finite_gradients(power, half_space):
+    filters = torch.randn(5, 4)
+    filters[1], filters[2], filters[3] = filters[0], -filters[0], 0.0
+    layer = layer_of(filters)
+    for value in (
+        orthonormal(layer),
+        orthogonal(layer),
+        hyperspherical_energy(layer, power=power, half_space=half_space),
+    ):
+        value.backward()
+        assert value.isfinite()
+        assert layer.weight.grad.isfinite().all()
+
+
+def test_a_filter_does_not_meet_itself_even_where_that_would_overflow():
+    layer = layer_of(torch.eye(3))
+    value = hyperspherical_energy(layer, power=60)
+    value.backward()
+    assert value.item() == pytest.approx(2.0**-30, rel=1e-2)
+    assert layer.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("regularizer", EVERY)
+def test_one_filter_alone_costs_nothing(regularizer):
+    alone = nn.Sequential(dcnet.DecoupledLinear(4, 1), dcnet.DecoupledConv2d(3, 3, 3, groups=3))
+    value = regularizer(alone)
+    value.backward()
+    assert value.item() == pytest.approx(0, abs=1e-10)
+    assert alone[0].weight.grad.isfinite().all()
+
+
+class Counted(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.calls = collections.Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls[function.overloadpacket.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("regularizer", EVERY)
+def test_one_product_for_each_shape_of_filters(regularizer):
+    model = create_model("resnet32", width=0.05)
+    shapes = {layer.weight.shape for layer in model.modules() if isinstance(layer, dcnet.DecoupledConv2d)}
+    with Counted() as seen:
+        regularizer(model)
+    assert seen.calls["bmm"] == len(shapes) == 6
+    assert seen.calls["mm"] == 0
+
+
+@pytest.mark.parametrize("regularizer", EVERY)
+def test_more_layers_of_a_shape_are_no_more_work(regularizer):
+    calls = []
+    for count in (2, 8):
+        model = nn.Sequential(*[dcnet.DecoupledConv2d(4, 6, 3) for _ in range(count)])
+        with Counted() as seen:
+            regularizer(model)
+        calls.append({name: times for name, times in seen.calls.items() if name != "view"})
+    assert calls[0] == calls[1]
+
+
+@pytest.mark.parametrize("regularizer", EVERY)
+def test_half_precision_and_autocast_compute_in_float32(regularizer):
+    model = create_model("cnn9", width=0.1)
+    expected = regularizer(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        value = regularizer(model)
+    assert value.dtype == torch.float32
+    assert torch.equal(value, expected)
+    half = model.to(torch.bfloat16)
+    value = regularizer(half)
+    value.backward()
+    assert value.dtype == torch.float32
+    assert half.body.conv1.layer1.conv.weight.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(value, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("regularizer", EVERY)
+def test_compiles_without_graph_breaks(regularizer):
+    torch.compiler.reset()
+    model = nn.Sequential(dcnet.DecoupledConv2d(4, 6, 3), dcnet.DecoupledConv2d(4, 6, 3), nn.Linear(3, 2))
+
+    def gradients(call):
+        model.zero_grad()
+        call(model).backward()
+        return [layer.weight.grad.clone() for layer in model[:2]]
+
+    compiled = torch.compile(lambda network: regularizer(network), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(gradients(compiled), gradients(regularizer))
+
+
+@pytest.mark.parametrize("regularizer", EVERY)
+def test_layers_are_chosen_by_name_and_type(regularizer):
+    model = mixed_network()
+    assert list(regularizer(model, reduce="layers")) == ["0", "1", "3", "5"]
+    plain = regularizer(model, reduce="layers", layers=lambda name, layer: type(layer) is nn.Conv2d)
+    assert list(plain) == ["2"]
+    transposed = nn.Sequential(nn.ConvTranspose2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(3, 2))
+    assert list(regularizer(transposed, reduce="layers", layers=everything)) == ["2"]
+
+
+@pytest.mark.parametrize("regularizer", EVERY)
+def test_wrong_arguments_are_refused_in_one_sentence(regularizer):
+    with pytest.raises(ValueError, match="the model has no decoupled layers"):
+        regularizer(nn.Linear(3, 2))
+    with pytest.raises(ValueError, match="`layers` chose none"):
+        regularizer(nn.Linear(3, 2), layers=lambda name, layer: False)
+    with pytest.raises(ValueError, match="'decoupled' or a function of name and layer, not 'conv'"):
+        regularizer(mixed_network(), layers="conv")
+    with pytest.raises(ValueError, match="'sum' or 'layers', not 'mean'"):
+        regularizer(mixed_network(), reduce="mean")
+
+
+def test_energy_refuses_powers_and_eps_that_make_no_sense():
+    with pytest.raises(ValueError, match="power must be 0 or more, not -1"):
+        hyperspherical_energy(mixed_network(), power=-1)
+    with pytest.raises(ValueError, match="eps must be positive, not 0"):
+        hyperspherical_energy(mixed_network(), eps=0)
