@@ -1,6 +1,7 @@
 """Decoupled networks for PyTorch: a layer is a magnitude times an angle, each of them designed or learned."""
 
 from dcnet import angle, functional, magnitude, optim, regularizers, weighting
+from dcnet.convert import decouple, recouple
 from dcnet.layers import (
     DecoupledConv1d,
     DecoupledConv2d,
@@ -55,11 +56,13 @@ __all__ = [
     "conv2d",
     "conv3d",
     "create_model",
+    "decouple",
     "functional",
     "is_plain",
     "linear",
     "magnitude",
     "optim",
+    "recouple",
     "regularizers",
     "weighting",
 ]

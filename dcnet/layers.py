@@ -22,23 +22,40 @@ class Decoupled(nn.Module):
 
     Each learned constant is a parameter by its own name: `radius`, `k`, `scale`, ... Where it must be positive the
     parameter is r, and the constant r^2 + 1e-4; `constants()` gives the constants. `mean_norm` is the running mean of
-    ||x||, zero until the first batch, and there only if a radius is relative to it.
+    ||x||, zero until the first batch, and there only if a radius is relative to it. `blend` is t in
+    (1 - t) * plain + t * decoupled, and there only if it was asked for.
     """
 
     weight: Tensor
     bias: Any  # Tensor or None; torch types it differently from layer to layer
 
-    def __init__(self, *args: Any, operator: Operator | str, eps: float, **kwargs: Any):
-        check_number("eps", eps)
-        if eps < 0:
-            raise ValueError(f"eps must not be negative, not {eps!r}")
+    def __init__(self, *args: Any, operator: Operator | str, eps: float, blend: float | None, **kwargs: Any):
         described = as_operator(operator)
+        check_options(eps, blend)
         super().__init__(*args, **kwargs)
-        self.operator, self.eps = described, float(eps)
-        for name, slot in self.operator.learned.items():
+        self._take(described, eps, blend)
+
+    def _take(self, operator: Operator, eps: float, blend: float | None) -> None:
+        """Gives the layer its operator, and what the operator learns and tracks."""
+        self.operator, self.eps = operator, float(eps)
+        for name, slot in operator.learned.items():
             self.register_parameter(name, nn.Parameter(slot.initial(self.weight.shape[0]).to(self.weight)))
-        if self.operator.decay is not None:
+        if operator.decay is not None:
             self.register_buffer("mean_norm", torch.zeros((), device=self.weight.device))
+        if blend is not None:
+            self.register_buffer("blend", torch.tensor(float(blend), device=self.weight.device))
+
+    def forward(self, input: Tensor) -> Tensor:
+        output, blend = self.decoupled(input), self._buffers.get("blend")
+        return output if blend is None else torch.lerp(self.plain(input), output, blend.to(output.dtype))
+
+    def decoupled(self, input: Tensor) -> Tensor:
+        """f(w, x) + bias, whatever the blend."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how its filters meet the input")
+
+    def plain(self, input: Tensor) -> Tensor:
+        """What torch's own layer gives with the same filters."""
+        return super().forward(input)
 
     def constants(self) -> dict[str, Value]:
         """The operator's constants as they are now; a relative radius is still to be multiplied by the mean norm."""
@@ -99,9 +116,10 @@ class _DecoupledConv(Decoupled, _ConvNd):
         *,
         operator: Operator | str = "tanh-cos",
         eps: float = 1e-4,
+        blend: float | None = None,
     ):
         shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
-        super().__init__(*shape, device, dtype, operator=operator, eps=eps)
+        super().__init__(*shape, device, dtype, operator=operator, eps=eps, blend=blend)
 
     def _convolve(self, function: Callable[..., Tensor], input: Tensor) -> Tensor:
         padded, padding = input, self.padding
@@ -115,21 +133,21 @@ class _DecoupledConv(Decoupled, _ConvNd):
 class DecoupledConv1d(_DecoupledConv, nn.Conv1d):
     """nn.Conv1d with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def decoupled(self, input: Tensor) -> Tensor:
         return self._convolve(functional.decoupled_conv1d, input)
 
 
 class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
     """nn.Conv2d with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def decoupled(self, input: Tensor) -> Tensor:
         return self._convolve(functional.decoupled_conv2d, input)
 
 
 class DecoupledConv3d(_DecoupledConv, nn.Conv3d):
     """nn.Conv3d with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def decoupled(self, input: Tensor) -> Tensor:
         return self._convolve(functional.decoupled_conv3d, input)
 
 
@@ -146,11 +164,24 @@ class DecoupledLinear(Decoupled, nn.Linear):
         *,
         operator: Operator | str = "tanh-cos",
         eps: float = 1e-4,
+        blend: float | None = None,
     ):
-        super().__init__(in_features, out_features, bias, device, dtype, operator=operator, eps=eps)
+        super().__init__(in_features, out_features, bias, device, dtype, operator=operator, eps=eps, blend=blend)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def decoupled(self, input: Tensor) -> Tensor:
         return functional.decoupled_linear(input, self.weight, self.bias, **self._options())
+
+
+def check_options(eps: float, blend: float | None) -> None:
+    """Refuses an eps below zero, and a blend that is not between plain, 0, and decoupled, 1."""
+    check_number("eps", eps)
+    if eps < 0:
+        raise ValueError(f"eps must not be negative, not {eps!r}")
+    if blend is None:
+        return
+    check_number("blend", blend)
+    if not 0 <= blend <= 1:
+        raise ValueError(f"blend must be between 0, plain, and 1, decoupled, not {blend!r}")
 
 
 def conv1d(*args: Any, operator: Operator | str, **kwargs: Any) -> nn.Conv1d:

@@ -207,6 +207,23 @@ def test_a_subclass_that_changes_nothing_may_be_named():
     assert decoupled_names(decouple(model, "tanh-cos", also=[Renamed])) == {"0"}
 
 
+class Named(dcnet.DecoupledConv2d):
+    pass
+
+
+class Doubled(dcnet.DecoupledConv2d):
+    def decoupled(self, input):
+        return 2 * super().decoupled(input)
+
+
+def test_a_decoupled_layer_under_another_name_goes_back_but_not_one_that_computes_something_else():
+    model = nn.Sequential(Named(3, 4, 3), Doubled(4, 4, 3))
+    reports = []
+    back = recouple(model, report=reports.append)
+    assert type(back[0]) is nn.Conv2d
+    assert "Doubled may compute something else" in reports[0].left["1"]
+
+
 def test_a_conversion_that_changes_nothing_is_refused():
     with pytest.raises(ValueError, match="no layer of Sequential is decoupled: linear layers are left unless"):
         decouple(nn.Sequential(nn.Linear(3, 4)), "tanh-cos")

@@ -1,6 +1,9 @@
 """Networks of many families, as timm writes them, become decoupled ones that can be trained."""
 
+import re
+import runpy
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,3 +119,13 @@ def test_without_timm_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ModuleNotFoundError, match="'timm:resnet10t' needs the timm package: pip install timm"):
         create_model("timm:resnet10t")
+
+
+def test_the_example_decouples_and_tunes(capsys):
+    example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "finetune_timm.py"))
+    example["main"](epochs=3, tuning_epochs=1)
+    text = capsys.readouterr().out
+    found = dict(re.findall(r"tanh-cos, ([\w-]+): .*? and ([\d.]+) %", text))
+    assert float(found["calibrated"]) > 90
+    assert float(found["calibrated"]) > float(found["as-is"])
+    assert "DecoupledConv2d" in text

@@ -1,0 +1,169 @@
+"""Which layers of a network are changed, and why the others are left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrize import is_parametrized
+
+from dcnet.convert.conversion import Conversion, Row
+from dcnet.convert.swap import TWINS, plain_class
+from dcnet.layers import Decoupled
+from dcnet.operator import Operator, as_operator, is_plain
+
+ALREADY = "has this operator already"
+
+Patterns = str | Sequence[str] | None
+
+# What networks call the path around a block; a part of a layer's name that matches one makes a 1x1 layer a shortcut.
+SHORTCUTS = ("*shortcut*", "*downsample*", "*skip*", "*identity*", "project")
+
+# These read the weights of their layers, in evaluation at least, without calling the layers.
+BYPASSING = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which layers to change: all convolutions, unless something here says otherwise.
+
+    Args:
+        include: only layers whose full name matches, as in "layer3.*" or ["*.conv1", "*.conv2"].
+        exclude: no layers whose full name matches.
+        where: only layers for which `where(name, module)` is true.
+        linear: linear layers too.
+        first: the layer that the network defines first.
+        last: the layer that the network defines last, of linear layers and convolutions together.
+        shortcuts: 1x1 convolutions on a path whose name is one of `SHORTCUTS`.
+        depthwise: convolutions in which every input channel is a group of its own.
+        also: subclasses of torch's layers that compute what torch's compute; others are left.
+    """
+
+    include: Patterns = None
+    exclude: Patterns = None
+    where: Callable[[str, nn.Module], bool] | None = None
+    linear: bool = False
+    first: bool = True
+    last: bool = True
+    shortcuts: bool = True
+    depthwise: bool = True
+    also: Sequence[type[nn.Module]] = ()
+
+    def refusal(self, name: str, layer: nn.Module) -> str:
+        """Why a layer that could be changed is not chosen, or nothing."""
+        if not self.linear and isinstance(layer, nn.Linear):
+            return "linear layers are left unless linear=True"
+        if self.include is not None and not _matches(name, self.include):
+            return "not in include"
+        if _matches(name, self.exclude):
+            return "in exclude"
+        if not self.shortcuts and is_shortcut(name, layer):
+            return "shortcut"
+        if not self.depthwise and is_depthwise(layer):
+            return "depthwise"
+        return "" if self.where is None or self.where(name, layer) else "not in where"
+
+    def check_patterns(self, names: Sequence[str]) -> None:
+        """Refuses a pattern that no layer's name matches."""
+        for pattern in (*_listed(self.include), *_listed(self.exclude)):
+            if not any(fnmatchcase(name, pattern) for name in names):
+                known = f"names such as {', '.join(map(repr, names[:3]))}" if names else "no layers to choose from"
+                raise ValueError(f"pattern {pattern!r} matches no layer; the network has {known}")
+
+
+def plan(model: nn.Module, operator: Operator | str, choice: Choice | None = None) -> Conversion:
+    """What `decouple` would change, without changing it."""
+    choice, target = choice or Choice(), operator if is_plain(operator) else as_operator(operator)
+    layers = weight_layers(model)
+    choice.check_patterns(list(layers))
+    ends = _ends(list(layers), choice)
+    bypassed = {id(child) for module in model.modules() if isinstance(module, BYPASSING) for child in module.children()}
+    rows = []
+    for name, layer in layers.items():
+        reason = _obstacle(layer, choice.also, id(layer) in bypassed) or ends.get(name, "")
+        reason = reason or choice.refusal(name, layer) or _already(layer, target)
+        after = None if reason else describe(layer, target)
+        rows.append(Row(name, "x".join(map(str, _shape(layer))), describe(layer), after, reason))
+    return Conversion(tuple(rows))
+
+
+def weight_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Every convolution and linear layer by its full name, "" for the model itself."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, _ConvNd | nn.Linear)}
+
+
+def is_shortcut(name: str, layer: nn.Module) -> bool:
+    """Whether a layer is a 1x1 convolution on a path that is named like one around a block."""
+    if not isinstance(layer, _ConvNd) or any(size != 1 for size in layer.kernel_size):
+        return False
+    return any(fnmatchcase(part.lower(), pattern) for part in name.split(".") for pattern in SHORTCUTS)
+
+
+def is_depthwise(layer: nn.Module) -> bool:
+    """Whether every input channel of a convolution is a group of its own."""
+    return isinstance(layer, _ConvNd) and layer.groups == layer.in_channels > 1
+
+
+def describe(layer: nn.Module, operator: Operator | str | None = None) -> str:
+    """The class of a layer, as it is or with another operator, and the operator if it is decoupled."""
+    if operator is None:
+        operator = layer.operator if isinstance(layer, Decoupled) else ""
+        return f"{type(layer).__name__} {operator}".strip()
+    plain = plain_class(layer)
+    return plain.__name__ if is_plain(operator) else f"{TWINS[plain].__name__} {operator}"
+
+
+def _obstacle(layer: nn.Module, also: Sequence[type[nn.Module]], bypassed: bool) -> str:
+    """Why a layer cannot be changed, or nothing."""
+    if isinstance(layer, _ConvTransposeNd):
+        return "a transposed convolution has no patches that filters could be compared with"
+    if isinstance(layer, LazyModuleMixin):
+        return "lazy: run a batch through the network first"
+    if is_parametrized(layer):
+        return "parametrized: its weight is computed, not stored"
+    if not _is_known(layer, also):
+        return f"{type(layer).__name__} may compute something else; name it in `also` if it does not"
+    if layer._parameters.get("weight") is None:
+        return "its weight is computed by a hook, not stored"
+    if "forward" in vars(layer):
+        return "its forward was replaced"
+    return "what contains it may use its weight without calling it" if bypassed else ""
+
+
+def _is_known(layer: nn.Module, also: Sequence[type[nn.Module]]) -> bool:
+    if not isinstance(layer, Decoupled):
+        return type(layer) in (*TWINS, *also)
+    twin = TWINS[plain_class(layer)]
+    return type(layer).forward is Decoupled.forward and type(layer).decoupled is twin.decoupled
+
+
+def _already(layer: nn.Module, operator: Operator | str) -> str:
+    if isinstance(layer, Decoupled):
+        return ALREADY if layer.operator == operator else ""
+    return ALREADY if is_plain(operator) else ""
+
+
+def _ends(names: Sequence[str], choice: Choice) -> Mapping[str, str]:
+    ends = {} if choice.last else dict.fromkeys(names[-1:], "last layer")
+    return ends if choice.first else {**ends, **dict.fromkeys(names[:1], "first layer")}
+
+
+def _shape(layer: nn.Module) -> Sequence[int]:
+    # A lazy layer has no shape yet, and asking a parametrized one for its weight would compute it.
+    if isinstance(layer, nn.Linear):
+        return layer.out_features, layer.in_features
+    assert isinstance(layer, _ConvNd)
+    channels = (layer.in_channels, layer.out_channels) if layer.transposed else (layer.out_channels, layer.in_channels)
+    return channels[0], channels[1] // layer.groups, *layer.kernel_size
+
+
+def _matches(name: str, patterns: Patterns) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in _listed(patterns))
+
+
+def _listed(patterns: Patterns) -> Sequence[str]:
+    return [patterns] if isinstance(patterns, str) else patterns or []

@@ -1,0 +1,65 @@
+"""Decouples a trained network of timm and fine-tunes it, on scikit-learn's digits enlarged to 32 x 32.
+
+Give `timm.create_model` `pretrained=True` and your own images to do the same with a network that timm has weights for.
+"""
+
+import timm
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import dcnet
+
+Images = tuple[Tensor, Tensor]
+
+
+def load_images() -> tuple[Images, Images]:
+    pixels, classes = load_digits(return_X_y=True)
+    x = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 8 - 1
+    x, y = F.interpolate(x, size=32, mode="bilinear"), torch.tensor(classes)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    return (x[order[:1200]], y[order[:1200]]), (x[order[1200:]], y[order[1200:]])
+
+
+def train(model: nn.Module, images: Images, epochs: int, learning_rate: float) -> None:
+    """Trains on all images; what has no use for decay is left out of it."""
+    model.train()
+    groups = dcnet.optim.param_groups(model, weight_decay=0.05)
+    optimizer = torch.optim.AdamW(groups, learning_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    x, y = images
+    for _ in range(epochs):
+        for batch in torch.randperm(len(x)).split(60):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[batch]), y[batch]).backward()
+            optimizer.step()
+        schedule.step()
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: Images) -> float:
+    model.eval()
+    return 100 * (model(images[0]).argmax(1) == images[1]).float().mean().item()
+
+
+def main(epochs: int = 6, tuning_epochs: int = 3) -> None:
+    torch.manual_seed(0)
+    console = Console()
+    training_images, test_images = load_images()
+    plain = timm.create_model("test_resnet", num_classes=10, in_chans=1)
+    train(plain, training_images, epochs, learning_rate=3e-3)
+    console.print(f"plain: {accuracy(plain, test_images):.1f} % of the test images")
+
+    for start in ("as-is", "calibrated"):
+        data = [training_images[0][:300]] if start == "calibrated" else None
+        report = console.print if start == "calibrated" else None
+        model = dcnet.decouple(plain, "tanh-cos", first=False, shortcuts=False, start=start, data=data, report=report)
+        before = accuracy(model, test_images)
+        train(model, training_images, tuning_epochs, learning_rate=1e-3)
+        console.print(f"tanh-cos, {start}: {before:.1f} % before and {accuracy(model, test_images):.1f} % after tuning")
+
+
+if __name__ == "__main__":
+    main()
