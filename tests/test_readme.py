@@ -16,13 +16,23 @@ def blocks(file: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / file).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("code", blocks("README.md"))
-def test_readme_runs(code, capsys):
+def test_readme_runs(capsys):
     names: dict[str, object] = {}
-    exec(code, names)
-    if "y" in names:
-        assert names["y"].shape == (8, 128, 16, 16)
-        assert "bounded=False" in capsys.readouterr().out
+    for code in blocks("README.md"):
+        exec(code, names)
+    assert names["y"].shape == (8, 128, 16, 16)
+    assert "bounded=False" in capsys.readouterr().out
+    assert names["penalty"].item() > 0
+
+
+@pytest.mark.parametrize("file", ["docs/networks.md", "docs/training.md"])
+def test_docs_run(file, capsys):
+    """With a small network in place of the reader's."""
+    model = dcnet.create_model("cnn9", "tanh-cos", 10, width=0.05)
+    batches = [(torch.randn(4, 3, 32, 32), torch.randint(10, (4,)))] * 2
+    names = {"torch": torch, "F": torch.nn.functional, "dcnet": dcnet, "model": model, "batches": batches}
+    code = "\n".join(blocks(file)).replace('"resnet32"', '"cnn9", width=0.05')
+    exec(code.replace("dcnet.convert.finish_blend_(model)", "").replace("steps=1000", "steps=1"), names)
 
 
 def test_readme_tables_name_every_part():
