@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
+from timing import summarize, time_cells, time_rounds
 from torch import Tensor, nn
 
 import dcnet
+from dcnet.files import write_json
 from dcnet.report.environment import environment
-from dcnet.report.files import write_json
 from dcnet.report.options import Parser, at_least, operators
 
 OPERATORS = "tanh(radius=8.0)-cos,linear-cos,linear-cos+linear,sphere-cos,tanh-cos"
@@ -116,30 +116,10 @@ def time_once(variant: Variant, x: Tensor, gradient: Tensor) -> float:
 
 
 def time_all(rows: Sequence[Variant], config: Config) -> dict[str, list[float]]:
-    """Times every variant once a round, starting with another one each round, so that none has the better moments."""
+    """The milliseconds of every variant in every round."""
     x, gradient = make_input(config)
-    times: dict[str, list[float]] = {row.name: [] for row in rows}
-    for i in range(config.warmup + config.repeats):
-        for row in [*rows[i % len(rows) :], *rows[: i % len(rows)]]:
-            times[row.name].append(time_once(row, x, gradient))
-    return {name: taken[config.warmup :] for name, taken in times.items()}
-
-
-def summarize(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians with their quartiles, and the ratio of medians with the quartiles of the ratios of the rounds."""
-    plain = times[dcnet.PLAIN]
-    quartiles = functools.partial(statistics.quantiles, n=4, method="inclusive")
-    results = {}
-    for name, taken in times.items():
-        low, median, high = quartiles(taken)
-        ratio_low, _, ratio_high = quartiles([own / base for own, base in zip(taken, plain, strict=True)])
-        results[name] = {
-            "ms": median,
-            "ms_quartiles": [low, high],
-            "ratio": median / statistics.median(plain),
-            "ratio_quartiles": [ratio_low, ratio_high],
-        }
-    return results
+    calls = {row.name: functools.partial(time_once, row, x, gradient) for row in rows}
+    return time_rounds(calls, config.warmup, config.repeats)
 
 
 def kept_for_backward(variant: Variant, config: Config) -> float:
@@ -165,9 +145,7 @@ def make_table(config: Config, results: dict[str, Any]) -> Table:
     for heading in ("ms (quartiles)", "x nn.Conv2d", "kept, MiB"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, result in results.items():
-        ms = "{:.1f} ({:.1f} to {:.1f})".format(result["ms"], *result["ms_quartiles"])
-        ratio = "{:.2f} ({:.2f} to {:.2f})".format(result["ratio"], *result["ratio_quartiles"])
-        table.add_row(name, ms, ratio, f"{result['kept_mib']:.1f}")
+        table.add_row(name, *time_cells(result), f"{result['kept_mib']:.1f}")
     return table
 
 
@@ -203,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not (wrong := error(row, config)) <= TOLERANCE:
             print(f"{row.name} is wrong by {wrong:.1e} of its largest value, so it is not timed", file=sys.stderr)
             return 1
-    results = summarize(time_all(rows, config))
+    results = summarize(time_all(rows, config), dcnet.PLAIN)
     for row in rows:
         results[row.name]["kept_mib"] = kept_for_backward(row, config)
     Console().print(make_table(config, results))

@@ -2,6 +2,7 @@
 
 from dcnet import angle, functional, magnitude, optim, regularizers, weighting
 from dcnet.convert import decouple, recouple
+from dcnet.folding import fold
 from dcnet.layers import (
     DecoupledConv1d,
     DecoupledConv2d,
@@ -57,6 +58,7 @@ __all__ = [
     "conv3d",
     "create_model",
     "decouple",
+    "fold",
     "functional",
     "is_plain",
     "linear",

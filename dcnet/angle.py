@@ -146,7 +146,8 @@ class Power(Angle):
     equation: ClassVar[str] = "sign(cos(theta)) |cos(theta)|^p"
     p: float = 2.0
 
-    # Below this |cos| the power p - 1 is held, since its slope is infinite at zero for p < 2.
+    # Below this |cos| the power p - 1 is held, since its slope is infinite at zero for p < 2; above 1, where rounding
+    # may lead, it would multiply the error by p.
     smallest: ClassVar[float] = 1e-12
 
     def __post_init__(self) -> None:
@@ -156,7 +157,7 @@ class Power(Angle):
             raise ValueError(f"p of power must be at least 1, not {self.p!r}")
 
     def value(self, cos: Tensor) -> Tensor:
-        return cos * cos.abs().clamp(min=self.smallest).pow(self.p - 1)
+        return cos * cos.abs().clamp(self.smallest, 1.0).pow(self.p - 1)
 
 
 @register
@@ -189,9 +190,12 @@ class Spline(Angle):
 
 def _area(reached: Tensor, slopes: Tensor) -> Tensor:
     """The integral from 0 to `reached`, in knots, of the slope that runs linearly from knot to knot."""
+    zero, one, last = reached.new_zeros(()), reached.new_ones(()), len(slopes) - 2
     area = torch.zeros_like(reached)
-    for i in range(len(slopes) - 1):
-        t = (reached - i).clamp(0, 1)
+    for i in range(last + 1):
+        # At a knot the two segments share the slope, as maximum and minimum do; clamp would count it twice.
+        t = torch.maximum(reached - i, zero)
+        t = t.clamp(max=1) if i == last else torch.minimum(t, one)
         area = area + t * (slopes[i] + (slopes[i + 1] - slopes[i]) / 2 * t)
     return area
 

@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from dcnet import functional
 from dcnet.functional import Options, Size
 from dcnet.learnable import check_number
+from dcnet.norms import accumulation_dtype
 from dcnet.operator import Operator, as_operator, is_plain
 from dcnet.part import Value
 
@@ -39,11 +40,20 @@ class Decoupled(nn.Module):
         """Gives the layer its operator, and what the operator learns and tracks."""
         self.operator, self.eps = operator, float(eps)
         for name, slot in operator.learned.items():
+            if hasattr(self, name):
+                raise ValueError(f"{str(operator)!r} has a constant named {name!r}, which layers have themselves")
             self.register_parameter(name, nn.Parameter(slot.initial(self.weight.shape[0]).to(self.weight)))
         if operator.decay is not None:
-            self.register_buffer("mean_norm", torch.zeros((), device=self.weight.device))
+            dtype = accumulation_dtype(self.weight.dtype)
+            self.register_buffer("mean_norm", torch.zeros((), dtype=dtype, device=self.weight.device))
+        self.initial_blend = blend
         if blend is not None:
             self.register_buffer("blend", torch.tensor(float(blend), device=self.weight.device))
+
+    @property
+    def norm_matters(self) -> bool:
+        """Whether the layer depends on ||w||, by its operator or by the plain layer that it blends with."""
+        return self.operator.weighted or "blend" in self._buffers
 
     def forward(self, input: Tensor) -> Tensor:
         output, blend = self.decoupled(input), self._buffers.get("blend")
@@ -73,12 +83,15 @@ class Decoupled(nn.Module):
             self.get_parameter(name).copy_(slot.initial(self.weight.shape[0]))
         if self.operator.decay is not None:
             self.get_buffer("mean_norm").zero_()
+        if self.initial_blend is not None and "blend" in self._buffers:
+            self.get_buffer("blend").fill_(self.initial_blend)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, operator={str(self.operator)!r}"
 
     def _learned(self) -> dict[str, Tensor]:
-        return {name: self._parameters[name] for name in self.operator.learned}  # type: ignore[misc]
+        # By attribute, since parametrization and replication keep tensors elsewhere than among the parameters.
+        return {name: getattr(self, name) for name in self.operator.learned}
 
     def _options(self) -> Options:
         return {
@@ -186,19 +199,26 @@ def check_options(eps: float, blend: float | None) -> None:
 
 def conv1d(*args: Any, operator: Operator | str, **kwargs: Any) -> nn.Conv1d:
     """nn.Conv1d for the operator "conv", DecoupledConv1d for any other: a network is written once."""
-    return nn.Conv1d(*args, **kwargs) if is_plain(operator) else DecoupledConv1d(*args, operator=operator, **kwargs)
+    return _built(nn.Conv1d, DecoupledConv1d, args, operator, kwargs)
 
 
 def conv2d(*args: Any, operator: Operator | str, **kwargs: Any) -> nn.Conv2d:
     """nn.Conv2d for the operator "conv", DecoupledConv2d for any other: a network is written once."""
-    return nn.Conv2d(*args, **kwargs) if is_plain(operator) else DecoupledConv2d(*args, operator=operator, **kwargs)
+    return _built(nn.Conv2d, DecoupledConv2d, args, operator, kwargs)
 
 
 def conv3d(*args: Any, operator: Operator | str, **kwargs: Any) -> nn.Conv3d:
     """nn.Conv3d for the operator "conv", DecoupledConv3d for any other: a network is written once."""
-    return nn.Conv3d(*args, **kwargs) if is_plain(operator) else DecoupledConv3d(*args, operator=operator, **kwargs)
+    return _built(nn.Conv3d, DecoupledConv3d, args, operator, kwargs)
 
 
 def linear(*args: Any, operator: Operator | str, **kwargs: Any) -> nn.Linear:
     """nn.Linear for the operator "conv", DecoupledLinear for any other: a network is written once."""
-    return nn.Linear(*args, **kwargs) if is_plain(operator) else DecoupledLinear(*args, operator=operator, **kwargs)
+    return _built(nn.Linear, DecoupledLinear, args, operator, kwargs)
+
+
+def _built(plain: Any, decoupled: Any, args: Any, operator: Operator | str, kwargs: dict[str, Any]) -> Any:
+    if not is_plain(operator):
+        return decoupled(*args, operator=operator, **kwargs)
+    # What only decoupled layers know of is nothing to a plain one.
+    return plain(*args, **{name: value for name, value in kwargs.items() if name not in ("eps", "blend")})

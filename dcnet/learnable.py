@@ -1,6 +1,8 @@
 """Numbers that a layer learns for itself."""
 
+import dataclasses
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +12,22 @@ FLOOR = 1e-4
 
 def check_number(what: str, value: Any, above: float | None = None) -> None:
     """Refuses what is not a finite number, or not above the given limit."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{what} must be a number, not {value!r}")
     if not math.isfinite(value):
         raise ValueError(f"{what} must be finite, not {value!r}")
     if above is not None and value <= above:
         limit = "positive" if above == 0 else f"above {above:g}"
         raise ValueError(f"{what} must be {limit}, not {value!r}")
+
+
+def take_plain_numbers(described: Any) -> None:
+    """Makes numpy's numbers in the fields of a frozen dataclass Python's own, so that they print as specs."""
+    for declared in dataclasses.fields(described):
+        value: Any = getattr(described, declared.name)
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            plain = int(value) if isinstance(value, numbers.Integral) else float(value)
+            object.__setattr__(described, declared.name, plain)
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,7 @@ class Learnable:
     floor: float = FLOOR
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         check_number("init", self.init)
         check_number("floor", self.floor, above=0)
 

@@ -56,6 +56,10 @@ class Sum:
 
     parts: tuple[Magnitude, ...]
 
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ValueError("a sum of magnitudes needs one part at least, and has none")
+
     @property
     def bounded(self) -> bool | None:
         return every(part.bounded for part in self.parts)

@@ -21,7 +21,11 @@ class _SumOfSquares(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, dim: int) -> Tensor:
-        return torch.linalg.vector_norm(x, dim=dim, dtype=accumulation_dtype(x.dtype)).square()
+        dtype = accumulation_dtype(x.dtype)
+        if x.device.type == "cpu":
+            return x.to(dtype).square().sum(dim)
+        # One pass and no memory of the size of x; on the CPU it would be many times slower where channels come first.
+        return torch.linalg.vector_norm(x, dim=dim, dtype=dtype).square()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:

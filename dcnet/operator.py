@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 import dcnet.angle
 import dcnet.magnitude
@@ -51,10 +51,10 @@ class Operator:
     magnitude: Magnitude | Sum
     angle: Angle
     weighting: Weighting
-    slots: dict[str, Slot] = field(compare=False)
-    decay: float | None = field(compare=False)
-    _magnitudes: tuple[Held, ...] = field(compare=False)
-    _angle: Held = field(compare=False)
+    slots: dict[str, Slot] = field(init=False, compare=False)
+    decay: float | None = field(init=False, compare=False)
+    _magnitudes: tuple[Held, ...] = field(init=False, compare=False)
+    _angle: Held = field(init=False, compare=False)
 
     def __init__(
         self,
@@ -72,6 +72,8 @@ class Operator:
         set_once("_angle", Held(self.angle, ""))
         set_once("slots", self._gather_slots())
         set_once("decay", self._find_decay())
+        if self.weighting.divides and self._scale_slot is not None and self._scale_slot.init == 0:
+            raise ValueError(f"{str(self)!r} divides by the scale of its magnitude, which must not be 0")
 
     @classmethod
     def parse(cls, text: str) -> Operator:
@@ -118,9 +120,18 @@ class Operator:
         """The angular activation of cos(theta)."""
         return self._angle.value(cos, constants)
 
+    def alpha(self, constants: Mapping[str, Value]) -> Value:
+        """The scale of the magnitude; 1 for sums, and where there is none."""
+        return 1.0 if self._scale_slot is None else constants["scale"]
+
+    @property
+    def _scale_slot(self) -> Slot | None:
+        # An angle may have a constant of that name, and so may the parts of a sum, where it is scale_0, scale_1, ...
+        return self.slots["scale"] if "scale" in self._magnitudes[0].names.values() else None
+
     def properties(self) -> Properties:
         """Boundedness, bound, smoothness, radius and equation."""
-        radii = tuple(part.radius for part in self.magnitude.parts if hasattr(part, "radius"))
+        radii = tuple(radius for part in self.magnitude.parts for radius in part.radii())
         return Properties(
             bounded=every([self.magnitude.bounded, self.angle.bounded, self.weighting.keeps_bound]),
             bound=self._bound(),
@@ -139,7 +150,7 @@ class Operator:
         return slots
 
     def _find_decay(self) -> float | None:
-        radii = [getattr(part, "radius", None) for part in self.magnitude.parts]
+        radii = [radius for part in self.magnitude.parts for radius in part.radii()]
         decays = {radius.decay for radius in radii if isinstance(radius, Radius) and radius.relative}
         if len(decays) > 1:
             raise ValueError(f"a layer has one running mean norm, but {str(self)!r} gives it decays {sorted(decays)}")
@@ -149,7 +160,7 @@ class Operator:
         bound = self.magnitude.bound
         if bound is None or not (self.weighting.keeps_bound and self.angle.bounded):
             return None
-        return self.weighting.bound(bound, self.slots["scale"].init if "scale" in self.slots else 1.0)
+        return self.weighting.bound(bound, 1.0 if self._scale_slot is None else self._scale_slot.init)
 
     def _equation(self) -> str:
         def h(n: str) -> str:
@@ -157,7 +168,7 @@ class Operator:
             return terms[0] if len(terms) == 1 else f"({' + '.join(terms)})"
 
         weighted = self.weighting.equation.format(
-            x=h("||x||"), w=h("||w||"), both=h("||w|| ||x||"), scale="alpha" if "scale" in self.slots else "1"
+            x=h("||x||"), w=h("||w||"), both=h("||w|| ||x||"), scale="1" if self._scale_slot is None else "alpha"
         )
         values = [text for held in (*self._magnitudes, self._angle) for text in held.describe()]
         return ", ".join([f"f(w, x) = {weighted} {self._angle.equation()}", *values])
@@ -185,29 +196,36 @@ def _read_angle(spec: Spec) -> Angle:
     return angle
 
 
-def _whole(text: str, read: Callable[[Spec], Any]) -> Any:
+def _whole(text: str, read: Callable[[Spec], Any], kind: str) -> Any:
     spec = Spec(text)
     read_part = read(spec)
-    spec.end()
+    if spec.peek():
+        raise ValueError(f"{text!r} is more than {kind}: dcnet.Operator.parse reads whole specs")
     return read_part
+
+
+def _own_function(given: Any) -> bool:
+    if isinstance(given, nn.Module) and any(True for _ in given.state_dict()):
+        raise TypeError(f"{given} has parameters or buffers, which layers would not own: write a class with constants")
+    return callable(given) and not isinstance(given, type)
 
 
 def _magnitude(given: Any) -> Magnitude | Sum:
     if isinstance(given, str):
-        given = _whole(given, _read_magnitude)
+        given = _whole(given, _read_magnitude, "a magnitude")
     if isinstance(given, Magnitude | Sum):
         return given
-    if callable(given) and not isinstance(given, type):
+    if _own_function(given):
         return dcnet.magnitude.Own(given)
     raise TypeError(f"a magnitude is a Magnitude, its name or a function of the norm, not {given!r}")
 
 
 def _angle(given: Any) -> Angle:
     if isinstance(given, str):
-        given = _whole(given, _read_angle)
+        given = _whole(given, _read_angle, "an angle")
     if isinstance(given, Angle):
         return given
-    if callable(given) and not isinstance(given, type):
+    if _own_function(given):
         return dcnet.angle.Own(given)
     raise TypeError(f"an angle is an Angle, its name or a function of the cosine, not {given!r}")
 

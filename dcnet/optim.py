@@ -165,7 +165,7 @@ def _decaying(module: nn.Module) -> list[nn.Parameter]:
         return []
     exempt = set[str]()
     if isinstance(module, Decoupled):
-        exempt = {*module.operator.learned, *(() if module.operator.weighted else ("weight",))}
+        exempt = {*module.operator.learned, *(() if module.norm_matters else ("weight",))}
     return [value for name, value in module.named_parameters(recurse=False) if name not in exempt]
 
 
@@ -184,6 +184,8 @@ def _unweighted_layers(model: nn.Module, choose: Choose | None) -> list[Decouple
                 f"layer {name!r} has the weighted operator {str(layer.operator)!r}, in which ||w|| matters: "
                 "take it out with layers=lambda name, layer: not layer.operator.weighted"
             )
+        if layer.norm_matters:
+            raise ValueError(f"layer {name!r} blends with the plain layer, in which ||w|| matters: finish_blend_ first")
         if not isinstance(layer.weight, nn.Parameter):
             raise ValueError(f"the weight of layer {name!r} is computed from others, and must be a parameter")
     _refuse_shared(model, {id(layer.weight): name for name, layer in found.items()})
@@ -192,7 +194,7 @@ def _unweighted_layers(model: nn.Module, choose: Choose | None) -> list[Decouple
 
 def _refuse_shared(model: nn.Module, owners: dict[int, str]) -> None:
     for name, module in model.named_modules():
-        if isinstance(module, Decoupled) and not module.operator.weighted:
+        if isinstance(module, Decoupled) and not module.norm_matters:
             continue
         for value in module.parameters(recurse=False):
             if id(value) in owners:

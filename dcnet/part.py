@@ -9,8 +9,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from dcnet.learnable import FLOOR, Learnable, check_number
-from dcnet.radius import Radius
+from dcnet.learnable import FLOOR, Learnable, check_number, take_plain_numbers
+from dcnet.radius import Radius, RadiusLike
 
 Value = float | Tensor
 
@@ -65,6 +65,7 @@ class Part:
     learnable: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         for declared in self._constants():
             self._check(declared, getattr(self, declared.name))
         if self.learnable and not any(slot.learned for slot in self.slots().values()):
@@ -79,6 +80,10 @@ class Part:
 
     def symbols(self) -> dict[str, str]:
         return {declared.name: declared.metadata["symbol"] for declared in self._constants()}
+
+    def radii(self) -> list[RadiusLike]:
+        """The values of the fields that hold a radius."""
+        return [getattr(self, declared.name) for declared in self._constants() if isinstance(declared.default, Radius)]
 
     def spec(self) -> str:
         return format_call(self, self.name)

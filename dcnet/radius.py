@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dcnet.learnable import FLOOR, check_number
+from dcnet.learnable import FLOOR, check_number, take_plain_numbers
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Radius:
     floor: float = FLOOR
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         check_number("floor of a radius", self.floor, above=0)
         check_number("init of a radius", self.init, above=self.floor if self.learnable else 0)
         check_number("decay of a radius", self.decay)

@@ -32,7 +32,11 @@ def assert_decoupled(
         seed: of the random input.
         factors: what to multiply the input by when looking for values that are not finite.
     """
-    layer = copy.deepcopy(layer).double()
+    if "blend" in layer._buffers:
+        raise ValueError(
+            f"a layer that blends with the plain one is not h * g: its blend is {layer.get_buffer('blend').item():g}"
+        )
+    layer = copy.deepcopy(layer).double().requires_grad_()
     x = small_input(layer, seed) if input is None else input.detach().to(layer.weight)
     for mode in (True, False):
         _assert_equation(layer.train(mode), x)
@@ -82,7 +86,7 @@ def _magnitude_times_angle(layer: Decoupled, n: Tensor, w_norm: Tensor, cos: Ten
         for name, value in layer.constants().items()
     }
     near = {name: value * mean if op.slots[name].relative else value for name, value in constants.items()}
-    factor = op.weighting.factor(w_norm, lambda norm: op.h(norm, constants), constants.get("scale", 1.0))
+    factor = op.weighting.factor(w_norm, lambda norm: op.h(norm, constants), op.alpha(constants))
     return factor * op.h(op.weighting.argument(w_norm, n), near) * op.g(cos, constants)
 
 
@@ -122,8 +126,8 @@ def _assert_finite(layer: Decoupled, x: Tensor, factors: Sequence[float]) -> Non
         found = {name: parameter.grad for name, parameter in layer.named_parameters()}
         for name, value in {"output": out, "input": point.grad, **found}.items():
             if value is None or not value.isfinite().all():
-                kind = "output" if name == "output" else f"gradient of its {name}"
-                _fail(layer, f"has an {kind} that is not finite where inputs are multiplied by {factor:g}")
+                kind = "an output" if name == "output" else f"a gradient of its {name}"
+                _fail(layer, f"has {kind} that is not finite where inputs are multiplied by {factor:g}")
 
 
 def _assert_claims(layer: Decoupled, x: Tensor) -> None:
@@ -134,14 +138,21 @@ def _assert_claims(layer: Decoupled, x: Tensor) -> None:
     if bound is not None and out.abs().max() > bound * (1 + 1e-9):
         _fail(layer, f"says it is bounded by {bound:g} but gives {out.abs().max().item():g}")
     own = isinstance(op.angle, angle.Own) or any(isinstance(part, magnitude.Own) for part in op.magnitude.parts)
-    if not own and Operator.parse(str(op)) != op:
-        _fail(layer, "has a spec that does not parse back to it")
+    if not own and not _parses_back(op):
+        _fail(layer, "has a spec that does not parse back to it; is every part of it registered?")
     with torch.no_grad():
         bare.weight.mul_(1e3)
         before = bare(x)
         bare.weight.mul_(1e3)
     if not op.weighted and not torch.allclose(bare(x), before, rtol=1e-6, atol=1e-8):
         _fail(layer, "says it is unweighted but changes when its filters are scaled")
+
+
+def _parses_back(op: Operator) -> bool:
+    try:
+        return Operator.parse(str(op)) == op
+    except ValueError:
+        return False
 
 
 def _fail(layer: Decoupled, what: str) -> NoReturn:

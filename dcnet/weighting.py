@@ -16,7 +16,8 @@ class Weighting:
     """h(||w||, ||x||) = factor(||w||) * h(argument(||w||, ||x||)).
 
     `weighted` says that ||w|| matters at all, `keeps_bound` that a bounded magnitude stays bounded, `multiplies` that
-    the factor is ||w|| itself, and `nonnegative` that the factor is never negative, whatever h is.
+    the factor is ||w|| itself, `nonnegative` that the factor is never negative, whatever h is, and `divides` that the
+    factor is divided by the magnitude's scale.
     """
 
     name: ClassVar[str]
@@ -25,6 +26,7 @@ class Weighting:
     keeps_bound: ClassVar[bool] = True
     multiplies: ClassVar[bool] = False
     nonnegative: ClassVar[bool] = True
+    divides: ClassVar[bool] = False
 
     def factor(self, w_norm: Tensor, h: Callable[[Tensor], Tensor], scale: Value) -> Value:
         return 1.0
@@ -86,9 +88,10 @@ class Product(Weighting):
     name = "product"
     equation = "{w} {x} / {scale}"
     nonnegative = False
+    divides = True
 
     def factor(self, w_norm: Tensor, h: Callable[[Tensor], Tensor], scale: Value) -> Value:
         return h(w_norm) / scale
 
     def bound(self, bound: float, scale: float) -> float:
-        return bound * bound / scale
+        return bound * bound / abs(scale)

@@ -21,9 +21,9 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 import dcnet
+from dcnet.files import write_json
 from dcnet.report import plots
 from dcnet.report.environment import environment
-from dcnet.report.files import write_json
 from dcnet.report.options import Parser, at_least, operators
 
 Images = tuple[Tensor, Tensor]

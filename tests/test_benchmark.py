@@ -1,4 +1,4 @@
-"""The benchmark times what is right, and refuses what is wrong."""
+"""The benchmarks time what is right, and refuse what is wrong."""
 
 import importlib.util
 import json
@@ -12,19 +12,31 @@ from torch import Tensor
 
 import dcnet
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "cpu_layer.py"
+FOLDER = Path(__file__).parents[1] / "benchmarks"
 TINY = ["--batch", "2", "--channels", "4", "--size", "6", "--repeats", "3", "--warmup", "1"]
+TINY_NETWORK = ["--networks", "cnn9-small", "--width", "0.1", "--batch", "2", "--size", "8", "--repeats", "3"]
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module, which finds beside it what it shares with others, as it does when it is run."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cpu_layer", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "cpu_layer", module)
-    spec.loader.exec_module(module)
-    return module
+    return load("cpu_layer", monkeypatch)
+
+
+@pytest.fixture
+def inference(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load("inference", monkeypatch)
 
 
 def run(benchmark: ModuleType, *arguments: str) -> int:
@@ -97,3 +109,39 @@ def test_an_even_kernel_is_refused(benchmark: ModuleType, capsys: pytest.Capture
     with pytest.raises(SystemExit, match="2"):
         run(benchmark, "--kernel", "2")
     assert "must be odd, not 2" in capsys.readouterr().err
+
+
+def run_inference(inference: ModuleType, *arguments: str) -> int:
+    return inference.main([*TINY_NETWORK, "--threads", str(torch.get_num_threads()), *arguments])
+
+
+def test_a_tiny_inference_benchmark_writes_ratios(
+    inference: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "results.json"
+    assert run_inference(inference, "--operators", "tanh-cos,linear-cos", "--json", str(file)) == 0
+    written = json.loads(file.read_text())
+    labels = [f"{name}{ending}" for name in ("conv", "tanh-cos", "linear-cos") for ending in ("", ", folded")]
+    assert list(written["results"]["cnn9-small"]) == labels
+    assert written["results"]["cnn9-small"]["conv"]["ratio"] == 1
+    assert all(result["ratio"] > 0 for result in written["results"]["cnn9-small"].values())
+    assert {"cpu", "cores", "torch", "date"} <= set(written["environment"])
+    assert "tanh-cos, folded" in capsys.readouterr().out
+
+
+def test_a_wrong_fold_is_not_timed(
+    inference: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    right = inference.fold
+    monkeypatch.setattr(inference, "fold", lambda model: torch.nn.Sequential(right(model), torch.nn.Softplus()))
+    assert run_inference(inference, "--json", str(tmp_path / "results.json")) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("cnn9-small with conv, folded is wrong by")
+    assert not captured.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_network_is_refused(inference: ModuleType, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        run_inference(inference, "--networks", "cnn9,vgg")
+    assert "unknown network 'vgg', expected some of cnn9, " in capsys.readouterr().err

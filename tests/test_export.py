@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import dcnet
 from dcnet import export
 from dcnet.export import export_onnx, export_program
-from dcnet.fold import fold
+from dcnet.folding import fold
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "export_onnx.py"
 
@@ -62,24 +62,27 @@ def test_every_magnitude_with_every_angle(tmp_path: Path):
     assert_same_in_onnxruntime(seen(layers, 5), tmp_path / "layers.onnx", 5)
 
 
-CONVOLUTIONS: list[tuple[tuple[int, ...], nn.Module]] = [
-    ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 3, padding=1, operator="tanh-sigmoid(learnable=True)+linear")),
-    ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 3, stride=2, padding=1, operator="seg-cos+joint")),
-    ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 3, stride=3, padding=2, groups=2, operator="ball-spline+product")),
-    ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 3, dilation=2, padding="same", operator="tanh&log-sqcos+product")),
-    ((4, 6, 6), dcnet.DecoupledConv2d(4, 8, (2, 4), padding=(1, 2), groups=4, bias=False, operator="linear-cos")),
-    ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 3, padding=1, padding_mode="reflect", operator="mix-relucos")),
-    ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 1, stride=2, operator="sphere-linear")),
-    ((4, 36), dcnet.DecoupledConv1d(4, 6, 5, stride=2, padding=2, operator="tanh-linear")),
-    ((4, 36), dcnet.DecoupledConv1d(4, 6, 3, dilation=3, groups=2, operator="log-cos+linear")),
-    ((4, 6, 3, 2), dcnet.DecoupledConv3d(4, 6, (3, 2, 1), padding=(1, 0, 0), operator="seg-sqcos+linear")),
-    ((36, 4), dcnet.DecoupledLinear(4, 6, operator="tanh-power(p=1.5)+joint")),
-]
+def windows() -> list[tuple[tuple[int, ...], nn.Module]]:
+    """Layers of every kind, each with the shape in which it sees an input of [4, 6, 6]."""
+    return [
+        ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 3, padding=1, operator="tanh-sigmoid(learnable=True)+linear")),
+        ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 3, stride=2, padding=1, operator="seg-cos+joint")),
+        ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 3, stride=3, padding=2, groups=2, operator="ball-spline+product")),
+        ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 3, dilation=2, padding="same", operator="tanh&log-sqcos+product")),
+        ((4, 6, 6), dcnet.DecoupledConv2d(4, 8, (2, 4), padding=(1, 2), groups=4, bias=False, operator="linear-cos")),
+        ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 3, padding=1, padding_mode="reflect", operator="mix-relucos")),
+        ((4, 6, 6), dcnet.DecoupledConv2d(4, 6, 1, stride=2, operator="sphere-linear")),
+        ((4, 36), dcnet.DecoupledConv1d(4, 6, 5, stride=2, padding=2, operator="tanh-linear")),
+        ((4, 36), dcnet.DecoupledConv1d(4, 6, 3, dilation=3, groups=2, operator="log-cos+linear")),
+        ((4, 6, 3, 2), dcnet.DecoupledConv3d(4, 6, (3, 2, 1), padding=(1, 0, 0), operator="seg-sqcos+linear")),
+        ((36, 4), dcnet.DecoupledLinear(4, 6, operator="tanh-power(p=1.5)+joint")),
+    ]
 
 
 @pytest.mark.parametrize("folded", [False, True])
 def test_every_kind_of_window_weighting_and_layer(folded: bool, tmp_path: Path):
-    model = seen(Side([layer for _, layer in CONVOLUTIONS], [shape for shape, _ in CONVOLUTIONS]), 4, 6, 6)
+    shapes, layers = zip(*windows(), strict=True)
+    model = seen(Side(layers, shapes), 4, 6, 6)
     assert_same_in_onnxruntime(fold(model) if folded else model, tmp_path / "layers.onnx", 4, 6, 6)
 
 

@@ -192,6 +192,30 @@ def test_meta_device_and_reset(operator):
         assert torch.equal(layer.state_dict()[name], value), name
 
 
+def test_constants_may_be_parametrized_or_replicated():
+    layer, x = conv("tanh-sigmoid(learnable=True)"), torch.randn(1, 4, 5, 5)
+    expected = layer(x)
+    replica = layer._replicate_for_data_parallel()
+    for name, value in layer.named_parameters():
+        setattr(replica, name, value * 1)  # as torch.nn.parallel.replicate does
+    torch.testing.assert_close(replica(x), expected)
+
+    class Doubled(nn.Module):
+        def forward(self, value):
+            return 2 * value
+
+    nn.utils.parametrize.register_parametrization(layer, "radius", Doubled())
+    assert not torch.allclose(layer(x), expected)
+
+
+def test_a_half_default_dtype_does_not_reach_the_running_mean():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert dcnet.DecoupledLinear(4, 3).mean_norm.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_plain_is_torchs_own_layer():
     for make, plain, decoupled in [
         (dcnet.conv1d, nn.Conv1d, dcnet.DecoupledConv1d),
@@ -200,7 +224,7 @@ def test_plain_is_torchs_own_layer():
     ]:
         assert type(make(3, 4, 3, operator="conv")) is plain
         assert type(make(3, 4, 3, operator="tanh-cos")) is decoupled
-    assert type(dcnet.linear(3, 4, operator="conv")) is nn.Linear
+    assert type(dcnet.linear(3, 4, operator="conv", eps=1e-3)) is nn.Linear
     assert type(dcnet.linear(3, 4, operator="tanh-cos", eps=1e-3)) is dcnet.DecoupledLinear
 
 
@@ -253,6 +277,16 @@ def test_what_depends_on_the_norm_alone_is_formed_on_one_channel(operator):
     assert max(count for _, count in seen.transcendental) <= 64
 
 
+def test_functions_refuse_what_they_do_not_know():
+    x, weight = torch.randn(1, 4, 5, 5), torch.randn(6, 4, 3, 3)
+    with pytest.raises(TypeError, match="unknown option 'epsilon': known are operator, eps, constants"):
+        dcnet.functional.decoupled_conv2d(x, weight, operator="tanh-cos", epsilon=3.0)
+    with pytest.raises(TypeError, match="operator is missing"):
+        dcnet.functional.decoupled_conv2d(x, weight)
+    with pytest.raises(ValueError, match="'tanh-cos' learns no constant 'radious', only radius"):
+        dcnet.functional.decoupled_conv2d(x, weight, operator="tanh-cos", constants={"radious": torch.ones(6)})
+
+
 def test_wrong_input_is_refused_in_one_sentence():
     layer = dcnet.DecoupledConv2d(4, 6, 3)
     with pytest.raises(ValueError, match=r"input of shape \[1, 3, 5, 5\] must have 4 channels"):
@@ -261,6 +295,10 @@ def test_wrong_input_is_refused_in_one_sentence():
         layer(torch.zeros(1, 4, 5, 5, dtype=torch.long))
     with pytest.raises(ValueError, match=r"\[5, 5\] must have 3 or 4 dimensions"):
         layer(torch.zeros(5, 5))
+    with pytest.raises(RuntimeError, match="Kernel size can't be greater than actual input size"):
+        dcnet.DecoupledConv2d(4, 6, 3, dilation=2)(torch.zeros(1, 4, 3, 3))
+    with pytest.raises(ValueError, match=r"\[5, 5\] must have 4 channels"):
+        dcnet.DecoupledConv2d(4, 6, 3, padding=1, padding_mode="reflect")(torch.zeros(5, 5))
     with pytest.raises(TypeError, match="floating-point"):
         dcnet.DecoupledConv2d(4, 6, 3, padding=1, padding_mode="reflect")(torch.zeros(1, 4, 5, 5, dtype=torch.int32))
     with pytest.raises(ValueError, match=r"\[2, 3\] must have 4 features"):

@@ -105,6 +105,14 @@ def test_half_precision_is_the_float64_result_rounded(operator, dtype, device):
     assert (y.double() - expected).norm() < 2 * step * expected.norm()
 
 
+@pytest.mark.parametrize("angle", dcnet.angle.registry)
+def test_rounding_of_the_cosine_is_not_multiplied(angle):
+    """In bfloat16 the cosine of a vector with itself may come out above 1; no angle makes more of that."""
+    op = dcnet.Operator("sphere", "power(p=50)" if angle == "power" else angle)
+    layer = dcnet.DecoupledLinear(512, 32, bias=False, operator=op, dtype=torch.bfloat16)
+    assert layer(layer.weight.detach() * 300).abs().max() <= 1.02
+
+
 def test_norms_accumulate_in_float32():
     """A thousand ones beside one large value: in half precision they would not be seen, or overflow."""
     x = torch.full((1, 4096), 1.0)

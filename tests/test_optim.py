@@ -345,6 +345,14 @@ def test_weighted_operators_are_refused_by_name(kind):
 
 
 @pytest.mark.parametrize("kind", ["projection", "gradients"])
+def test_layers_that_blend_are_refused_and_decay(kind):
+    layer = dcnet.DecoupledConv2d(2, 4, 3, blend=0.5)
+    with pytest.raises(ValueError, match="blends with the plain layer, in which"):
+        make_either(kind, layer)
+    assert any(value is layer.weight for value in param_groups(layer, 0.1)[0]["params"])
+
+
+@pytest.mark.parametrize("kind", ["projection", "gradients"])
 def test_models_without_filters_to_work_on_are_refused(kind):
     with pytest.raises(ValueError, match="no decoupled layer to work on"):
         make_either(kind, create_model("cnn9", "conv", width=0.1))

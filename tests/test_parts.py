@@ -76,6 +76,14 @@ def test_a_spline_is_monotone_bounded_and_zero_at_a_right_angle_whatever_it_lear
     assert op.g(torch.zeros(1, dtype=torch.float64), constants).item() == 0
 
 
+def test_a_spline_has_one_slope_at_its_knots_too():
+    """Where two segments meet, as in every zero patch, both of them see the cosine."""
+    op = dcnet.Operator("sphere", "spline")
+    cos = torch.linspace(-1, 1, 9, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(op.g(cos, op.constants({})).sum(), cos)
+    torch.testing.assert_close(slope, torch.ones_like(slope))
+
+
 def test_a_spline_learns_relu_and_square_cosine():
     """The "one single function" of Section 5: both shapes are within its reach."""
     for target in ("relucos", "sqcos"):
@@ -139,6 +147,7 @@ def test_properties_of_weighted_summed_and_own_operators():
         None,
     )
     assert properties("tanh-relucos").smooth is False
+    assert properties("seg(scale=-1,slope=0,radius=1.0)-cos+product").bound == 1.0
     assert properties("ball(radius=2.0)&tanh(radius=3.0)-cos").radius == (2.0, 3.0)
     own = dcnet.Operator(lambda n: n.sqrt(), "cos").properties()
     assert (own.bounded, own.bound, own.smooth) == (None, None, None)
@@ -158,6 +167,76 @@ def test_equations_read_well():
 
 
 @dataclass(frozen=True)
+class TwoRadii(dcnet.magnitude.Magnitude):
+    name: typing.ClassVar[str] = "two"
+    equation: typing.ClassVar[str] = "two({n}, {inner}, {outer})"
+    inner: typing.Any = constant(dcnet.Radius(), "rho", positive=True)
+    outer: typing.Any = constant(dcnet.Radius(init=2.0), "sigma", positive=True)
+
+    def value(self, n, inner, outer):
+        return torch.tanh(n / inner) + torch.tanh(n / outer)
+
+
+def test_a_radius_may_have_any_name(registered):
+    from dcnet.testing import assert_decoupled
+
+    registered(dcnet.magnitude, TwoRadii)
+    op = dcnet.Operator.parse("two-cos")
+    assert op.properties().radius == (dcnet.Radius(), dcnet.Radius(init=2.0))
+    assert op.decay == 0.999
+    assert_decoupled(dcnet.DecoupledConv2d(4, 6, 3, operator=op))
+
+
+@dataclass(frozen=True)
+class Halved(dcnet.angle.Angle):
+    name: typing.ClassVar[str] = "halved"
+    equation: typing.ClassVar[str] = "{scale} cos(theta)"
+    scale: typing.Any = constant(0.5, "s")
+
+    def value(self, cos, scale):
+        return scale * cos
+
+
+def test_the_scale_of_an_angle_is_not_that_of_the_magnitude(registered):
+    registered(dcnet.angle, Halved)
+    op = dcnet.Operator("sharp", "halved", "product")
+    assert op.properties().bound == 1.0
+    x, w = torch.randn(5, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
+    y = dcnet.functional.decoupled_linear(x, w, operator=op)
+    torch.testing.assert_close(y, dcnet.functional.decoupled_linear(x, w, operator="sharp-cos+product") / 2)
+
+
+@dataclass(frozen=True)
+class Clash(dcnet.magnitude.Magnitude):
+    name: typing.ClassVar[str] = "clash"
+    equation: typing.ClassVar[str] = "{weight}"
+    weight: typing.Any = constant(1.0, "a")
+
+    def value(self, n, weight):
+        return weight * n
+
+
+def test_a_constant_cannot_take_the_place_of_the_filters():
+    op = dcnet.Operator(Clash(learnable=True), "cos")
+    with pytest.raises(ValueError, match="has a constant named 'weight', which layers have themselves"):
+        dcnet.DecoupledLinear(4, 3, operator=op)
+
+
+@pytest.fixture
+def registered():
+    """Enters a part into its registry until the test is over."""
+    entered = []
+
+    def enter(module, part):
+        module.register(part)
+        entered.append((module, part.name))
+
+    yield enter
+    for module, name in entered:
+        del module.registry[name]
+
+
+@dataclass(frozen=True)
 class Root(dcnet.magnitude.Magnitude):
     """h(n) = alpha * sqrt(n): what a user would add."""
 
@@ -169,20 +248,13 @@ class Root(dcnet.magnitude.Magnitude):
         return scale * n.sqrt()
 
 
-def test_a_registered_magnitude_is_known_everywhere():
+def test_a_registered_magnitude_is_known_everywhere(registered):
     from dcnet.testing import assert_decoupled
 
-    dcnet.magnitude.register(Root)
-    try:
-        op = dcnet.Operator.parse("root(scale=Learnable(init=2.0,per_channel=True))-sigmoid+product")
-        assert round_trips(op)
-        assert "sqrt(||x||)" in op.properties().equation
-        assert_decoupled(dcnet.DecoupledConv2d(4, 6, 3, operator=op))
-        with pytest.raises(ValueError, match="'root' is taken: Root is a magnitude of that name"):
-            dcnet.magnitude.register(Root)
-    finally:
-        del dcnet.magnitude.registry["root"]
-
-
-def round_trips(op):
-    return dcnet.Operator.parse(str(op)) == op
+    registered(dcnet.magnitude, Root)
+    op = dcnet.Operator.parse("root(scale=Learnable(init=2.0,per_channel=True))-sigmoid+product")
+    assert dcnet.Operator.parse(str(op)) == op
+    assert "sqrt(||x||)" in op.properties().equation
+    assert_decoupled(dcnet.DecoupledConv2d(4, 6, 3, operator=op))
+    with pytest.raises(ValueError, match="'root' is taken: Root is a magnitude of that name"):
+        dcnet.magnitude.register(Root)

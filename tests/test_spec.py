@@ -1,8 +1,11 @@
 """The spec grammar: every operator prints as a spec that parses back, and what is wrong gets one clear sentence."""
 
+import dataclasses
 import pickle
 
+import numpy as np
 import pytest
+import torch
 from conftest import all_operators
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,6 +146,29 @@ def test_wrong_specs_get_one_sentence_with_the_value(spec, message):
 def test_wrong_types_get_one_sentence_with_the_value(make, message):
     with pytest.raises(TypeError, match=message):
         make()
+
+
+def test_numbers_of_numpy_are_numbers():
+    for number in (np.float64(2.0), np.float32(2.0), np.int64(2)):
+        op = Operator(dcnet.magnitude.Tanh(scale=number, radius=Radius(init=number)), dcnet.angle.Sigmoid(k=number))
+        assert Operator.parse(str(op)) == op
+        assert "np." not in str(op)
+
+
+def test_operators_can_be_changed_by_copying():
+    op = dataclasses.replace(Operator.parse("tanh-cos"), weighting="joint")
+    assert str(op) == "tanh-cos+joint"
+
+
+def test_what_has_no_sense_is_refused():
+    with pytest.raises(ValueError, match=r"'tanh-sqcos' is more than a magnitude: dcnet.Operator.parse"):
+        Operator("tanh-sqcos")
+    with pytest.raises(ValueError, match="a sum of magnitudes needs one part at least"):
+        dcnet.magnitude.Sum(())
+    with pytest.raises(ValueError, match=r"'mix\(scale=0\)-cos\+product' divides by the scale"):
+        Operator.parse("mix(scale=0)-cos+product")
+    with pytest.raises(TypeError, match="has parameters or buffers, which layers would not own"):
+        Operator("linear", torch.nn.PReLU())
 
 
 def test_infinite_constants_are_refused():

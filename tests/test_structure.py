@@ -12,6 +12,7 @@ PACKAGE = ROOT / "dcnet"
 
 # From the bottom up; a module may import from its own floor and from those below.
 FLOORS = [
+    ["files"],
     ["learnable"],
     ["radius"],
     ["part"],
@@ -20,7 +21,10 @@ FLOORS = [
     ["norms", "functional"],
     ["layers"],
     ["presets", "testing"],
-    ["convert", "optim", "regularizers", "folded", "fold", "export"],
+    ["convert", "optim", "regularizers"],
+    ["folded"],
+    ["folding"],
+    ["export"],
     ["models"],
     ["report"],
 ]

@@ -56,6 +56,14 @@ def test_refuses_what_is_not_finite():
     assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, operator=steep), factors=[0.0, 1e3])
 
 
+def test_a_frozen_parameter_is_no_matter_and_a_blend_is():
+    layer = dcnet.DecoupledConv2d(2, 3, 3)
+    layer.radius.requires_grad_(False)
+    assert_decoupled(layer)
+    with pytest.raises(ValueError, match=r"blends with the plain one is not h \* g: its blend is 0.5"):
+        assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, blend=0.5))
+
+
 def test_refuses_a_false_bound(monkeypatch):
     monkeypatch.setattr(dcnet.magnitude.Linear, "saturates", True)
     with pytest.raises(AssertionError, match="says it is bounded by 1 but gives"):

@@ -60,5 +60,5 @@ def size_constants(operator: Operator) -> list[str]:
 def _size(operator: Operator, constants: Mapping[str, Value]) -> Tensor:
     """h(||w||, ||x||) at the norms to try."""
     h = operator.h(operator.weighting.argument(FILTER_NORMS, PATCH_NORMS), constants)
-    scale = constants.get("scale", 1.0)
-    return h * operator.weighting.factor(FILTER_NORMS, lambda n: operator.h(n, constants), scale) + 0 * FILTER_NORMS
+    factor = operator.weighting.factor(FILTER_NORMS, lambda n: operator.h(n, constants), operator.alpha(constants))
+    return h * factor + 0 * FILTER_NORMS

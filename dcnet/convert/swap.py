@@ -41,7 +41,7 @@ def _drop_state_(layer: Decoupled) -> None:
     layer._buffers.pop("mean_norm", None)
     for name in layer.operator.learned:
         delattr(layer, name)
-    del layer.operator, layer.eps
+    del layer.operator, layer.eps, layer.initial_blend
 
 
 def drop_blend_(layer: Decoupled) -> None:

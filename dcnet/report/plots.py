@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from dcnet import angle, magnitude
+from dcnet.files import write_atomically
 from dcnet.operator import Operator
 from dcnet.part import Part
-from dcnet.report.files import write_atomically
 from dcnet.report.options import Parser
 
 FORMATS = (".png", ".svg")

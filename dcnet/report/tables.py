@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dcnet.report.files import write_atomically
+from dcnet.files import write_atomically
 
 Record = dict[str, Any]
 

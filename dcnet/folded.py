@@ -1,0 +1,184 @@
+"""Layers for inference alone: whatever does not depend on the input is computed beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dcnet.functional import Meeting, check_input, convolve, meet_rows, norm_cancels, relative_to_mean, scaled
+from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
+from dcnet.norms import accumulation_dtype, filter_norm
+from dcnet.operator import Operator
+from dcnet.part import Value
+
+Layer = DecoupledConv1d | DecoupledConv2d | DecoupledConv3d | DecoupledLinear
+
+PlainLayer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
+
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+PLAIN_CONVOLUTIONS: dict[int, Callable[..., PlainLayer]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+class Folded(nn.Module):
+    """f(w, x) of a decoupled layer in evaluation, and the batch normalisation that follows it, if one is given.
+
+    `weight` holds the filters times all that may go into them, `factor` what may not, `bias` the bias and the shift of
+    the normalisation; the constants of the operator are buffers, with a relative radius times the mean norm. Nothing
+    here learns or tracks.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    factor: Tensor
+    w_norm: Tensor
+
+    @torch.no_grad()
+    def __init__(self, layer: Layer, norm: _BatchNorm | None = None):
+        super().__init__()
+        op, w_norm, (own, constants) = layer.operator, filter_norm(layer.weight, layer.eps), _constants(layer)
+        factor = torch.ones_like(w_norm) * op.weighting.factor(w_norm, lambda n: op.h(n, own), op.alpha(own))
+        if norm_cancels(op):
+            factor = factor * op.h(op.weighting.argument(w_norm, torch.ones_like(w_norm)), constants)
+        bias = layer.bias
+        if norm is not None:
+            scale, shift = scale_and_shift(norm)
+            factor, bias = factor * scale, shift if bias is None else bias * scale + shift
+        absorbed = op.angle.homogeneous and (op.angle.identity or bool((factor >= 0).all()))
+        self.operator, self.eps = op, layer.eps
+        self.coefficients = coefficients(op, own)
+        self.fixed = {name: value for name, value in constants.items() if not isinstance(value, Tensor)}
+        self.register_buffer("weight", scaled(layer.weight, factor / w_norm if absorbed else 1 / w_norm))
+        self.register_buffer("bias", bias if bias is None else bias.to(layer.weight.dtype))
+        self.register_buffer("factor", torch.ones_like(factor[:1]) if absorbed else factor)
+        self.register_buffer("w_norm", w_norm)
+        for name, value in constants.items():
+            if isinstance(value, Tensor):
+                self.register_buffer(f"constant_{name}", value)
+
+    def combine(self, at: Meeting) -> Tensor:
+        """The operator of prepared filters: what depends on the norm alone stays on one channel where it can."""
+        product, op = at.multiply(self.weight, None), self.operator
+        constants, factor, dtype = self._spread_constants(at), at.spread(self.factor), product.dtype
+        if norm_cancels(op):
+            return self._finish(at, op.g(product, constants), factor, dtype)
+        n = at.norm(self.eps)
+        if op.angle.homogeneous:
+            g, factor = op.g(product, constants), factor * n.reciprocal()
+        else:
+            g = op.g(_multiplied(product, n.reciprocal()), constants)
+        return self._finish(at, g, self._h(at, n, factor, constants), dtype)
+
+    def extra_repr(self) -> str:
+        return f"{list(self.weight.shape)}, bias={self.bias is not None}, operator={str(self.operator)!r}"
+
+    def _h(self, at: Meeting, n: Tensor, factor: Tensor, constants: Mapping[str, Value]) -> Tensor:
+        argument = self.operator.weighting.argument(at.spread(self.w_norm), n)
+        if not self.coefficients:
+            return self.operator.h(argument, constants) * factor
+        # The factor meets alpha before alpha meets h, which saves a pass over all channels.
+        return self.operator.h(
+            argument, {**constants, **{name: constants[name] * factor for name in self.coefficients}}
+        )
+
+    def _finish(self, at: Meeting, g: Tensor, h: Tensor, dtype: torch.dtype) -> Tensor:
+        if torch.is_grad_enabled() or g.dtype != h.dtype:
+            return at.finish(g, h, self.bias, dtype)
+        output = _multiplied(g, h)
+        return output if self.bias is None else output.add_(at.spread(self.bias))
+
+    def _spread_constants(self, at: Meeting) -> dict[str, Value]:
+        constants: dict[str, Value] = dict(self.fixed)
+        for name, slot in self.operator.slots.items():
+            if name not in constants:
+                value = self.get_buffer(f"constant_{name}")
+                constants[name] = at.spread(value) if slot.size == 1 else value
+        return constants
+
+
+class FoldedLinear(Folded):
+    """A DecoupledLinear with everything that does not depend on the input computed beforehand."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.combine(meet_rows(input, self.weight))
+
+
+class FoldedConv(Folded):
+    """A DecoupledConv1d, 2d or 3d with everything that does not depend on the input computed beforehand."""
+
+    def __init__(self, layer: DecoupledConv1d | DecoupledConv2d | DecoupledConv3d, norm: _BatchNorm | None = None):
+        super().__init__(layer, norm)
+        self.padding_mode, self.ends = layer.padding_mode, layer._reversed_padding_repeated_twice
+        padding = layer.padding if layer.padding_mode == "zeros" else (0,)
+        self.window = (layer.stride, padding, layer.dilation, layer.groups)
+
+    def forward(self, input: Tensor) -> Tensor:
+        spatial = self.weight.dim() - 2
+        padded = input
+        if self.padding_mode != "zeros":
+            check_input(input, self.weight.shape[1] * self.window[-1], -spatial - 1, "channels")
+            padded = F.pad(input, self.ends, mode=self.padding_mode)
+        return convolve(CONVOLUTIONS[spatial], padded, self.weight, *self.window, self.combine)
+
+
+def fold_layer(layer: Layer, norm: _BatchNorm | None = None) -> nn.Module:
+    """The layer for inference, with the batch normalisation that follows it: torch's own where that is all it is."""
+    folded = FoldedLinear(layer, norm) if isinstance(layer, DecoupledLinear) else FoldedConv(layer, norm)
+    if not (norm_cancels(layer.operator) and layer.operator.angle.identity):
+        return folded
+    plain = _plain(layer, folded.bias is not None)
+    plain.weight = nn.Parameter(folded.weight, requires_grad=False)
+    if folded.bias is not None:
+        plain.bias = nn.Parameter(folded.bias, requires_grad=False)
+    return plain
+
+
+def _multiplied(values: Tensor, factor: Tensor) -> Tensor:
+    """The product, in the place of the values if no gradient needs them: new memory is what a pass costs most."""
+    in_place = not torch.is_grad_enabled() and values.dtype == factor.dtype
+    return values.mul_(factor) if in_place else values * factor
+
+
+def scale_and_shift(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+    """What batch normalisation does to each channel in evaluation: y = scale * x + shift."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    dtype = accumulation_dtype(norm.running_var.dtype)
+    scale = (norm.running_var.to(dtype) + norm.eps).rsqrt()
+    scale = scale if norm.weight is None else scale * norm.weight
+    shift = -norm.running_mean * scale
+    return scale, shift if norm.bias is None else shift + norm.bias
+
+
+def coefficients(op: Operator, constants: Mapping[str, Value]) -> tuple[str, ...]:
+    """The constants, all but the radius, that multiply h if all of them are multiplied; none if h is not like that."""
+    names = tuple(name for name in op.slots if name not in op.angle.slots() and not name.startswith("radius"))
+    base = {name: value.double().cpu() if isinstance(value, Tensor) else value for name, value in constants.items()}
+    n = torch.logspace(-3, 3, 61, dtype=torch.float64).unsqueeze(1)
+    for factor in (3.0, 0.1, -1.0):
+        multiplied = {**base, **{name: base[name] * factor for name in names}}
+        if not torch.allclose(op.h(n, multiplied), factor * op.h(n, base), rtol=1e-9, atol=0):
+            return ()
+    return names
+
+
+def _constants(layer: Decoupled) -> tuple[dict[str, Value], dict[str, Value]]:
+    """The constants in float32 or better: as they are, and with a relative radius multiplied by the mean norm."""
+    op, weight = layer.operator, layer.weight
+    stored = {name: layer.get_parameter(name).to(accumulation_dtype(weight.dtype)) for name in op.learned}
+    own = op.constants(stored)
+    like = torch.empty(0, dtype=accumulation_dtype(weight.dtype))
+    mean = layer._buffers.get("mean_norm")
+    return own, relative_to_mean(op, own, like, {"operator": op, "mean_norm": mean})
+
+
+def _plain(layer: Layer, bias: bool) -> PlainLayer:
+    """torch's own layer of the same shape, without values."""
+    if isinstance(layer, DecoupledLinear):
+        return nn.Linear(layer.in_features, layer.out_features, bias, device="meta")
+    window = (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups)
+    kind = PLAIN_CONVOLUTIONS[layer.weight.dim() - 2]
+    return kind(layer.in_channels, layer.out_channels, *window, bias, layer.padding_mode, device="meta")

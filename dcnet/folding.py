@@ -1,0 +1,151 @@
+"""Networks for inference: prepared filters, and batch normalisation inside the layer it follows."""
+
+import contextlib
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from typing import TypeGuard
+
+from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+from dcnet.folded import Layer, PlainLayer, fold_layer
+from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
+
+DECOUPLED = {kind.decoupled for kind in (DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear)}
+PLAIN_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def fold(model: nn.Module) -> nn.Module:
+    """A copy of the model for inference: the same outputs in evaluation, with less work.
+
+    Filters are normalised, constants fixed and running means multiplied into the radii beforehand; a batch
+    normalisation goes into the layer, decoupled or plain, that it follows, and dropout goes. What goes leaves an
+    nn.Identity, so every module keeps its name. The copy does not learn: it has no gradients but the input's.
+
+    Which normalisation follows which layer is read from every module's own `forward`, traced by torch.fx with the
+    modules below it as they are. A `forward` that cannot be traced is taken to call its modules whole: normalisations
+    that are its own stay, those of an nn.Sequential in it are folded. What follows a fully connected layer is taken to
+    see its features, as it does if the layer sees rows, [N, features].
+
+    A layer that is called more than once, whose output is used elsewhere or that has hooks keeps its normalisation. A
+    layer that still blends with the plain one, whose filters are read by others or whose class computes something else
+    stays as it is.
+    """
+    check_mean_norms(model)
+    copied = copy.deepcopy(model).eval().requires_grad_(False)
+    graphs = _trace_all(copied)
+    replacements: dict[nn.Module, nn.Module] = {}
+    for layer, norm in _pairs(copied, graphs):
+        replacements[layer] = _fuse(layer, norm)
+        replacements[norm] = nn.Identity()
+    fixed = {module for parent, graph in graphs for module in _found(parent, graph, "get_attr")}
+    for module in copied.modules():
+        if module not in replacements and module not in fixed and not _has_hooks(module):
+            if _is_decoupled(module):
+                replacements[module] = fold_layer(module)
+            elif isinstance(module, _DropoutNd):
+                replacements[module] = nn.Identity()
+    return _replace(copied, replacements).eval()
+
+
+def check_mean_norms(model: nn.Module) -> None:
+    """Refuses a model in which the radius of a layer is relative to a mean norm that no batch has set yet."""
+    for name, module in model.named_modules():
+        if isinstance(module, Decoupled) and module.operator.decay is not None and not module.mean_norm > 0:
+            raise ValueError(
+                f"layer {name!r} with operator {str(module.operator)!r} has seen no data, so that its mean norm is "
+                f"{float(module.mean_norm):g}: run a batch through the model in training mode first"
+            )
+
+
+class _OneLevel(fx.Tracer):
+    """Traces the forward of one module, with every module that it calls as a leaf."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def _trace_all(model: nn.Module) -> list[tuple[nn.Module, fx.Graph]]:
+    """Every module that has others below it, with what its forward does, where that can be traced."""
+    graphs = []
+    for parent in _parents(model):
+        # A forward may do anything with what stands for its input, and fail in any way.
+        with contextlib.suppress(Exception):
+            graphs.append((parent, _OneLevel().trace(parent)))
+    return graphs
+
+
+def _parents(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if module._modules]
+
+
+def _found(parent: nn.Module, graph: fx.Graph, *kinds: str) -> Iterator[nn.Module]:
+    """The modules that the graph calls, "call_module", or reads a tensor of, "get_attr", once for every time."""
+    for node in graph.nodes:
+        if node.op in kinds:
+            path = str(node.target)
+            yield parent.get_submodule(path if node.op == "call_module" else path.rpartition(".")[0])
+
+
+def _pairs(
+    model: nn.Module, graphs: list[tuple[nn.Module, fx.Graph]]
+) -> Iterator[tuple[Layer | PlainLayer, _BatchNorm]]:
+    """Every layer and the batch normalisation that alone sees its output."""
+    uses = Counter(module for parent, graph in graphs for module in _found(parent, graph, "call_module", "get_attr"))
+    places = Counter(child for parent in _parents(model) for child in parent.children())
+    alone = {module for module, count in places.items() if count == 1 and uses[module] == 1 and not _has_hooks(module)}
+    for parent, graph in graphs:
+        for node in graph.nodes:
+            pair = _pair(parent, node)
+            if pair is not None and alone.issuperset(pair):
+                yield pair
+
+
+def _pair(parent: nn.Module, node: fx.Node) -> tuple[Layer | PlainLayer, _BatchNorm] | None:
+    if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+        return None
+    source, norm = node.args[0], parent.get_submodule(str(node.target))
+    if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) != 1:
+        return None
+    layer = parent.get_submodule(str(source.target))
+    if type(norm) not in NORMS or not (_is_decoupled(layer) or _is_plain(layer)):
+        return None
+    assert isinstance(norm, _BatchNorm)
+    has_statistics = norm.running_mean is not None and norm.running_var is not None
+    return (layer, norm) if has_statistics and norm.num_features == len(layer.weight) else None
+
+
+def _fuse(layer: Layer | PlainLayer, norm: _BatchNorm) -> nn.Module:
+    if _is_decoupled(layer):
+        return fold_layer(layer, norm)
+    fused: nn.Module = (
+        fuse_linear_bn_eval(layer, norm) if isinstance(layer, nn.Linear) else fuse_conv_bn_eval(layer, norm)
+    )
+    return fused.requires_grad_(False)
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[PlainLayer]:
+    return type(module) in PLAIN_LAYERS
+
+
+def _is_decoupled(module: nn.Module) -> TypeGuard[Layer]:
+    """Whether the module computes what its class of dcnet computes: no subclass's own, and no blend with plain."""
+    if not isinstance(module, Decoupled) or type(module).forward is not Decoupled.forward:
+        return False
+    return type(module).decoupled in DECOUPLED and float(getattr(module, "blend", 1.0)) == 1
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def _replace(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Module:
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if child in replacements:
+                module._modules[name] = replacements[child]
+    return replacements.get(model, model)
