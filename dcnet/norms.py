@@ -22,9 +22,9 @@ class _SumOfSquares(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, dim: int) -> Tensor:
         dtype = accumulation_dtype(x.dtype)
-        if x.device.type == "cpu":
+        if x.device.type == "cpu" and x.stride(dim) != 1:
             return x.to(dtype).square().sum(dim)
-        # One pass and no memory of the size of x; on the CPU it would be many times slower where channels come first.
+        # One pass and no memory of the size of x, but on the CPU many times slower where channels come first.
         return torch.linalg.vector_norm(x, dim=dim, dtype=dtype).square()
 
     @staticmethod

@@ -25,9 +25,10 @@ def test_readme_runs(capsys):
     assert names["penalty"].item() > 0
 
 
-@pytest.mark.parametrize("file", ["docs/networks.md", "docs/training.md"])
-def test_docs_run(file, capsys):
+@pytest.mark.parametrize("file", ["docs/networks.md", "docs/training.md", "docs/inference.md"])
+def test_docs_run(file, tmp_path, monkeypatch):
     """With a small network in place of the reader's."""
+    monkeypatch.chdir(tmp_path)
     model = dcnet.create_model("cnn9", "tanh-cos", 10, width=0.05)
     batches = [(torch.randn(4, 3, 32, 32), torch.randint(10, (4,)))] * 2
     names = {"torch": torch, "F": torch.nn.functional, "dcnet": dcnet, "model": model, "batches": batches}

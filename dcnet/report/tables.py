@@ -1,4 +1,4 @@
-"""Records made into the Markdown tables of the README."""
+"""Records made into the Markdown tables of README and docs."""
 
 import json
 import re
@@ -43,8 +43,23 @@ def cpu_layer(record: Record) -> str:
     return f"{about}\n\n{markdown(['operator', 'ms', 'ratio', 'kept for backward, MiB'], rows)}"
 
 
-# Each table stands in the README between its own two marks, and is made of the record of the same name.
-TABLES: dict[str, Callable[[Record], str]] = {"digits": digits, "cpu_layer": cpu_layer}
+def inference_cpu(record: Record) -> str:
+    """Time of each network's forward pass, as trained and folded."""
+    config = record["config"]
+    rows = []
+    for network, results in record["results"].items():
+        for operator in [name for name in results if f"{name}, folded" in results]:
+            trained, folded = results[operator]["ms"], results[f"{operator}, folded"]["ms"]
+            rows.append([f"`{network}`, `{operator}`", f"{trained:.1f}", f"{folded:.1f}", f"{folded / trained:.2f}"])
+    about = f"Batch {config['batch']}, width {config['width']}, float32, {config['threads']} threads, channels last:"
+    return f"{about}\n\n{markdown(['network', 'trained, ms', 'folded, ms', 'ratio'], rows)}"
+
+
+# Each table stands between its own two marks in one of the files, and is made of the record of the same name.
+TABLES: dict[str, Callable[[Record], str]] = {"digits": digits, "cpu_layer": cpu_layer, "inference_cpu": inference_cpu}
+
+
+FILES = ("README.md", "docs/inference.md")
 
 
 def fill(text: str, results: Path) -> str:
@@ -57,9 +72,9 @@ def fill(text: str, results: Path) -> str:
 
 
 def main() -> None:
-    """Writes the README's tables anew, in the folder that holds README.md and results/."""
-    readme = Path("README.md")
-    write_atomically(readme, fill(readme.read_text(), Path("results")).encode())
+    """Writes the tables anew, in the folder that holds README.md, docs/ and results/."""
+    for file in FILES:
+        write_atomically(file, fill(Path(file).read_text(), Path("results")).encode())
 
 
 if __name__ == "__main__":

@@ -10,16 +10,16 @@ from dcnet.report import tables
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_the_readme_holds_the_tables_of_the_records():
-    text = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("file", tables.FILES)
+def test_files_hold_the_tables_of_the_records(file: str):
+    text = (ROOT / file).read_text()
     assert tables.fill(text, ROOT / "results") == text
 
 
 @pytest.mark.parametrize("name", tables.TABLES)
 def test_every_table_has_its_place(name: str):
-    text = (ROOT / "README.md").read_text()
-    assert f"<!-- {name} -->" in text
-    assert f"<!-- /{name} -->" in text
+    text = "".join((ROOT / file).read_text() for file in tables.FILES)
+    assert text.count(f"<!-- {name} -->\n") == text.count(f"\n<!-- /{name} -->") == 1
 
 
 def test_a_changed_record_changes_the_table(tmp_path: Path):
