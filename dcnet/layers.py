@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from dcnet import functional
-from dcnet.functional import Options, Size
+from dcnet.functional import Options
 from dcnet.learnable import check_number
+from dcnet.meeting import Size, check_input
 from dcnet.norms import accumulation_dtype
 from dcnet.operator import Operator, as_operator, is_plain
 from dcnet.part import Value
@@ -137,7 +138,7 @@ class _DecoupledConv(Decoupled, _ConvNd):
     def _convolve(self, function: Callable[..., Tensor], input: Tensor) -> Tensor:
         padded, padding = input, self.padding
         if self.padding_mode != "zeros":
-            functional.check_input(input, self.in_channels, -len(self.kernel_size) - 1, "channels")
+            check_input(input, self.in_channels, -len(self.kernel_size) - 1, "channels")
             padded, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0,)
         window = (self.stride, padding, self.dilation, self.groups)
         return function(padded, self.weight, self.bias, *window, **self._options())

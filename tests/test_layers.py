@@ -246,8 +246,8 @@ def test_repr_shows_the_operator():
 
 def test_linear_cos_never_forms_a_norm(monkeypatch):
     """The inner product alone: what is folded into the filters is all that it costs."""
-    monkeypatch.setattr(dcnet.functional, "patch_norm", None)
-    monkeypatch.setattr(dcnet.functional, "vector_norm", None)
+    monkeypatch.setattr(dcnet.meeting, "patch_norm", None)
+    monkeypatch.setattr(dcnet.meeting, "vector_norm", None)
     for operator in ("linear-cos", "linear-cos+linear", "linear(scale=2.0)&linear-cos", "linear-relucos+linear"):
         conv(operator)(torch.randn(1, 4, 5, 5))
         dcnet.DecoupledLinear(4, 3, operator=operator)(torch.randn(1, 4))

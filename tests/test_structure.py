@@ -18,7 +18,7 @@ FLOORS = [
     ["part"],
     ["magnitude", "angle", "weighting", "spec"],
     ["operator"],
-    ["norms", "functional"],
+    ["norms", "meeting", "functional"],
     ["layers"],
     ["presets", "testing"],
     ["convert", "optim", "regularizers"],
