@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import dcnet
 from dcnet.files import write_json
 from dcnet.report.environment import environment
-from dcnet.report.options import Parser, at_least, operators
+from dcnet.report.options import Parser, at_least, operators, run, writable
 
 OPERATORS = "tanh(radius=8.0)-cos,linear-cos,linear-cos+linear,sphere-cos,tanh-cos"
 # float32 against float64: the largest difference, as a part of the largest value.
@@ -164,7 +164,7 @@ def read_options(arguments: Sequence[str] | None) -> tuple[Config, Path | None]:
         parser.add_argument(f"--{name}", type=at_least(least), default=getattr(Config, name), metavar="N", help=about)
     parser.add_argument("--operators", type=operators, default=OPERATORS, metavar="SPEC,...", help="what is timed")
     parser.add_argument("--compile", action="store_true", help="time the first operator compiled, too")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write configuration, environment and results there")
+    parser.add_argument("--json", type=writable, metavar="FILE", help="write all that was measured there")
     options = vars(parser.parse_args(arguments))
     file = options.pop("json")
     if options["kernel"] % 2 == 0:
@@ -191,4 +191,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -20,7 +20,7 @@ from dcnet.files import write_json
 from dcnet.folding import fold
 from dcnet.models import create_model, networks
 from dcnet.report.environment import environment
-from dcnet.report.options import Parser, at_least, operators
+from dcnet.report.options import Parser, above_zero, at_least, operators, run, writable
 
 Model = Callable[[Tensor], Tensor]
 
@@ -122,7 +122,7 @@ def read_options(arguments: Sequence[str] | None) -> tuple[Config, Path | None]:
     parser = Parser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--networks", type=network_names, default=NETWORKS, metavar="NAME,...", help="what is timed")
     parser.add_argument("--operators", type=operators, default=OPERATORS, metavar="SPEC,...", help="beside conv")
-    parser.add_argument("--width", type=float, default=Config.width, metavar="W", help="multiplies all channels")
+    parser.add_argument("--width", type=above_zero, default=Config.width, metavar="W", help="multiplies all channels")
     numbers = {
         "batch": (2, "images"),
         "size": (8, "height and width of the images"),
@@ -133,7 +133,7 @@ def read_options(arguments: Sequence[str] | None) -> tuple[Config, Path | None]:
     for name, (least, about) in numbers.items():
         parser.add_argument(f"--{name}", type=at_least(least), default=getattr(Config, name), metavar="N", help=about)
     parser.add_argument("--compile", action="store_true", help="time everything compiled, too")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write configuration, environment and results there")
+    parser.add_argument("--json", type=writable, metavar="FILE", help="write all that was measured there")
     options = vars(parser.parse_args(arguments))
     file = options.pop("json")
     return Config(**options), file
@@ -157,4 +157,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

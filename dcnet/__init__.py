@@ -1,6 +1,6 @@
 """Decoupled networks for PyTorch: a layer is a magnitude times an angle, each of them designed or learned."""
 
-from dcnet import angle, functional, magnitude, optim, regularizers, weighting
+from dcnet import angle, convert, export, functional, magnitude, models, optim, regularizers, testing, weighting
 from dcnet.convert import decouple, recouple
 from dcnet.folding import fold
 from dcnet.layers import (
@@ -15,6 +15,7 @@ from dcnet.layers import (
 )
 from dcnet.learnable import Constant, Learnable
 from dcnet.models import create_model
+from dcnet.norm_tracking import update_norms
 from dcnet.operator import PLAIN, Operator, Properties, is_plain
 from dcnet.presets import (
     BallConv2d,
@@ -56,15 +57,20 @@ __all__ = [
     "conv1d",
     "conv2d",
     "conv3d",
+    "convert",
     "create_model",
     "decouple",
+    "export",
     "fold",
     "functional",
     "is_plain",
     "linear",
     "magnitude",
+    "models",
     "optim",
     "recouple",
     "regularizers",
+    "testing",
+    "update_norms",
     "weighting",
 ]

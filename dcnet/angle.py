@@ -143,7 +143,7 @@ class Power(Angle):
     """g = sign(cos theta) * |cos theta|^p with p >= 1, of which cos (p = 1) and sqcos (p = 2) are points."""
 
     name: ClassVar[str] = "power"
-    equation: ClassVar[str] = "sign(cos(theta)) |cos(theta)|^p"
+    equation: ClassVar[str] = "sign(cos(theta)) |cos(theta)|^{p:g}"
     p: float = 2.0
 
     # Below this |cos| the power p - 1 is held, since its slope is infinite at zero for p < 2; above 1, where rounding

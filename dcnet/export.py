@@ -17,8 +17,8 @@ from dcnet.folding import check_mean_norms
 
 # The oldest that torch.onnx writes: every runtime that reads a newer one reads it too.
 OPSET = 18
-# Float32 against float32: the largest difference that is rounding, as a part of the largest value.
-TOLERANCE = 1e-4
+# The largest difference that is rounding, as a part of the largest value.
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 # A protocol buffer holds no more, and the file is to be one.
 LARGEST_FILE = 2**31 - 1
 
@@ -32,6 +32,9 @@ def export_program(model: nn.Module, example_input: Tensor, dynamic_batch: bool 
         dynamic_batch: whether the first dimension may be of any size.
     """
     check_mean_norms(model)
+    if not isinstance(example_input, Tensor) or len(example_input) == 0:
+        kind = type(example_input).__name__
+        raise TypeError(f"example_input must be one tensor with a batch of 1 or more, not an empty one or a {kind}")
     # torch.export takes a batch of 1 for a constant.
     alone = dynamic_batch and len(example_input) == 1
     traced = torch.cat([example_input, example_input]) if alone else example_input
@@ -59,6 +62,10 @@ def export_onnx(
         opset: the version of ONNX's operators.
         check: whether to compare; another batch size is compared, too, where the batch is dynamic.
     """
+    if opset < OPSET:
+        raise ValueError(f"opset must be {OPSET} or more, not {opset}")
+    if Path(path).is_dir():
+        raise ValueError(f"path must be a file, and {str(path)!r} is a folder")
     _require("onnx", "onnxscript", *["onnxruntime"] * check)
     content = _serialize(_translate(export_program(model, example_input, dynamic_batch), dynamic_batch, opset))
     if check:
@@ -86,7 +93,7 @@ def _translate(program: torch.export.ExportedProgram, dynamic_batch: bool, opset
 def _require(*packages: str) -> None:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
-        raise ImportError(f"export to ONNX needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+        raise ImportError(f"export to ONNX needs {' and '.join(missing)}: install dcnet with its extra, dcnet[onnx]")
 
 
 def _serialize(proto: Any) -> bytes:
@@ -105,7 +112,7 @@ def _compare(model: nn.Module, content: bytes, batches: Sequence[Tensor]) -> Non
             expected = [value.double().cpu() for value in tree_leaves(model(batch))]
         for i, (ours, theirs) in enumerate(zip(expected, _run(content, batch), strict=True)):
             difference = float((ours - theirs).abs().max()) if ours.numel() else 0.0
-            limit = TOLERANCE * float(ours.abs().max()) if ours.numel() else 0.0
+            limit = TOLERANCE.get(batch.dtype, 1e-4) * float(ours.abs().max()) if ours.numel() else 0.0
             if not difference <= limit:
                 raise ArithmeticError(
                     f"output {i} of the ONNX model differs from torch's by up to {difference:.3g} for a batch of "

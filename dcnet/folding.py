@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import TypeGuard
@@ -55,10 +56,14 @@ def fold(model: nn.Module) -> nn.Module:
 def check_mean_norms(model: nn.Module) -> None:
     """Refuses a model in which the radius of a layer is relative to a mean norm that no batch has set yet."""
     for name, module in model.named_modules():
-        if isinstance(module, Decoupled) and module.operator.decay is not None and not module.mean_norm > 0:
+        if not isinstance(module, Decoupled) or module.operator.decay is None:
+            continue
+        mean = module.get_buffer("mean_norm").item()
+        if not 0 < mean < math.inf:
             raise ValueError(
                 f"layer {name!r} with operator {str(module.operator)!r} has seen no data, so that its mean norm is "
-                f"{float(module.mean_norm):g}: run a batch through the model in training mode first"
+                f"{mean:g}: run a batch through the model in training mode first, or recouple the layer if the model "
+                "never calls it"
             )
 
 

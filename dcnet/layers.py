@@ -132,6 +132,8 @@ class _DecoupledConv(Decoupled, _ConvNd):
         eps: float = 1e-4,
         blend: float | None = None,
     ):
+        if isinstance(stride, str):
+            raise TypeError(f"stride must be a number, not {stride!r}: an operator goes by name, operator={stride!r}")
         shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
         super().__init__(*shape, device, dtype, operator=operator, eps=eps, blend=blend)
 

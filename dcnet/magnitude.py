@@ -211,7 +211,7 @@ class Sharp(Magnitude):
     """h(n) = (n / (n + q))^p: what sharpened cosine similarity leaves of a norm, so that faint patches fade out."""
 
     name: ClassVar[str] = "sharp"
-    equation: ClassVar[str] = "({n} / ({n} + {offset}))^p"
+    equation: ClassVar[str] = "({n} / ({n} + {offset}))^{power:g}"
     saturates: ClassVar[bool] = True
     offset: Constant = constant(0.1, "q", positive=True)
     power: float = 2.0

@@ -113,6 +113,8 @@ def _padding_ends(padding: Size | str, kernel: Sequence[int], dilation: Sequence
 
 
 def check_input(input: Tensor, expected: int, dim: int, what: str) -> None:
+    if not isinstance(input, Tensor):
+        raise TypeError(f"input must be a tensor, not {type(input).__name__}")
     if not input.is_floating_point():
         raise TypeError(f"input must be a floating-point tensor, not {input.dtype}: convert it with .float()")
     if input.dim() < -dim or input.shape[dim] != expected:

@@ -85,6 +85,9 @@ class WeightedGradients:
                 f"the {type(optimizer).__name__} has none of the filters to weight: "
                 "make it from the parameters of this model, after the model was moved and sharded"
             )
+        hooks = [*optimizer._optimizer_step_pre_hooks.values()]
+        if any(isinstance(getattr(hook, "__self__", None), WeightedGradients) for hook in hooks):
+            raise ValueError(f"the {type(optimizer).__name__} has weighted gradients already: remove() those first")
         self._before: list[Tensor] = []
         if on == "gradient":
             self._handles = [optimizer.register_step_pre_hook(self._weight_gradients)]

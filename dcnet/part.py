@@ -131,7 +131,9 @@ class Held:
         return {self.names[own]: slot for own, slot in self.part.slots().items()}
 
     def equation(self, **symbols: str) -> str:
-        return self.part.equation.format(**symbols, **self._symbols())
+        """The part's equation: constants by their symbols, whatever else it has by its value."""
+        values = {declared.name: getattr(self.part, declared.name) for declared in dataclasses.fields(self.part)}
+        return self.part.equation.format(**{**values, **symbols, **self._symbols()})
 
     def describe(self) -> list[str]:
         """The constants with their values, such as `rho = 1 x mean ||x|| (learned per channel)`."""

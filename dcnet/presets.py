@@ -1,6 +1,7 @@
 """Layers by the names that papers give them, each one a choice of operator."""
 
 import dataclasses
+import inspect
 from typing import Any, ClassVar
 
 from dcnet import magnitude
@@ -20,6 +21,10 @@ class _MagnitudeConv2d(DecoupledConv2d):
     ):
         names = [declared.name for declared in dataclasses.fields(self.kind)]
         constants = {name: kwargs.pop(name) for name in names if name in kwargs}
+        for name in kwargs:
+            if name not in inspect.signature(DecoupledConv2d.__init__).parameters or name == "operator":
+                own = ", ".join([*names, "angle", "weighting"])
+                raise TypeError(f"{type(self).__name__} takes no {name!r}: beside nn.Conv2d's arguments only {own}")
         super().__init__(*args, operator=Operator(self.kind(**constants), angle, weighting), **kwargs)
 
 

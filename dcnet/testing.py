@@ -32,6 +32,8 @@ def assert_decoupled(
         seed: of the random input.
         factors: what to multiply the input by when looking for values that are not finite.
     """
+    if not isinstance(layer, Decoupled):
+        raise TypeError(f"a decoupled layer is needed, not {layer!r}")
     if "blend" in layer._buffers:
         raise ValueError(
             f"a layer that blends with the plain one is not h * g: its blend is {layer.get_buffer('blend').item():g}"

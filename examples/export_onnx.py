@@ -1,7 +1,7 @@
-"""Trains a small decoupled network on digits, folds it, and runs it as an ONNX file, without torch, in onnxruntime."""
+"""Trains a small decoupled network on digits, folds it, and runs it as an ONNX file, without torch, in onnxruntime.
 
-import argparse
-from pathlib import Path
+Needs the extras `demo` and `onnx`.
+"""
 
 import numpy as np
 import onnxruntime
@@ -14,6 +14,7 @@ from torch import nn
 import dcnet
 from dcnet.export import export_onnx
 from dcnet.folding import fold
+from dcnet.report.options import Parser, at_least, one_operator, run, writable
 
 
 def network(operator: str) -> nn.Module:
@@ -41,10 +42,13 @@ def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--operator", default="tanh-cos", help="%(default)s")
-    parser.add_argument("--epochs", type=int, default=10, help="%(default)s")
-    parser.add_argument("--out", type=Path, default=Path("runs/digits.onnx"), help="%(default)s")
+    parser = Parser(description=__doc__)
+    about = "operator of the convolutions (%(default)s)"
+    parser.add_argument("--operator", type=one_operator, default="tanh-cos", metavar="SPEC", help=about)
+    about = "passes over the training images (%(default)s)"
+    parser.add_argument("--epochs", type=at_least(1), default=10, metavar="N", help=about)
+    about = "the ONNX file (%(default)s)"
+    parser.add_argument("--out", type=writable, default="runs/digits.onnx", metavar="FILE", help=about)
     options = parser.parse_args()
 
     torch.manual_seed(0)
@@ -71,4 +75,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

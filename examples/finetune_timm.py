@@ -1,9 +1,9 @@
 """Decouples a trained network of timm and fine-tunes it, on scikit-learn's digits enlarged to 32 x 32.
 
 Give `timm.create_model` `pretrained=True` and your own images to do the same with a network that timm has weights for.
+Needs the extras `demo` and `timm`, and a torchvision that was built for the torch beside it.
 """
 
-import timm
 import torch
 import torch.nn.functional as F
 from rich.console import Console
@@ -11,6 +11,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import dcnet
+from dcnet.models.timm_models import import_timm
+from dcnet.report.options import Parser, run
 
 Images = tuple[Tensor, Tensor]
 
@@ -45,6 +47,7 @@ def accuracy(model: nn.Module, images: Images) -> float:
 
 
 def main(epochs: int = 6, tuning_epochs: int = 3) -> None:
+    timm = import_timm()
     torch.manual_seed(0)
     console = Console()
     training_images, test_images = load_images()
@@ -62,4 +65,5 @@ def main(epochs: int = 6, tuning_epochs: int = 3) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    Parser(description=__doc__).parse_args()
+    run(main)

@@ -58,6 +58,15 @@ def test_the_schedule_goes_up_step_by_step_and_stays_at_its_end():
     assert backwards.value == 0.1
 
 
+def test_a_schedule_that_goes_on_after_the_end_does_nothing():
+    model = decouple(network(), "tanh-cos", blend=0.0)
+    schedule = BlendSchedule(model, steps=1)
+    schedule.step()
+    finish_blend_(model)
+    schedule.step()
+    assert "blend" not in model[0]._buffers
+
+
 def test_the_schedule_resumes():
     first = BlendSchedule(decouple(network(), "tanh-cos", blend=0.0), steps=10)
     for _ in range(3):
@@ -72,7 +81,7 @@ def test_the_schedule_resumes():
 def test_the_schedule_refuses_what_it_cannot_move():
     with pytest.raises(ValueError, match="no layer that blends"):
         BlendSchedule(decouple(network(), "tanh-cos"), steps=3)
-    with pytest.raises(ValueError, match="steps must be 1 or more, not 0"):
+    with pytest.raises(ValueError, match="steps must be a whole number, 1 or more, not 0"):
         BlendSchedule(decouple(network(), "tanh-cos", blend=0.0), steps=0)
 
 

@@ -116,8 +116,18 @@ def test_data_must_be_there_and_be_used():
         decouple(network(), "tanh-cos", data=[images()])
     with pytest.raises(ValueError, match="no batches"):
         decouple(network(), "tanh-cos", start="calibrated", data=[])
-    with pytest.raises(TypeError, match="a tensor or a tuple that starts with one, not 3"):
+    with pytest.raises(TypeError, match="a tensor or a tuple that starts with one, not int"):
         decouple(network(), "tanh-cos", start="calibrated", data=[3])
+
+
+def test_data_that_is_not_finite_is_refused():
+    for bad in (torch.nan, torch.inf):
+        poisoned = images()
+        poisoned[0, 0, 0, 0] = bad
+        with pytest.raises(ValueError, match="gives a patch norm that is not finite"):
+            decouple(network(), "tanh-cos", start="calibrated", data=[images(), poisoned])
+    with pytest.raises(TypeError, match=r"a list of batches, not one tensor: give \[x\]"):
+        decouple(network(), "tanh-cos", start="calibrated", data=images())
 
 
 def test_an_error_leaves_the_network_as_it_was():

@@ -276,3 +276,12 @@ def test_a_weighted_linear_cosine_keeps_the_function(operator):
         changed = decouple(model, operator, linear=True, eps=0.0, **options)
         torch.testing.assert_close(changed(x), model(x))
         assert changed.state_dict().keys() == model.state_dict().keys()
+
+
+def test_what_is_no_network_or_no_layer_is_refused():
+    with pytest.raises(TypeError, match=r"a network to convert is an nn.Module, not 'resnet'"):
+        decouple("resnet", "tanh-cos")
+    with pytest.raises(TypeError, match="report is called with what was changed"):
+        decouple(nn.Conv2d(3, 4, 3), "tanh-cos", report=True)
+    with pytest.raises(ValueError, match=r"pattern 'a' matches no layer.* did you mean 'a\.\*'"):
+        decouple(nn.ModuleDict({"a": nn.Sequential(nn.Conv2d(3, 4, 3))}), "tanh-cos", include="a")

@@ -160,7 +160,7 @@ def test_what_onnxruntime_cannot_run_is_not_written(tmp_path: Path, monkeypatch:
 def test_what_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("onnxs") else found(name))
-    with pytest.raises(ImportError, match="needs onnxscript: pip install onnxscript"):
+    with pytest.raises(ImportError, match="needs onnxscript: install dcnet with its extra"):
         export_onnx(small(), torch.randn(2, 3, 4, 4), tmp_path / "model.onnx")
 
 
@@ -179,3 +179,13 @@ def test_the_example_runs(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert "agree on all 1197 test images" in done.stdout
     assert path.exists()
+
+
+def test_what_cannot_be_written_is_said_first(tmp_path: Path) -> None:
+    model = nn.Conv2d(3, 4, 3)
+    with pytest.raises(ValueError, match="opset must be 18 or more, not 3"):
+        export_onnx(model, torch.randn(1, 3, 4, 4), tmp_path / "model.onnx", opset=3)
+    with pytest.raises(ValueError, match=r"path must be a file, and .* is a folder"):
+        export_onnx(model, torch.randn(1, 3, 4, 4), tmp_path)
+    with pytest.raises(TypeError, match="example_input must be one tensor with a batch of 1 or more"):
+        export_program(model, torch.randn(0, 3, 4, 4))

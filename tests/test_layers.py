@@ -309,3 +309,7 @@ def test_wrong_input_is_refused_in_one_sentence():
         dcnet.DecoupledConv2d(4, 6, 3, operator="conv")
     with pytest.raises(TypeError, match="not 3"):
         dcnet.DecoupledConv2d(4, 6, 3, operator=3)
+    with pytest.raises(TypeError, match="an operator goes by name, operator='tanh-cos'"):
+        dcnet.DecoupledConv2d(4, 6, 3, "tanh-cos")
+    with pytest.raises(TypeError, match="input must be a tensor, not list"):
+        dcnet.DecoupledLinear(4, 6)([1.0])

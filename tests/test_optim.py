@@ -265,6 +265,17 @@ def test_plain_layers_biases_and_constants_step_as_they_did(on):
 
 
 @pytest.mark.parametrize("on", BOTH)
+def test_weighting_twice_is_refused(on):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weighted = WeightedGradients(model, optimizer, on=on)
+    with pytest.raises(ValueError, match=r"SGD has weighted gradients already: remove\(\) those first"):
+        WeightedGradients(model, optimizer)
+    weighted.remove()
+    WeightedGradients(model, optimizer)
+
+
+@pytest.mark.parametrize("on", BOTH)
 def test_removed_it_is_gone(on):
     model = network()
     twin = copy.deepcopy(model)

@@ -163,6 +163,9 @@ def test_equations_read_well():
         "f(w, x) = alpha tanh(||w|| / rho) alpha tanh(||x|| / rho) / alpha coth(pi / 4k) tanh((pi/2 - theta) / 2k), "
         "alpha = 1, rho = 2, k = 0.3 (learned)"
     )
+    assert dcnet.Operator.parse("sharp-power(p=3)").properties().equation == (
+        "f(w, x) = (||x|| / (||x|| + q))^2 sign(cos(theta)) |cos(theta)|^3, q = 0.1"
+    )
     assert dcnet.Operator.parse("linear-cos").properties().equation == "f(w, x) = alpha ||x|| cos(theta), alpha = 1"
 
 

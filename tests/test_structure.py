@@ -21,7 +21,7 @@ FLOORS = [
     ["norms", "meeting", "functional"],
     ["layers"],
     ["presets", "testing"],
-    ["convert", "optim", "regularizers"],
+    ["convert", "norm_tracking", "optim", "regularizers"],
     ["folded"],
     ["folding"],
     ["export"],

@@ -56,6 +56,11 @@ def test_refuses_what_is_not_finite():
     assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, operator=steep), factors=[0.0, 1e3])
 
 
+def test_needs_a_decoupled_layer():
+    with pytest.raises(TypeError, match="a decoupled layer is needed, not Conv2d"):
+        assert_decoupled(torch.nn.Conv2d(3, 4, 3))
+
+
 def test_a_frozen_parameter_is_no_matter_and_a_blend_is():
     layer = dcnet.DecoupledConv2d(2, 3, 3)
     layer.radius.requires_grad_(False)

@@ -117,7 +117,16 @@ def test_options_that_apply_and_those_that_do_not():
 
 def test_without_timm_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ModuleNotFoundError, match="'timm:resnet10t' needs the timm package: pip install timm"):
+    with pytest.raises(ModuleNotFoundError, match="networks of timm need the timm package: pip install timm"):
+        create_model("timm:resnet10t")
+
+
+def test_a_torchvision_of_another_torch_gets_one_sentence(monkeypatch):
+    def fail(name):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr("dcnet.models.timm_models.importlib.import_module", fail)
+    with pytest.raises(ImportError, match=r"timm needs a torchvision that was built for torch .*nms does not exist"):
         create_model("timm:resnet10t")
 
 

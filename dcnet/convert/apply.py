@@ -60,6 +60,10 @@ def decouple(
         inplace: change the model itself.
         report: called with what was changed, as in `report=print`.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a network to convert is an nn.Module, not {model!r}")
+    if report is not None and not callable(report):
+        raise TypeError(f"report is called with what was changed, as print is, and cannot be {report!r}")
     check_options(eps, blend)
     target = _target(operator, start, data)
     choice = Choice(include, exclude, where, linear, first, last, shortcuts, depthwise, also)

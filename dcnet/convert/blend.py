@@ -27,8 +27,8 @@ class BlendSchedule:
     def __init__(self, model: nn.Module, steps: int, start: float = 0.0, end: float = 1.0):
         check_options(0, start)
         check_options(0, end)
-        if steps < 1:
-            raise ValueError(f"steps must be 1 or more, not {steps!r}")
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"steps must be a whole number, 1 or more, not {steps!r}")
         self.layers = list(blended_layers(model).values())
         if not self.layers:
             raise ValueError("the network has no layer that blends: convert it with decouple(..., blend=0.0)")
@@ -50,13 +50,14 @@ class BlendSchedule:
         return {"taken": self.taken}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.taken = min(state["taken"], self.steps)
+        self.taken = min(max(state["taken"], 0), self.steps)
         self._fill()
 
     @torch.no_grad()
     def _fill(self) -> None:
         for layer in self.layers:
-            layer.get_buffer("blend").fill_(self.value)
+            if "blend" in layer._buffers:  # not so after finish_blend_
+                layer.get_buffer("blend").fill_(self.value)
 
 
 def finish_blend_(model: nn.Module) -> None:

@@ -45,6 +45,8 @@ class _Mean:
         self.total, self.count = 0.0, 0
 
     def add(self, values: Tensor) -> None:
+        if not values.isfinite().all():
+            raise ValueError("data to calibrate with gives a patch norm that is not finite: look for NaN and inf in it")
         self.total += values.sum().item()
         self.count += values.numel()
 
@@ -102,6 +104,8 @@ def _run_plain(model: nn.Module, layers: Iterable[Decoupled], batches: Iterable[
         for layer in layers:
             stack.callback(layer.register_forward_hook(act_plain, with_kwargs=True, prepend=True).remove)
         device, empty = next(model.parameters()).device, True
+        if isinstance(batches, Tensor):
+            raise TypeError("data to calibrate with is a list of batches, not one tensor: give [x]")
         for batch in batches:
             model(_input_of(batch).to(device))
             empty = False
@@ -123,7 +127,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _input_of(batch: Any) -> Tensor:
     first = batch[0] if isinstance(batch, Sequence) and len(batch) else batch
     if not isinstance(first, Tensor):
-        raise TypeError(f"a batch to calibrate with must be a tensor or a tuple that starts with one, not {batch!r}")
+        kind = type(first).__name__
+        raise TypeError(f"a batch to calibrate with must be a tensor or a tuple that starts with one, not {kind}")
     return first
 
 

@@ -72,7 +72,9 @@ class Choice:
         for pattern in (*_listed(self.include), *_listed(self.exclude)):
             if not any(fnmatchcase(name, pattern) for name in names):
                 known = f"names such as {', '.join(map(repr, names[:3]))}" if names else "no layers to choose from"
-                raise ValueError(f"pattern {pattern!r} matches no layer; the network has {known}")
+                below = f"{pattern}.*"
+                hint = f"; did you mean {below!r}?" if any(fnmatchcase(name, below) for name in names) else ""
+                raise ValueError(f"pattern {pattern!r} matches no layer; the network has {known}{hint}")
 
 
 def plan(model: nn.Module, operator: Operator | str, choice: Choice | None = None) -> Conversion:

@@ -4,6 +4,7 @@ import difflib
 import importlib
 from typing import Any
 
+import torch
 from torch import nn
 
 from dcnet.convert import decouple
@@ -46,13 +47,25 @@ def timm_network(
     return Network(settings, decouple(body, settings.operator, shortcuts=False, inplace=True), features)
 
 
-def _timm_body(name: str, in_channels: int) -> Any:
+def import_timm() -> Any:
+    """The timm package, or one sentence on what it needs."""
     try:
-        timm = importlib.import_module("timm")
+        return importlib.import_module("timm")
     except ModuleNotFoundError as error:
         if error.name != "timm":
             raise
-        raise ModuleNotFoundError(f"'timm:{name}' needs the timm package: pip install timm", name="timm") from None
+        raise ModuleNotFoundError("networks of timm need the timm package: pip install timm", name="timm") from None
+    except RuntimeError as error:
+        if "torchvision" not in str(error):
+            raise
+        raise ImportError(
+            f"timm needs a torchvision that was built for torch {torch.__version__}, and the one that is installed "
+            f"was not: {error}"
+        ) from None
+
+
+def _timm_body(name: str, in_channels: int) -> Any:
+    timm = import_timm()
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
         near = difflib.get_close_matches(architecture, timm.list_models(), n=3)

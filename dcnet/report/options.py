@@ -1,7 +1,10 @@
 """Command-line options that more than one command takes; what is wrong with them is said in one line."""
 
 import argparse
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from dcnet.operator import PLAIN, Operator, is_plain
@@ -22,6 +25,14 @@ def operators(text: str) -> list[str]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def one_operator(text: str) -> str:
+    """A checked spec."""
+    (spec,) = operators(text) if len(_split(text)) == 1 else [""]
+    if not spec:
+        raise argparse.ArgumentTypeError(f"expected one operator, not {text!r}")
+    return spec
+
+
 def at_least(limit: int) -> Callable[[str], int]:
     """A reader of whole numbers from the limit on."""
 
@@ -31,6 +42,43 @@ def at_least(limit: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def above_zero(text: str) -> float:
+    """A number above zero."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    return number
+
+
+def writable(text: str) -> Path:
+    """A file that can be written: better known before the work is done than after."""
+    path = Path(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot write {text!r}: {error.strerror}") from None
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write {text!r}: it is a folder")
+    return path
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Ends the program with the exit code of `main`, and an interruption or a missing package with one line."""
+    try:
+        code = main()
+    except ImportError as error:
+        print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print(f"{Path(sys.argv[0]).stem}: interrupted before the end", file=sys.stderr)
+        code = 130
+    sys.exit(code)
 
 
 def _split(text: str) -> list[str]:

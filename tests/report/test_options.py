@@ -1,10 +1,11 @@
 """Options of the command line."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 
-from dcnet.report.options import Parser, at_least, operators
+from dcnet.report.options import Parser, above_zero, at_least, one_operator, operators, run, writable
 
 
 def test_operators_are_split_at_commas_outside_of_parentheses():
@@ -35,3 +36,29 @@ def test_the_parser_says_what_is_wrong_in_one_line(capsys: pytest.CaptureFixture
     error = capsys.readouterr().err
     assert error.startswith("command: argument --operator: unknown magnitude 'tnh'")
     assert error.count("\n") == 1
+
+
+def test_files_are_tried_out_and_numbers_checked(tmp_path: Path):
+    assert writable(str(tmp_path / "new" / "file.json")) == tmp_path / "new" / "file.json"
+    with pytest.raises(argparse.ArgumentTypeError, match="it is a folder"):
+        writable(str(tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(argparse.ArgumentTypeError, match="cannot write"):
+        writable(str(tmp_path / "file" / "below.json"))
+    assert above_zero("0.5") == 0.5
+    for text in ("0", "-1", "x", "nan", "inf"):
+        with pytest.raises(argparse.ArgumentTypeError, match="must be a number above 0"):
+            above_zero(text)
+    assert one_operator("tanh(scale=2.0,radius=1.0)-cos") == "tanh(scale=2.0,radius=1.0)-cos"
+    with pytest.raises(argparse.ArgumentTypeError, match="expected one operator"):
+        one_operator("tanh-cos,ball-cos")
+
+
+def test_an_interruption_ends_in_one_line(capsys: pytest.CaptureFixture[str]):
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        run(interrupted)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.endswith("interrupted before the end\n")

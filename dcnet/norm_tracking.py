@@ -1,0 +1,63 @@
+"""Running mean norms from data, where training was too short for them to settle."""
+
+import contextlib
+import statistics
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dcnet.layers import Decoupled
+
+
+@torch.no_grad()
+def update_norms(model: nn.Module, data: Iterable[Any]) -> None:
+    """Sets each running mean norm to the mean over the data, as `torch.optim.swa_utils.update_bn` does for statistics.
+
+    With its decay of 0.999 a running mean still holds 37 % of its first batch after 1,000 steps, when the network was
+    not yet trained. All but the mean norms is left as it is; where batch normalisation needs it too, call `update_bn`
+    first.
+
+    Args:
+        model: any network; it sees the data in evaluation mode, but for the batch's own mean norm.
+        data: batches, which are tensors or tuples that start with one; they are moved to the model's device.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Decoupled)]
+    means = [layer.get_buffer("mean_norm") for layer in layers if layer.operator.decay is not None]
+    found: list[list[float]] = [[] for _ in means]
+    before = [mean.clone() for mean in means]
+    try:
+        with _only_norms_in_training(model):
+            for batch in data:
+                # From zero, a layer in training takes over the batch's mean norm; what is not finite leaves the zero.
+                for mean in means:
+                    mean.zero_()
+                model(_input(batch, model))
+                for seen, mean in zip(found, means, strict=True):
+                    seen.extend([mean.item()] if mean > 0 else [])
+    finally:
+        for mean, old in zip(means, before, strict=True):
+            mean.copy_(old)
+    for seen, mean in zip(found, means, strict=True):
+        if seen:
+            mean.fill_(statistics.fmean(seen))
+
+
+@contextlib.contextmanager
+def _only_norms_in_training(model: nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    for module in modes:
+        module.training = isinstance(module, Decoupled)
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _input(batch: Any, model: nn.Module) -> Tensor:
+    first = batch[0] if isinstance(batch, tuple | list) else batch
+    if not isinstance(first, Tensor):
+        raise TypeError(f"a batch must be a tensor or a tuple that starts with one, not a {type(first).__name__}")
+    return first.to(next(model.parameters()).device)
