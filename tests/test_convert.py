@@ -285,3 +285,9 @@ def test_what_is_no_network_or_no_layer_is_refused():
         decouple(nn.Conv2d(3, 4, 3), "tanh-cos", report=True)
     with pytest.raises(ValueError, match=r"pattern 'a' matches no layer.* did you mean 'a\.\*'"):
         decouple(nn.ModuleDict({"a": nn.Sequential(nn.Conv2d(3, 4, 3))}), "tanh-cos", include="a")
+
+
+def test_groups_alone_do_not_make_a_layer_depthwise():
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 16, 3, groups=8))
+    changed = decouple(model, "tanh-cos", depthwise=False)
+    assert [isinstance(layer, Decoupled) for layer in changed] == [True, False, False]

@@ -259,11 +259,15 @@ class Recorded(torch.utils._python_dispatch.TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.transcendental = []
+        self.tanh = None
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
         if function.overloadpacket.__name__ in ("tanh", "log1p", "sqrt", "reciprocal", "div"):
             self.transcendental.append((function.overloadpacket.__name__, args[0].numel()))
-        return function(*args, **(kwargs or {}))
+        if function.overloadpacket.__name__ == "tanh":
+            self.tanh = result
+        return result
 
 
 @pytest.mark.parametrize(
@@ -275,6 +279,18 @@ def test_what_depends_on_the_norm_alone_is_formed_on_one_channel(operator):
         layer(torch.randn(2, 4, 5, 5))
     assert seen.transcendental
     assert max(count for _, count in seen.transcendental) <= 64
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_what_is_made_for_all_channels_lies_as_the_input_does(groups):
+    """Operations between different layouts are several times slower."""
+    layer = dcnet.DecoupledConv2d(4, 6, 3, groups=groups, operator="tanh-cos")
+    for memory_format, side_by_side in ((torch.contiguous_format, False), (torch.channels_last, True)):
+        with Recorded() as seen:
+            layer(torch.randn(2, 4, 7, 8).to(memory_format=memory_format))
+        assert seen.tanh.numel() == 2 * 6 * 5 * 6
+        channels = seen.tanh.dim() - 1 if side_by_side else 1 + (groups > 1)
+        assert seen.tanh.stride(channels) == (1 if side_by_side else 30)
 
 
 def test_functions_refuse_what_they_do_not_know():
