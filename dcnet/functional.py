@@ -129,9 +129,10 @@ def _check_options(options: Options) -> Operator:
     if "operator" not in options:
         raise TypeError("operator is missing: give an Operator or a spec, as in operator='tanh-cos'")
     op = as_operator(options["operator"])
+    learned = op.learned
     for name in options.get("constants") or {}:
-        if name not in op.learned:
-            raise ValueError(f"{str(op)!r} learns no constant {name!r}, only {', '.join(op.learned) or 'none'}")
+        if name not in learned:
+            raise ValueError(f"{str(op)!r} learns no constant {name!r}, only {', '.join(learned) or 'none'}")
     return op
 
 

@@ -24,7 +24,7 @@ import dcnet
 from dcnet.files import write_json
 from dcnet.report import plots
 from dcnet.report.environment import environment
-from dcnet.report.options import Parser, at_least, operators
+from dcnet.report.options import Parser, at_least, operators, run
 
 Images = tuple[Tensor, Tensor]
 
@@ -209,11 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ArithmeticError as error:
         print(f"digits: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("digits: interrupted before the end", file=sys.stderr)
-        return 130
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -189,3 +189,14 @@ def test_what_cannot_be_written_is_said_first(tmp_path: Path) -> None:
         export_onnx(model, torch.randn(1, 3, 4, 4), tmp_path)
     with pytest.raises(TypeError, match="example_input must be one tensor with a batch of 1 or more"):
         export_program(model, torch.randn(0, 3, 4, 4))
+
+
+def test_half_precision_is_compared_in_its_own_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fold(seen(nn.Sequential(dcnet.DecoupledConv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), 3, 6, 6)).half()
+    example = torch.randn(2, 3, 6, 6).half()
+    export_onnx(model, example, tmp_path / "model.onnx")
+    run = dcnet.export._run
+    monkeypatch.setattr(dcnet.export, "_run", lambda *given: [output * 1.01 for output in run(*given)])
+    with pytest.raises(ArithmeticError, match="differs from torch's"):
+        export_onnx(model, example, tmp_path / "other.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]

@@ -80,7 +80,7 @@ def create_model(
         image_size: side of the images; the networks that end with average pooling take any.
         norm_eps: of batch normalisation.
         norm_momentum: of batch normalisation, in torch's sense: the weight of the newest batch. The authors' is 0.001,
-            with which it takes some 10,000 batches until evaluation can be trusted.
+            with which it takes thousands of batches until evaluation can be trusted.
     """
     given = {
         "operator": operator,

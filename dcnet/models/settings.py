@@ -21,8 +21,8 @@ NORM_EPS = 1e-3
 PRELU_SLOPE = 0.0
 SMALL_DEVIATION = 0.01
 
-# torch's value. The authors' 0.001 (a decay of 0.999) leaves evaluation at chance for the first 10,000 batches or so:
-# the running variance starts at 1, a thousand times that of a bounded operator's outputs.
+# torch's value. With the authors' 0.001 (a decay of 0.999) evaluation is of no use for thousands of batches: the
+# running variance starts at 1, and it takes 7,000 of them until less than a thousandth of that is left.
 NORM_MOMENTUM = 0.1
 
 Initializer = Callable[[Tensor], object]

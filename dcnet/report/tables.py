@@ -58,17 +58,19 @@ def inference_cpu(record: Record) -> str:
 # Each table stands between its own two marks in one of the files, and is made of the record of the same name.
 TABLES: dict[str, Callable[[Record], str]] = {"digits": digits, "cpu_layer": cpu_layer, "inference_cpu": inference_cpu}
 
-
 FILES = ("README.md", "docs/inference.md")
 
 
 def fill(text: str, results: Path) -> str:
     """The text with every table made anew from its record."""
     for name, table in TABLES.items():
-        made = table(json.loads((results / f"{name}.json").read_text()))
-        marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        text = marks.sub(lambda found, made=made: f"{found[1]}\n{made}\n\n{found[2]}", text)  # type: ignore[misc]
+        text = _put(text, name, table(json.loads((results / f"{name}.json").read_text())))
     return text
+
+
+def _put(text: str, name: str, table: str) -> str:
+    marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    return marks.sub(lambda found: f"{found[1]}\n{table}\n\n{found[2]}", text)
 
 
 def main() -> None:

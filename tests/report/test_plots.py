@@ -140,5 +140,4 @@ def test_a_save_that_fails_leaves_the_old_picture(tmp_path: Path, monkeypatch: p
 def test_the_command_writes_both_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     plots.main([str(tmp_path)])
     assert {path.name for path in tmp_path.iterdir()} == {"operators.png", "geometry.png"}
-    assert all(path.stat().st_size < 200_000 for path in tmp_path.iterdir())
     assert "operators.png" in capsys.readouterr().out
