@@ -17,7 +17,7 @@ lint: $(VENV)/.dev
 	$(RUN) -m mypy
 
 bench: $(VENV)/.dev
-	$(RUN) benchmarks/cpu_layer.py
+	$(VENV)/bin/dcnet bench layers
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

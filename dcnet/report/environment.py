@@ -1,5 +1,6 @@
 """Where a number was measured."""
 
+import importlib.metadata
 import os
 import platform
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ import dcnet
 
 
 def environment() -> dict[str, str | int | None]:
-    """The versions, the processor and the time, for a record."""
+    """The versions, the processor, the GPU if there is one, and the time, for a record."""
     return {
         "dcnet": dcnet.__version__,
         "torch": torch.__version__,
@@ -19,8 +20,28 @@ def environment() -> dict[str, str | int | None]:
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        **gpu(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def gpu() -> dict[str, str | int | None]:
+    """The first GPU and the versions of what runs on it; nothing where there is none."""
+    if not torch.cuda.is_available():
+        return {}
+    return {
+        "gpu": torch.cuda.get_device_name(0),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "triton": _version("triton"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def cpu_name() -> str:

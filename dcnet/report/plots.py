@@ -1,4 +1,4 @@
-"""The operators as pictures, which are Figures 2 and 3 of the paper, and training curves."""
+"""The operators as pictures, which are Figures 2 and 3 of the paper, training curves, and benchmarks."""
 
 import io
 import math
@@ -16,6 +16,9 @@ from dcnet.files import write_atomically
 from dcnet.operator import Operator
 from dcnet.part import Part
 from dcnet.report.options import Parser
+from dcnet.report.speed import speed
+
+__all__ = ["FORMATS", "Curves", "geometry", "main", "operator_curves", "save", "speed", "training_curves"]
 
 FORMATS = (".png", ".svg")
 ORIGINAL, PROJECTED, FILTER = "#7ccf7c", "#c81e1e", "tab:blue"

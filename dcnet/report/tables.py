@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from dcnet.files import write_atomically
+from dcnet.report import speed_tables
+from dcnet.report.markdown import markdown
 
 Record = dict[str, Any]
-
-
-def markdown(headings: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table whose columns after the first are aligned to the right."""
-    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def digits(record: Record) -> str:
@@ -30,42 +26,32 @@ def _spread(result: Record) -> str:
     return f"{result['test_accuracy_mean']:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
 
 
-def cpu_layer(record: Record) -> str:
-    """Time of each operator's layer against the plain one."""
-    config, environment = record["config"], record["environment"]
-    rows = [
-        [f"`{name}`", f"{found['ms']:.1f}", f"{found['ratio']:.2f}", f"{found['kept_mib']:.0f}"]
-        for name, found in record["results"].items()
-    ]
-    size, kernel = config["size"], config["kernel"]
-    shape = f"N{config['batch']} C{config['channels']} {size}x{size}, {kernel}x{kernel}"
-    about = f"{shape}, float32, channels last, {config['threads']} threads, torch {environment['torch']}:"
-    return f"{about}\n\n{markdown(['operator', 'ms', 'ratio', 'kept for backward, MiB'], rows)}"
-
-
-def inference_cpu(record: Record) -> str:
-    """Time of each network's forward pass, as trained and folded."""
-    config = record["config"]
-    rows = []
-    for network, results in record["results"].items():
-        for operator in [name for name in results if f"{name}, folded" in results]:
-            trained, folded = results[operator]["ms"], results[f"{operator}, folded"]["ms"]
-            rows.append([f"`{network}`, `{operator}`", f"{trained:.1f}", f"{folded:.1f}", f"{folded / trained:.2f}"])
-    about = f"Batch {config['batch']}, width {config['width']}, float32, {config['threads']} threads, channels last:"
-    return f"{about}\n\n{markdown(['network', 'trained, ms', 'folded, ms', 'ratio'], rows)}"
-
-
 # Each table stands between its own two marks in one of the files, and is made of the record of the same name.
-TABLES: dict[str, Callable[[Record], str]] = {"digits": digits, "cpu_layer": cpu_layer, "inference_cpu": inference_cpu}
+TABLES: dict[str, Callable[[Record], str]] = {
+    "digits": digits,
+    "layers_cpu": speed_tables.layers_cpu,
+    "layers_cuda": speed_tables.layers_cuda,
+    "network_cuda": speed_tables.network,
+    "inference_cpu": speed_tables.inference,
+    "inference_cuda": speed_tables.inference,
+}
 
-FILES = ("README.md", "docs/inference.md")
+FILES = ("README.md", "docs/benchmarks.md", "docs/inference.md")
 
 
 def fill(text: str, results: Path) -> str:
-    """The text with every table made anew from its record."""
+    """The text with every table made anew whose record is there."""
     for name, table in TABLES.items():
-        text = _put(text, name, table(json.loads((results / f"{name}.json").read_text())))
+        file = results / f"{name}.json"
+        if file.exists():
+            text = _put(text, name, table(_complete(json.loads(file.read_text()), file)))
     return text
+
+
+def _complete(record: Record, file: Path) -> Record:
+    if not record.get("complete", True):
+        raise ValueError(f"{str(file)!r} is the record of a run that was interrupted: run it to the end")
+    return record
 
 
 def _put(text: str, name: str, table: str) -> str:

@@ -1,0 +1,56 @@
+"""From the words on the command line to an exit code."""
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Protocol
+
+import tyro
+from tyro.extras import SubcommandApp
+
+from dcnet.cli import commands
+
+USAGE, INTERRUPTED = 2, 130
+
+
+class Command(Protocol):
+    """What a file in `commands` gives by the name of `Command`: a dataclass of options, whose docstring is the help."""
+
+    def prepare(self) -> Callable[[], int]:
+        """Checks the options, raising ValueError with one sentence, and gives the work, which gives the exit code."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command of the arguments, and gives the exit code: 2 for options that are wrong."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    application = make_application(commands)
+    # Without a command there is nothing to do but to say which there are.
+    command: Command = application.cli(
+        prog="dcnet", description=commands.__doc__, args=given or ["--help"], config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    try:
+        work = command.prepare()
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        print(f"dcnet: {error}", file=sys.stderr)
+        return USAGE
+    try:
+        return work()
+    except KeyboardInterrupt:
+        print("dcnet: interrupted before the end", file=sys.stderr)
+        return INTERRUPTED
+
+
+def make_application(package: ModuleType) -> SubcommandApp:
+    """The commands in the files of a package, with the packages in it as groups of commands."""
+    application = SubcommandApp()
+    for found in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{found.name}")
+        name = found.name.replace("_", "-")
+        if found.ispkg:
+            application.command(make_application(module), name=name, help=module.__doc__)
+        else:
+            application.command(module.Command, name=name)
+    return application

@@ -1,0 +1,1 @@
+"""Decoupled networks for PyTorch."""

@@ -1,0 +1,1 @@
+"""Measure what decoupling costs on this machine."""

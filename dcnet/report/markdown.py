@@ -1,0 +1,9 @@
+"""Tables in Markdown."""
+
+from collections.abc import Sequence
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns after the first are aligned to the right."""
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,34 @@
+"""`dcnet bench` on something tiny."""
+
+import os
+from unittest import mock
+
+import torch
+
+from dcnet.cli.app import main
+
+TINY = {
+    "layers": ["--shapes", "N2xC4x6", "--operators", "tanh-cos", "--variants", "eager", "naive"],
+    "network": ["--model", "cnn9-small", "--width", "0.1", "--batch", "2", "--size", "8"],
+    "inference": [
+        "--networks",
+        "cnn9-small",
+        "--width",
+        "0.1",
+        "--batch",
+        "2",
+        "--size",
+        "8",
+        "--operators",
+        "tanh-cos",
+    ],
+}
+
+
+def bench(name: str, *arguments: str) -> int:
+    """The exit code of `dcnet bench NAME`; options that are given replace the tiny ones."""
+    own = [*TINY[name], "--device", "cpu", "--repeats", "3", "--warmup", "1"]
+    own += ["--threads", str(torch.get_num_threads())]
+    # Room for whole lines, whatever the terminal is.
+    with mock.patch.dict(os.environ, COLUMNS="160"):
+        return main(["bench", name, *own, *arguments])

@@ -1,0 +1,138 @@
+"""The command line: help that helps, errors in one sentence, exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dcnet.cli import app, bench_options
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        app.main([*arguments])
+    assert ended.value.code in (0, None)
+    # As words, whatever the width of the terminal and the frames in it.
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_help_lists_commands(capsys: pytest.CaptureFixture[str]):
+    for arguments in ([], ["--help"]):
+        text = help_of(capsys, *arguments)
+        assert "Decoupled networks for PyTorch." in text
+        assert "bench Measure what decoupling costs on this machine." in text
+
+
+def test_help_of_the_group_says_what_each_command_does(capsys: pytest.CaptureFixture[str]):
+    text = help_of(capsys, "bench", "--help")
+    assert "layers Time single layers against nn.Conv2d, forward and forward + backward." in text
+    assert "network Time training steps of a network, plain and decoupled." in text
+    assert "inference Time networks in evaluation, as trained and folded." in text
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("layers", ["device", "operators", "shapes", "dtype", "variants", "check-batch"]),
+        ("network", ["device", "model", "operators", "batch", "mode", "precision", "width", "size"]),
+        ("inference", ["device", "networks", "operators", "batch", "dtype", "width", "size", "compile"]),
+    ],
+)
+def test_help_explains_every_option(command: str, options: list[str], capsys: pytest.CaptureFixture[str]):
+    text = help_of(capsys, "bench", command, "--help")
+    for option in [*options, "repeats", "warmup", "threads", "json", "plot"]:
+        assert f"--{option} " in text
+    assert "None" not in text
+    assert "the exit code is 1" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["layers", "--operators", "tnh-cos"], "unknown magnitude 'tnh': known are sphere, ball, tanh, "),
+        (["layers", "--operators", "conv"], "--operators must name an operator beside 'conv'"),
+        (["layers", "--operators", "tanh-cos,ball-cos"], "expected one operator, not 'tanh-cos,ball-cos'"),
+        (["layers", "--shapes", "64x32"], "unknown shape '64x32': write N512xC64x32 for 512 images"),
+        (["layers", "--repeats", "1"], "--repeats must be 2 or more, not 1"),
+        (["layers", "--threads", "0"], "--threads must be 1 or more, not 0"),
+        (["layers", "--check-batch", "0"], "--check-batch must be 1 or more, not 0"),
+        (["layers", "--plot", "speed.xyz"], "--plot is written as .png or .svg, not as '.xyz'"),
+        (["network", "--mode", "graph"], "--mode graph is a CUDA graph, which the cpu does not have"),
+        (["network", "--model", "vgg"], "unknown network 'vgg', expected some of cnn9, "),
+        (["network", "--width", "0"], "--width must be a number above 0, not 0.0"),
+        (["inference", "--networks", "cnn9", "vgg"], "unknown network 'vgg', expected some of cnn9, "),
+        (["inference", "--batch", "1"], "--batch must be 2 or more, not 1"),
+    ],
+)
+def test_wrong_options_end_in_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert app.main(["bench", arguments[0], "--device", "cpu", *arguments[1:]]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"dcnet: {message}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize("command", ["layers", "network", "inference"])
+def test_cuda_is_refused_where_there_is_none(command: str, capsys: pytest.CaptureFixture[str]):
+    assert app.main(["bench", command, "--device", "cuda"]) == 2
+    assert capsys.readouterr().err == "dcnet: --device is 'cuda', but torch finds no GPU here: use --device cpu\n"
+
+
+def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch):
+    for there, expected in {True: "cuda", False: "cpu"}.items():
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert bench_options.chosen_device("auto") == expected
+        assert bench_options.chosen_device("cpu") == "cpu"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["bench"], ["bnch"], ["bench", "layers", "--repeats", "x"], ["bench", "layers", "--dtype", "int8"]]
+)
+def test_what_cannot_be_parsed_ends_with_code_two(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        app.main(arguments)
+    assert capsys.readouterr().err
+
+
+def test_an_interruption_ends_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def interrupted(self: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dcnet.bench.session.Session.run", interrupted)
+    assert app.main(["bench", "layers", "--device", "cpu"]) == 130
+    assert capsys.readouterr().err == "dcnet: interrupted before the end\n"
+
+
+def test_a_file_is_a_command_and_a_folder_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "added" / "group").mkdir(parents=True)
+    (tmp_path / "added" / "__init__.py").write_text('"""All."""')
+    (tmp_path / "added" / "group" / "__init__.py").write_text('"""A group."""')
+    command = (
+        "from dataclasses import dataclass\n@dataclass\nclass Command:\n    '''Adds.'''\n    number: int = 1\n"
+        "    def prepare(self):\n        return lambda: self.number + 1\n"
+    )
+    (tmp_path / "added" / "group" / "add_one.py").write_text(command)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    added = __import__("added")
+    monkeypatch.setattr(app, "commands", added)
+    assert app.main(["group", "add-one", "--number", "4"]) == 5
+
+
+def test_the_module_is_the_command():
+    done = call("-m", "dcnet", "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: dcnet [-h]")
+
+
+def test_the_library_does_not_need_the_command_line_nor_help_the_plots():
+    heavy = "print(sorted({'tyro', 'matplotlib', 'dcnet.cli', 'dcnet.bench'} & set(sys.modules)))"
+    assert call("-c", f"import sys, dcnet; {heavy}").stdout == "[]\n"
+    shown = "import sys; sys.argv = ['dcnet', 'bench', 'layers', '--help']\nfrom dcnet.cli.app import main\n"
+    shown += "try:\n    main()\nexcept SystemExit:\n    print('matplotlib' in sys.modules)"
+    assert call("-c", shown).stdout.endswith("False\n")
