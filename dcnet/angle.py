@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dcnet.device import Block, arcsine, constexpr, device_function, log, power, sine, tanh, tl
 from dcnet.learnable import Constant, check_number
 from dcnet.part import Part, Slot, Value, constant, registrar
 
@@ -21,7 +22,12 @@ class Angle(Part):
     `homogeneous` says that g(a c) = a g(c) for every a >= 0, so that a layer applies g to the inner product and never
     forms the cosine; `identity` that g is the cosine itself; `bounded` that |g| <= 1; `smooth` that g is differentiable
     everywhere in (0, pi). None stands for unknown.
+
+    `device(c, *constants, *fixed, fast)` gives g, its derivative by c, and those by the constants; `device_inverse`
+    gets g and gives c and the same derivatives, so that c need not be kept. Wherever g is flat any c will do.
     """
+
+    device_inverse: ClassVar[Any] = None
 
     homogeneous: ClassVar[bool] = False
     identity: ClassVar[bool] = False
@@ -58,12 +64,30 @@ def safe_asin(cos: Tensor, delta: float) -> Tensor:
     return _SafeAsin.apply(cos, delta)
 
 
+@device_function
+def _arc_slope(cos: Block, delta: Block) -> Block:
+    return tl.rsqrt(tl.maximum(1 - cos * cos, delta))
+
+
+@device_function
+def _linear(cos: Block, delta: Block, fast: constexpr) -> Block:
+    return 0.6366197723675814 * arcsine(cos), 0.6366197723675814 * _arc_slope(cos, delta)
+
+
+@device_function
+def _linear_inverse(g: Block, delta: Block, fast: constexpr) -> Block:
+    cos = sine(1.5707963267948966 * tl.clamp(g, -1.0, 1.0))
+    return cos, 0.6366197723675814 * _arc_slope(cos, delta)
+
+
 @register
 @dataclass(frozen=True)
 class Linear(Angle):
     """g = 1 - 2 theta / pi. Eq. 11."""
 
     name: ClassVar[str] = "linear"
+    device: ClassVar[Any] = staticmethod(_linear)
+    device_inverse: ClassVar[Any] = staticmethod(_linear_inverse)
     equation: ClassVar[str] = "(1 - 2 theta / pi)"
     delta: float = 1e-4
 
@@ -71,8 +95,16 @@ class Linear(Angle):
         super().__post_init__()
         check_number("delta of linear", self.delta, above=0)
 
+    def fixed_numbers(self) -> tuple[float, ...]:
+        return (self.delta,)
+
     def value(self, cos: Tensor) -> Tensor:
         return 2 / math.pi * safe_asin(cos, self.delta)
+
+
+@device_function
+def _cosine(cos: Block, fast: constexpr) -> Block:
+    return cos, 1.0
 
 
 @register
@@ -81,6 +113,8 @@ class Cosine(Angle):
     """g = cos(theta). Eq. 12."""
 
     name: ClassVar[str] = "cos"
+    device: ClassVar[Any] = staticmethod(_cosine)
+    device_inverse: ClassVar[Any] = staticmethod(_cosine)
     equation: ClassVar[str] = "cos(theta)"
     homogeneous: ClassVar[bool] = True
     identity: ClassVar[bool] = True
@@ -89,12 +123,43 @@ class Cosine(Angle):
         return cos
 
 
+@device_function
+def _sigmoid_slopes(t: Block, arc: Block, cos: Block, inverse: Block, delta: Block, top: Block) -> Block:
+    """The derivatives of top * t, with t = tanh(arc / 2k) and top = coth(pi / 4k), by cos and by k."""
+    rise = (0.5 * top * inverse) * (1 - t * t)
+    by_top = (top * top - 1) * (0.7853981633974483 * inverse * inverse)
+    return rise * _arc_slope(cos, delta), by_top * t - rise * arc * inverse
+
+
+@device_function
+def _sigmoid(cos: Block, k: Block, delta: Block, fast: constexpr) -> Block:
+    inverse, arc = 1 / k, arcsine(cos)
+    top = 1 / tanh(0.7853981633974483 * inverse, False)
+    t = tanh(arc * (0.5 * inverse), fast)
+    slopes = _sigmoid_slopes(t, arc, cos, inverse, delta, top)
+    return top * t, slopes[0], slopes[1]
+
+
+@device_function
+def _sigmoid_inverse(g: Block, k: Block, delta: Block, fast: constexpr) -> Block:
+    inverse = 1 / k
+    end = tanh(0.7853981633974483 * inverse, False)
+    # Where k is small g rounds to 1 long before the angle does; its slope is next to nothing there.
+    t = tl.clamp(g * end, -0.9999999, 0.9999999)
+    arc = tl.clamp(k * (log(1 + t, fast) - log(1 - t, fast)), -1.5707963267948966, 1.5707963267948966)
+    cos = sine(arc)
+    slopes = _sigmoid_slopes(t, arc, cos, inverse, delta, 1 / end)
+    return cos, slopes[0], slopes[1]
+
+
 @register
 @dataclass(frozen=True)
 class Sigmoid(Angle):
     """g = coth(pi / 4k) * tanh((pi/2 - theta) / 2k), which is Eq. 13 in a form that cannot overflow."""
 
     name: ClassVar[str] = "sigmoid"
+    device: ClassVar[Any] = staticmethod(_sigmoid)
+    device_inverse: ClassVar[Any] = staticmethod(_sigmoid_inverse)
     equation: ClassVar[str] = "coth(pi / 4{k}) tanh((pi/2 - theta) / 2{k})"
     k: Constant = constant(0.3, "k", positive=True)
     delta: float = 1e-4
@@ -102,6 +167,9 @@ class Sigmoid(Angle):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("delta of sigmoid", self.delta, above=0)
+
+    def fixed_numbers(self) -> tuple[float, ...]:
+        return (self.delta,)
 
     def value(self, cos: Tensor, k: Value) -> Tensor:
         return torch.tanh(safe_asin(cos, self.delta) / (2 * k)) / _tanh(math.pi / (4 * k))
@@ -111,16 +179,34 @@ def _tanh(value: Value) -> Value:
     return torch.tanh(value) if isinstance(value, Tensor) else math.tanh(value)
 
 
+@device_function
+def _square(cos: Block, fast: constexpr) -> Block:
+    return cos * tl.abs(cos), 2 * tl.abs(cos)
+
+
+@device_function
+def _square_inverse(g: Block, fast: constexpr) -> Block:
+    size = tl.sqrt(tl.abs(g))
+    return tl.where(g < 0, -size, size), 2 * size
+
+
 @register
 @dataclass(frozen=True)
 class SquareCosine(Angle):
     """g = sign(cos theta) * cos(theta)^2. Eq. 14."""
 
     name: ClassVar[str] = "sqcos"
+    device: ClassVar[Any] = staticmethod(_square)
+    device_inverse: ClassVar[Any] = staticmethod(_square_inverse)
     equation: ClassVar[str] = "sign(cos(theta)) cos(theta)^2"
 
     def value(self, cos: Tensor) -> Tensor:
         return cos * cos.abs()
+
+
+@device_function
+def _relu(cos: Block, fast: constexpr) -> Block:
+    return tl.maximum(cos, 0.0), tl.where(cos > 0, 1.0, 0.0)
 
 
 @register
@@ -129,6 +215,8 @@ class ReluCosine(Angle):
     """g = max(0, cos theta): convolution and ReLU as one operator. Section 5."""
 
     name: ClassVar[str] = "relucos"
+    device: ClassVar[Any] = staticmethod(_relu)
+    device_inverse: ClassVar[Any] = staticmethod(_relu)
     equation: ClassVar[str] = "max(0, cos(theta))"
     homogeneous: ClassVar[bool] = True
     smooth: ClassVar[bool] = False
@@ -137,12 +225,26 @@ class ReluCosine(Angle):
         return cos.relu()
 
 
+@device_function
+def _power(cos: Block, p: Block, fast: constexpr) -> Block:
+    slope = power(tl.clamp(tl.abs(cos), 1e-12, 1.0), p - 1)
+    return cos * slope, p * slope
+
+
+@device_function
+def _power_inverse(g: Block, p: Block, fast: constexpr) -> Block:
+    size = power(tl.clamp(tl.abs(g), 1e-30, 1.0), 1 / p)
+    return tl.where(g < 0, -size, size), p * power(tl.maximum(size, 1e-12), p - 1)
+
+
 @register
 @dataclass(frozen=True)
 class Power(Angle):
     """g = sign(cos theta) * |cos theta|^p with p >= 1, of which cos (p = 1) and sqcos (p = 2) are points."""
 
     name: ClassVar[str] = "power"
+    device: ClassVar[Any] = staticmethod(_power)
+    device_inverse: ClassVar[Any] = staticmethod(_power_inverse)
     equation: ClassVar[str] = "sign(cos(theta)) |cos(theta)|^{p:g}"
     p: float = 2.0
 
@@ -155,6 +257,9 @@ class Power(Angle):
         check_number("p of power", self.p)
         if self.p < 1:
             raise ValueError(f"p of power must be at least 1, not {self.p!r}")
+
+    def fixed_numbers(self) -> tuple[float, ...]:
+        return (self.p,)
 
     def value(self, cos: Tensor) -> Tensor:
         return cos * cos.abs().clamp(self.smallest, 1.0).pow(self.p - 1)

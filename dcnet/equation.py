@@ -1,4 +1,4 @@
-"""The equation as stateless functions; the layers call these and add nothing to them."""
+"""f(w, x) = h(||w||, ||x||) * g(theta) in plain torch, for any way in which filters meet patches."""
 
 import functools
 from collections.abc import Mapping
@@ -8,25 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcnet.meeting import Meeting, Size, convolve, meet_rows
-from dcnet.norms import accumulation_dtype, filter_norm, patch_norm, vector_norm
+from dcnet.meeting import Meeting, Size, convolve
+from dcnet.norms import accumulation_dtype, filter_norm
 from dcnet.operator import Operator, as_operator
 from dcnet.part import Value
 
-__all__ = [
-    "Options",
-    "decoupled_conv1d",
-    "decoupled_conv2d",
-    "decoupled_conv3d",
-    "decoupled_linear",
-    "filter_norm",
-    "patch_norm",
-    "vector_norm",
-]
-
 
 class Options(TypedDict, total=False):
-    """What every function here takes by name beside torch's own arguments.
+    """What every function of `dcnet.functional` takes by name beside torch's own arguments.
 
     operator: an Operator or its spec.
     eps: added under the square root of both norms.
@@ -42,62 +31,24 @@ class Options(TypedDict, total=False):
     training: bool
 
 
-def decoupled_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Unpack[Options]) -> Tensor:
-    """f(w, x) = h(||w||, ||x||) * g(theta) + bias of every row with every filter: [..., in] -> [..., out]."""
-    return _decoupled(weight, bias, meet_rows(input, weight), options)
-
-
-def decoupled_conv1d(
+def conv2d(
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Size = 1,
-    padding: Size | str = 0,
-    dilation: Size = 1,
-    groups: int = 1,
+    bias: Tensor | None,
+    stride: Size,
+    padding: Size | str,
+    dilation: Size,
+    groups: int,
     **options: Unpack[Options],
 ) -> Tensor:
-    """f(w, x) of every patch of a sequence, [N, C, L] or [C, L]; see `decoupled_conv2d`."""
-    combine = functools.partial(_decoupled, weight, bias, options=options)
-    return convolve(F.conv1d, input, weight, stride, padding, dilation, groups, combine)
-
-
-def decoupled_conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Size = 1,
-    padding: Size | str = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    **options: Unpack[Options],
-) -> Tensor:
-    """f(w, x) = h(||w||, ||x||) * g(theta) + bias of every patch x with every filter w (Eq. 3).
-
-    Arguments and shapes are those of `torch.nn.functional.conv2d`; the operator and its state come by name, as in
-    `Options`.
-    """
-    combine = functools.partial(_decoupled, weight, bias, options=options)
+    """`dcnet.functional.decoupled_conv2d` by torch alone."""
+    combine = functools.partial(decoupled, weight, bias, options=options)
     return convolve(F.conv2d, input, weight, stride, padding, dilation, groups, combine)
 
 
-def decoupled_conv3d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Size = 1,
-    padding: Size | str = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    **options: Unpack[Options],
-) -> Tensor:
-    """f(w, x) of every patch of a volume, [N, C, D, H, W] or [C, D, H, W]; see `decoupled_conv2d`."""
-    combine = functools.partial(_decoupled, weight, bias, options=options)
-    return convolve(F.conv3d, input, weight, stride, padding, dilation, groups, combine)
-
-
-def _decoupled(weight: Tensor, bias: Tensor | None, at: Meeting, options: Options) -> Tensor:
-    op, eps = _check_options(options), options.get("eps", 1e-4)
+def decoupled(weight: Tensor, bias: Tensor | None, at: Meeting, options: Options) -> Tensor:
+    """f(w, x) + bias of all filters and all that they meet."""
+    op, eps = check_options(options), options.get("eps", 1e-4)
     constants = _constants(op, options.get("constants") or {}, weight, at)
     w_norm = at.spread(filter_norm(weight, eps))
     factor = op.weighting.factor(w_norm, lambda norm: op.h(norm, constants), op.alpha(constants))
@@ -122,7 +73,7 @@ def _decoupled(weight: Tensor, bias: Tensor | None, at: Meeting, options: Option
     return at.finish(op.g(product * n.reciprocal(), constants), h, bias, product.dtype)
 
 
-def _check_options(options: Options) -> Operator:
+def check_options(options: Options) -> Operator:
     for name in options:
         if name not in Options.__annotations__:
             raise TypeError(f"unknown option {name!r}: known are {', '.join(Options.__annotations__)}")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dcnet.functional import norm_cancels, relative_to_mean, scaled
+from dcnet.equation import norm_cancels, relative_to_mean, scaled
 from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
 from dcnet.meeting import Meeting, check_input, convolve, meet_rows
 from dcnet.norms import accumulation_dtype, filter_norm

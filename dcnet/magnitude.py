@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from dcnet.device import Block, constexpr, device_function, log1p, power, tanh, tl
 from dcnet.learnable import Constant, check_number
 from dcnet.part import Part, Value, constant, registrar
 from dcnet.radius import Radius, RadiusLike
@@ -19,16 +20,26 @@ class Magnitude(Part):
     """h(n) of a norm n > 0.
 
     `saturates` says that h never exceeds its scale, or 1 where it has none, `proportional` that h(n) = scale * n, so
-    that a layer need not form the norm, and `smooth` that h is differentiable everywhere. None stands for unknown.
+    that a layer need not form the norm, `positive` that h > 0 if all its constants are, and `smooth` that h is
+    differentiable everywhere. None stands for unknown.
+
+    `device(n, *constants, *fixed, fast)` gives h, its derivative by n, and those by the constants; see `dcnet.device`.
     """
 
     saturates: ClassVar[bool | None] = False
     proportional: ClassVar[bool] = False
+    positive: ClassVar[bool] = False
     smooth: ClassVar[bool | None] = True
 
     @property
     def bounded(self) -> bool | None:
         return self.saturates
+
+    @property
+    def vanishes(self) -> bool:
+        """Whether h may be zero, so that the angle cannot be told from h * g."""
+        slots = self.slots().values()
+        return not self.positive or any(not slot.positive and (slot.learned or slot.init <= 0) for slot in slots)
 
     @property
     def bound(self) -> float | None:
@@ -90,12 +101,19 @@ registry: dict[str, type[Magnitude]] = {}
 register = registrar(registry, "a magnitude")
 
 
+@device_function
+def _sphere(n: Block, scale: Block, fast: constexpr) -> Block:
+    return scale + 0 * n, 0 * n, 1 + 0 * n
+
+
 @register
 @dataclass(frozen=True)
 class Sphere(Magnitude):
     """h(n) = alpha: only the angle counts. Eq. 4."""
 
     name: ClassVar[str] = "sphere"
+    device: ClassVar[Any] = staticmethod(_sphere)
+    positive: ClassVar[bool] = True
     equation: ClassVar[str] = "{scale}"
     saturates: ClassVar[bool] = True
     scale: Constant = constant(1.0, "alpha", positive=True)
@@ -104,12 +122,22 @@ class Sphere(Magnitude):
         return scale * torch.ones_like(n)
 
 
+@device_function
+def _ball(n: Block, scale: Block, radius: Block, fast: constexpr) -> Block:
+    inverse = 1 / radius
+    reached = n * inverse
+    slope = tl.where(reached <= 1, scale * inverse, 0.0)
+    return scale * tl.minimum(reached, 1.0), slope, tl.minimum(reached, 1.0), -slope * reached
+
+
 @register
 @dataclass(frozen=True)
 class Ball(Magnitude):
     """h(n) = alpha * min(n, rho) / rho. Eq. 5."""
 
     name: ClassVar[str] = "ball"
+    device: ClassVar[Any] = staticmethod(_ball)
+    positive: ClassVar[bool] = True
     equation: ClassVar[str] = "{scale} min({n}, {radius}) / {radius}"
     saturates: ClassVar[bool] = True
     smooth: ClassVar[bool] = False
@@ -120,12 +148,23 @@ class Ball(Magnitude):
         return scale * (n / radius).clamp(max=1)
 
 
+@device_function
+def _tanh(n: Block, scale: Block, radius: Block, fast: constexpr) -> Block:
+    inverse = 1 / radius
+    reached = n * inverse
+    t = tanh(reached, fast)
+    slope = (1 - t * t) * (scale * inverse)
+    return scale * t, slope, t, -slope * reached
+
+
 @register
 @dataclass(frozen=True)
 class Tanh(Magnitude):
     """h(n) = alpha * tanh(n / rho): a smooth ball. Eq. 6."""
 
     name: ClassVar[str] = "tanh"
+    device: ClassVar[Any] = staticmethod(_tanh)
+    positive: ClassVar[bool] = True
     equation: ClassVar[str] = "{scale} tanh({n} / {radius})"
     saturates: ClassVar[bool] = True
     scale: Constant = constant(1.0, "alpha", positive=True)
@@ -135,12 +174,19 @@ class Tanh(Magnitude):
         return scale * torch.tanh(n / radius)
 
 
+@device_function
+def _linear(n: Block, scale: Block, fast: constexpr) -> Block:
+    return scale * n, scale + 0 * n, n
+
+
 @register
 @dataclass(frozen=True)
 class Linear(Magnitude):
     """h(n) = alpha * n. Eq. 7."""
 
     name: ClassVar[str] = "linear"
+    device: ClassVar[Any] = staticmethod(_linear)
+    positive: ClassVar[bool] = True
     equation: ClassVar[str] = "{scale} {n}"
     proportional: ClassVar[bool] = True
     scale: Constant = constant(1.0, "alpha")
@@ -149,12 +195,22 @@ class Linear(Magnitude):
         return scale * n
 
 
+@device_function
+def _segmented(n: Block, scale: Block, slope: Block, radius: Block, fast: constexpr) -> Block:
+    near = tl.minimum(n, radius)
+    inside = n < radius
+    value = slope * n + (scale - slope) * near
+    return value, tl.where(inside, scale, slope), near, n - near, tl.where(inside, 0.0, scale - slope)
+
+
 @register
 @dataclass(frozen=True)
 class Segmented(Magnitude):
     """h(n) = alpha * n up to rho, and from there on with slope beta. Eq. 8."""
 
     name: ClassVar[str] = "seg"
+    device: ClassVar[Any] = staticmethod(_segmented)
+    positive: ClassVar[bool] = True
     equation: ClassVar[str] = "({slope} {n} + ({scale} - {slope}) min({n}, {radius}))"
     smooth: ClassVar[bool] = False
     scale: Constant = constant(1.0, "alpha")
@@ -178,17 +234,31 @@ def _at_most(n: Tensor, limit: Value) -> Tensor:
     return torch.minimum(n, limit) if isinstance(limit, Tensor) else n.clamp(max=limit)
 
 
+@device_function
+def _log(n: Block, scale: Block, fast: constexpr) -> Block:
+    log = log1p(n)
+    return scale * log, scale / (1 + n), log
+
+
 @register
 @dataclass(frozen=True)
 class Log(Magnitude):
     """h(n) = alpha * log(1 + n). Eq. 9."""
 
     name: ClassVar[str] = "log"
+    device: ClassVar[Any] = staticmethod(_log)
+    positive: ClassVar[bool] = True
     equation: ClassVar[str] = "{scale} log(1 + {n})"
     scale: Constant = constant(1.0, "alpha")
 
     def value(self, n: Tensor, scale: Value) -> Tensor:
         return scale * torch.log1p(n)
+
+
+@device_function
+def _mix(n: Block, scale: Block, log_scale: Block, fast: constexpr) -> Block:
+    log = log1p(n)
+    return scale * n + log_scale * log, scale + log_scale / (1 + n), n, log
 
 
 @register
@@ -197,6 +267,8 @@ class Mix(Magnitude):
     """h(n) = alpha * n + beta * log(1 + n). Eq. 10."""
 
     name: ClassVar[str] = "mix"
+    device: ClassVar[Any] = staticmethod(_mix)
+    positive: ClassVar[bool] = True
     equation: ClassVar[str] = "({scale} {n} + {log_scale} log(1 + {n}))"
     scale: Constant = constant(1.0, "alpha")
     log_scale: Constant = constant(1.0, "beta")
@@ -205,12 +277,21 @@ class Mix(Magnitude):
         return scale * n + log_scale * torch.log1p(n)
 
 
+@device_function
+def _sharp(n: Block, offset: Block, exponent: Block, fast: constexpr) -> Block:
+    whole = n + offset
+    value = power(n / whole, exponent)
+    return value, value * exponent * offset / (n * whole), -value * exponent / whole
+
+
 @register
 @dataclass(frozen=True)
 class Sharp(Magnitude):
     """h(n) = (n / (n + q))^p: what sharpened cosine similarity leaves of a norm, so that faint patches fade out."""
 
     name: ClassVar[str] = "sharp"
+    device: ClassVar[Any] = staticmethod(_sharp)
+    positive: ClassVar[bool] = True
     equation: ClassVar[str] = "({n} / ({n} + {offset}))^{power:g}"
     saturates: ClassVar[bool] = True
     offset: Constant = constant(0.1, "q", positive=True)
@@ -222,6 +303,9 @@ class Sharp(Magnitude):
 
     def value(self, n: Tensor, offset: Value) -> Tensor:
         return (n / (n + offset)).pow(self.power)
+
+    def fixed_numbers(self) -> tuple[float, ...]:
+        return (self.power,)
 
 
 @dataclass(frozen=True)

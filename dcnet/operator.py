@@ -55,6 +55,7 @@ class Operator:
     decay: float | None = field(init=False, compare=False)
     _magnitudes: tuple[Held, ...] = field(init=False, compare=False)
     _angle: Held = field(init=False, compare=False)
+    _spec: str = field(init=False, compare=False)
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Operator:
         parts = self.magnitude.parts
         set_once("_magnitudes", tuple(Held(part, f"_{i}" if len(parts) > 1 else "") for i, part in enumerate(parts)))
         set_once("_angle", Held(self.angle, ""))
+        set_once("_spec", self._write_spec())
         set_once("slots", self._gather_slots())
         set_once("decay", self._find_decay())
         if self.weighting.divides and self._scale_slot is not None and self._scale_slot.init == 0:
@@ -91,6 +93,9 @@ class Operator:
         return cls(magnitude, angle, weighting)
 
     def __str__(self) -> str:
+        return self._spec
+
+    def _write_spec(self) -> str:
         suffix = f"+{self.weighting.name}" if self.weighted else ""
         return f"{self.magnitude.spec()}-{self.angle.spec()}{suffix}"
 

@@ -58,10 +58,13 @@ class Part:
     A subclass states its `name` in specs, its `equation`, its constants as fields made by `constant`, and `value`,
     which receives each constant by the name of its field, as a float or as a tensor that broadcasts against the rest.
     `learnable=True` makes a learned constant of each one given as a number; a radius says so itself.
+
+    `device` is the same once more for the fused kernels; a part without one is computed by torch.
     """
 
     name: ClassVar[str]
     equation: ClassVar[str]
+    device: ClassVar[Any] = None
     learnable: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -73,6 +76,10 @@ class Part:
 
     def value(self, argument: Tensor, *args: Any, **constants: Any) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not say what its value is")
+
+    def fixed_numbers(self) -> tuple[float, ...]:
+        """What `device` gets beside the constants."""
+        return ()
 
     def slots(self) -> dict[str, Slot]:
         """Every constant of this part and how a layer holds it."""

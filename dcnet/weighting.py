@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from dcnet.device import Block, device_function, tl  # noqa: F401 - the interpreter of Triton asks for it
 from dcnet.part import Value
 
 
@@ -18,6 +19,9 @@ class Weighting:
     `weighted` says that ||w|| matters at all, `keeps_bound` that a bounded magnitude stays bounded, `multiplies` that
     the factor is ||w|| itself, `nonnegative` that the factor is never negative, whatever h is, and `divides` that the
     factor is divided by the magnitude's scale.
+
+    `device(||w||, h(||w||), scale)` gives a and b of a * h(b * ||x||), the derivatives of both by ||w||, and those of a
+    by h(||w||) and by the scale; see `dcnet.device`.
     """
 
     name: ClassVar[str]
@@ -27,6 +31,7 @@ class Weighting:
     multiplies: ClassVar[bool] = False
     nonnegative: ClassVar[bool] = True
     divides: ClassVar[bool] = False
+    device: ClassVar[Any] = None
 
     def factor(self, w_norm: Tensor, h: Callable[[Tensor], Tensor], scale: Value) -> Value:
         return 1.0
@@ -48,13 +53,24 @@ def register(weighting: type[Weighting]) -> type[Weighting]:
     return weighting
 
 
+@device_function
+def _unweighted(norm: Block, h: Block, scale: Block) -> Block:
+    return 1.0, 1.0, 0.0, 0.0, 0.0, 0.0
+
+
 @register
 class Unweighted(Weighting):
     """h(||x||): all filters count the same."""
 
     name = "unweighted"
     equation = "{x}"
+    device = staticmethod(_unweighted)
     weighted = False
+
+
+@device_function
+def _linearly(norm: Block, h: Block, scale: Block) -> Block:
+    return norm, 1.0, 1.0, 0.0, 0.0, 0.0
 
 
 @register
@@ -63,11 +79,17 @@ class LinearlyWeighted(Weighting):
 
     name = "linear"
     equation = "||w|| {x}"
+    device = staticmethod(_linearly)
     keeps_bound = False
     multiplies = True
 
     def factor(self, w_norm: Tensor, h: Callable[[Tensor], Tensor], scale: Value) -> Value:
         return w_norm
+
+
+@device_function
+def _jointly(norm: Block, h: Block, scale: Block) -> Block:
+    return 1.0, norm, 0.0, 1.0, 0.0, 0.0
 
 
 @register
@@ -76,9 +98,15 @@ class Joint(Weighting):
 
     name = "joint"
     equation = "{both}"
+    device = staticmethod(_jointly)
 
     def argument(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         return w_norm * x_norm
+
+
+@device_function
+def _product(norm: Block, h: Block, scale: Block) -> Block:
+    return h / scale, 1.0, 0.0, 0.0, 1 / scale, -h / (scale * scale)
 
 
 @register
@@ -87,6 +115,7 @@ class Product(Weighting):
 
     name = "product"
     equation = "{w} {x} / {scale}"
+    device = staticmethod(_product)
     nonnegative = False
     divides = True
 

@@ -12,13 +12,15 @@ PACKAGE = ROOT / "dcnet"
 
 # From the bottom up; a module may import from its own floor and from those below.
 FLOORS = [
-    ["files"],
+    ["files", "device"],
     ["learnable"],
     ["radius"],
     ["part"],
     ["magnitude", "angle", "weighting", "spec"],
     ["operator"],
-    ["norms", "meeting", "functional"],
+    ["norms", "meeting", "equation"],
+    ["kernels"],
+    ["functional"],
     ["layers"],
     ["presets", "testing"],
     ["convert", "norm_tracking", "optim", "regularizers"],
@@ -27,6 +29,9 @@ FLOORS = [
     ["export"],
     ["models"],
     ["report"],
+    ["bench"],
+    ["cli"],
+    ["__main__"],
 ]
 LEVEL = {name: level for level, floor in enumerate(FLOORS) for name in floor}
 

@@ -1,0 +1,78 @@
+"""The equation as stateless functions; the layers call these and add nothing to them."""
+
+import functools
+from typing import Unpack
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from dcnet import equation, kernels
+from dcnet.equation import Options, decoupled
+from dcnet.meeting import Size, convolve, meet_rows
+from dcnet.norms import filter_norm, patch_norm, vector_norm
+
+__all__ = [
+    "Options",
+    "decoupled_conv1d",
+    "decoupled_conv2d",
+    "decoupled_conv3d",
+    "decoupled_linear",
+    "filter_norm",
+    "patch_norm",
+    "vector_norm",
+]
+
+
+def decoupled_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Unpack[Options]) -> Tensor:
+    """f(w, x) = h(||w||, ||x||) * g(theta) + bias of every row with every filter: [..., in] -> [..., out]."""
+    return decoupled(weight, bias, meet_rows(input, weight), options)
+
+
+def decoupled_conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size | str = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    **options: Unpack[Options],
+) -> Tensor:
+    """f(w, x) of every patch of a sequence, [N, C, L] or [C, L]; see `decoupled_conv2d`."""
+    combine = functools.partial(decoupled, weight, bias, options=options)
+    return convolve(F.conv1d, input, weight, stride, padding, dilation, groups, combine)
+
+
+def decoupled_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size | str = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    **options: Unpack[Options],
+) -> Tensor:
+    """f(w, x) = h(||w||, ||x||) * g(theta) + bias of every patch x with every filter w (Eq. 3).
+
+    Arguments and shapes are those of `torch.nn.functional.conv2d`; the operator and its state come by name, as in
+    `Options`.
+    """
+    if kernels.fits(input, weight, bias, padding, groups, options):
+        return kernels.conv2d(input, weight, bias, stride, padding, dilation, groups, options)
+    return equation.conv2d(input, weight, bias, stride, padding, dilation, groups, **options)
+
+
+def decoupled_conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size | str = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    **options: Unpack[Options],
+) -> Tensor:
+    """f(w, x) of every patch of a volume, [N, C, D, H, W] or [C, D, H, W]; see `decoupled_conv2d`."""
+    combine = functools.partial(decoupled, weight, bias, options=options)
+    return convolve(F.conv3d, input, weight, stride, padding, dilation, groups, combine)

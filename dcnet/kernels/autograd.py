@@ -1,0 +1,75 @@
+"""The fused convolution as autograd meets it in eager mode, without the dispatcher's share of the time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dcnet.equation import conv2d as plain_conv2d
+from dcnet.kernels.call import Call, run_backward, run_forward
+
+
+class Fused(torch.autograd.Function):
+    """f(w, x) + bias; the running mean is updated on the way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, settings: tuple[Any, ...], *constants: Tensor
+    ) -> Tensor:
+        call = Call(x, w, bias, constants, *settings)
+        ctx.fused, ctx.settings = call.convolution(in_place=True), settings
+        output, product, unit, state = run_forward(call, ctx.fused)
+        if call.mean == 1 and call.running is not None:
+            torch.autograd.graph.increment_version(call.running)
+        if any(ctx.needs_input_grad):
+            _keep(ctx, call, output, product, unit, state)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        (gradient,) = gradients
+        x, w, bias, products, unit, state, *constants = ctx.saved_tensors
+        call = Call(x, w, bias, constants, *ctx.settings)
+        if torch.is_grad_enabled():
+            return _as_inputs(*differentiable(call, gradient))
+        from_output = ctx.from_output
+        if ctx.watch is not None and ctx.watch._version != ctx.version:
+            products, from_output = state.new_empty(0), False
+        saved, needed = (products, unit, state), ctx.needs_input_grad
+        dx, dw, db, found = run_backward(call, ctx.fused, gradient, saved, from_output, *needed[:2])
+        return _as_inputs(dx if needed[0] else None, dw if needed[1] else None, None if bias is None else db, *found)
+
+
+def _keep(ctx: Any, call: Call, output: Tensor, product: Tensor, unit: Tensor, state: Tensor) -> None:
+    """Keeps what the backward needs: the output or the inner products, whichever can be had for less.
+
+    An activation may overwrite the output, as after torch's own convolution, which keeps none. So it is kept in a way
+    that autograd does not object to, beside an empty tensor with the output's version counter, which tells of it.
+    """
+    ctx.from_output, ctx.watch = call.keeps_output, None
+    if ctx.from_output:
+        product, ctx.watch = output.data, output.detach()
+        ctx.version = ctx.watch._version
+        ctx.watch.data = output.new_empty(0)
+    ctx.save_for_backward(call.x, call.w, call.bias, product, unit, state, *call.constants)
+
+
+def _as_inputs(dx: Any, dw: Any, db: Any, *constants: Any) -> tuple[Any, ...]:
+    return (dx, dw, db, None, *constants)
+
+
+def differentiable(call: Call, gradient: Tensor) -> list[Tensor | None]:
+    """Gradients that have gradients themselves, of input, filters, bias and constants: the equation in torch."""
+    plan, mean_norm = call.plan, call.running if call.mean == 2 else None
+    names = [name for i, name in enumerate(plan.names) if i in plan.learned and name is not None]
+    window = (call.stride, call.padding, call.dilation, call.groups)
+    output = plain_conv2d(
+        call.x, call.w.to(call.x.dtype), call.bias, *window, operator=call.operator, eps=call.eps,
+        constants=dict(zip(names, call.constants, strict=True)), mean_norm=mean_norm,
+    )  # fmt: skip
+    inputs = [call.x, call.w, call.bias, *call.constants]
+    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True, allow_unused=True))
+    return [next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs]

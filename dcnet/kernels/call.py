@@ -1,0 +1,107 @@
+"""The arguments of a fused convolution, and the compiled convolution that fits them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dcnet.kernels.convolution import Convolution
+from dcnet.kernels.passes import Settings
+from dcnet.kernels.plan import Plan, Window, plan_of
+
+_compiled: dict[Any, Convolution] = {}
+
+# Images of ever new sizes must not fill the memory with what was compiled for each.
+MOST_COMPILED = 4096
+
+
+class Call(NamedTuple):
+    """What a fused convolution is called with; `constants` are the learned ones, as a layer stores them."""
+
+    x: Tensor
+    w: Tensor
+    bias: Tensor | None
+    constants: Sequence[Tensor]
+    running: Tensor | None
+    operator: str
+    eps: float
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+    mean: int
+
+    @property
+    def plan(self) -> Plan:
+        return plan_of(self.operator)
+
+    @property
+    def window(self) -> Window:
+        return Window.of(self.x, self.w, self.stride, self.padding, self.dilation, self.groups)
+
+    @property
+    def keeps_output(self) -> bool:
+        """Whether the output is kept for the backward in place of the inner products, which can be told from it.
+
+        The next layer mostly keeps it anyway. A bias would drown what is small beside it.
+        """
+        return self.bias is None and self.plan.invertible
+
+    def convolution(self, in_place: bool) -> Convolution:
+        """The convolution for tensors such as these, compiled once; the running mean is updated in place or beside."""
+        x, w = self.x, self.w
+        dtypes = tuple(None if t is None else t.dtype for t in (x, w, self.bias, self.running, *self.constants))
+        layout = (x.shape, x.stride(), w.shape, w.stride(), x.device)
+        numbers = (self.eps, tuple(self.stride), tuple(self.padding), tuple(self.dilation), self.groups, self.mean)
+        key = (self.operator, dtypes, layout, numbers, in_place)
+        if key not in _compiled:
+            while len(_compiled) >= MOST_COMPILED:
+                _compiled.pop(next(iter(_compiled)))
+            _compiled[key] = self._compile(in_place)
+        return _compiled[key]
+
+    def _compile(self, in_place: bool) -> Convolution:
+        update = 0 if self.running is None or self.mean != 1 else 2 if in_place else 1
+        tensors = (self.x.device, self.x.dtype, dense(self.w).stride(), self.bias is not None)
+        return Convolution(self.plan, self.window, Settings(*tensors, self.eps, self.mean, update))
+
+
+def dense(w: Tensor) -> Tensor:
+    """Filters that lie without gaps, one after the other."""
+    without_gaps = w.is_contiguous() or w.is_contiguous(memory_format=torch.channels_last)
+    return w if without_gaps else w.contiguous()
+
+
+def run_forward(call: Call, fused: Convolution) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The output and what the backward needs, on the GPU of the input, in the layout that the kernels expect."""
+    x = call.x.contiguous(memory_format=fused.window.format)
+    with torch.cuda._DeviceGuard(_index(x)):
+        return fused.forward(x, dense(call.w), call.bias, call.constants, call.running)
+
+
+def run_backward(
+    call: Call,
+    fused: Convolution,
+    gradient: Tensor,
+    saved: tuple[Tensor, Tensor, Tensor],
+    from_output: bool,
+    needs_input: bool,
+    needs_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """The gradients of input, filters, bias and constants; inner products that were not kept are formed again."""
+    products, unit, state = saved
+    layout = fused.window.format
+    x, gradient = call.x.contiguous(memory_format=layout), gradient.contiguous(memory_format=layout)
+    with torch.cuda._DeviceGuard(_index(x)):
+        products = products.contiguous(memory_format=layout) if products.numel() else fused.convolve(x, unit)
+        flags = (from_output, needs_input, needs_weight)
+        saved = (products, unit, state)
+        return fused.backward(gradient, x, dense(call.w), call.bias, call.constants, saved, *flags)
+
+
+def _index(x: Tensor) -> int:
+    """The number of the GPU, or -1, which changes nothing."""
+    return x.device.index if x.is_cuda else -1

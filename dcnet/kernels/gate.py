@@ -1,0 +1,175 @@
+"""Which convolutions take the fused kernels, and the one call that they take."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dcnet.device import AVAILABLE
+from dcnet.equation import Options, norm_cancels
+from dcnet.kernels.convolution import mean_kind
+from dcnet.kernels.plan import has_device_functions, lies_channels_last
+from dcnet.meeting import Size
+from dcnet.operator import Operator, as_operator
+
+if AVAILABLE:
+    from dcnet.kernels.autograd import Fused
+    from dcnet.kernels.call import Call
+    from dcnet.kernels.ops import flat
+    from dcnet.kernels.unit import UnitFilters
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+# A tile holds all channels of a group, the loops over windows are unrolled, and positions are counted in 32 bits.
+MOST_CHANNELS, LARGEST_WINDOW, LARGEST = 4096, 121, 2**31
+
+_enabled = AVAILABLE and os.environ.get("DCNET_KERNELS", "on") != "off"
+
+
+@contextlib.contextmanager
+def use_kernels(on: bool) -> Iterator[None]:
+    """Allows or forbids the fused kernels inside a `with`; they are allowed by default, where Triton is installed."""
+    global _enabled
+    before = _enabled
+    _enabled = on and AVAILABLE
+    try:
+        yield
+    finally:
+        _enabled = before
+
+
+def fits(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size | str, groups: int, options: Options) -> bool:
+    """Whether the fused kernels can do this, and are the faster way to do it."""
+    if not _enabled or not x.is_cuda or x.dim() != 4:
+        return False
+    return _known_operator(options) and _known_tensors(x, w, bias, padding, groups) and not _watched()
+
+
+def _known_operator(options: Options) -> bool:
+    given = options.get("operator")
+    if given is None:
+        return False
+    op = as_operator(given)
+    if norm_cancels(op):
+        return filters_alone(op) and not torch.compiler.is_compiling()
+    return has_device_functions(op)
+
+
+def filters_alone(op: Operator) -> bool:
+    """Whether the layer is a convolution with its filters over their norms, or with its own, times a fixed scale."""
+    single = len(op.magnitude.parts) == 1 and not op.learned
+    return single and op.angle.identity and (not op.weighted or op.weighting.multiplies)
+
+
+def _known_tensors(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size | str, groups: int) -> bool:
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    if dtype not in DTYPES or w.dtype not in (dtype, torch.float32) or not w.is_cuda or w.dim() != 4:
+        return False
+    if bias is not None and bias.dtype not in (w.dtype, dtype):
+        return False
+    channels = w.shape[0] // max(groups, 1)
+    return (
+        x.numel() > 0
+        and x.shape[1] == w.shape[1] * groups
+        and 0 < channels <= MOST_CHANNELS
+        and max(x.shape[0] * groups, w.shape[0], x.shape[1]) * x.shape[2] * x.shape[3] < LARGEST
+        and w.shape[2] * w.shape[3] <= LARGEST_WINDOW
+        and (not isinstance(padding, str) or padding == "valid" or _odd(w))
+        and modern(x.device)
+    )
+
+
+def _odd(w: Tensor) -> bool:
+    """Whether padding="same" pads both ends alike, whatever the dilation."""
+    return w.shape[2] % 2 == 1 and w.shape[3] % 2 == 1
+
+
+def modern(device: torch.device) -> bool:
+    """Whether the GPU is of a generation that the kernels are made for."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def exporting() -> bool:
+    """Whether torch.export traces; asked of torch itself, since in a compiled function every tracing counts as one."""
+    return torch.compiler.is_exporting()
+
+
+# What torch.compiler.assume_constant_result does, which would load the whole compiler.
+modern._dynamo_marked_constant = True  # type: ignore[attr-defined]
+exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _watched() -> bool:
+    """Whether something looks on that has to see torch's own operations: an export, a trace, a function transform."""
+    if exporting() or torch._C._get_tracing_state() is not None:
+        return True
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def conv2d(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Size,
+    padding: Size | str,
+    dilation: Size,
+    groups: int,
+    options: Options,
+) -> Tensor:
+    """f(w, x) + bias by the fused kernels, for what `fits` them; the running mean is updated as torch's way does it."""
+    op, running = as_operator(options["operator"]), options.get("mean_norm")
+    if norm_cancels(op):
+        return _with_filters(op, x, w, bias, options.get("eps", 1e-4), (stride, padding, dilation, groups))
+    mean = mean_kind(op.decay, running, options.get("training", False))
+    sizes = (_pair(stride), _pads(w, padding, dilation), _pair(dilation), groups, mean)
+    settings = (running, str(op), options.get("eps", 1e-4), *sizes)
+    constants = _stored(op, options, w)
+    if _plainly_eager(x):
+        x = x.to(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else x
+        return Fused.apply(x, w, bias, settings, *constants)
+    output, *_, updated = torch.ops.dcnet.conv2d.default(*flat(Call(x, w, bias, constants, *settings)))
+    if mean == 1 and running is not None:
+        running.copy_(updated)
+    return output
+
+
+def _with_filters(op: Operator, x: Tensor, w: Tensor, bias: Tensor | None, eps: float, window: Any) -> Tensor:
+    """A convolution with filters that are made for it."""
+    scale = op.slots["scale"].init
+    if op.weighted:
+        return F.conv2d(x, w if scale == 1 else w * scale, bias, *window)
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    return F.conv2d(x, UnitFilters.apply(w, scale, eps, dtype, lies_channels_last(x)), bias, *window)
+
+
+def _plainly_eager(x: Tensor) -> bool:
+    """Whether nobody looks at the operations: no compiler, no mode, no kind of tensor of its own."""
+    if torch.compiler.is_compiling():
+        return False
+    return type(x) in (Tensor, torch.nn.Parameter) and torch._C._len_torch_dispatch_stack() == 0
+
+
+def _stored(op: Operator, options: Options, w: Tensor) -> list[Tensor]:
+    """The learned constants in the operator's order; what was not given is as it starts."""
+    given = options.get("constants") or {}
+    return [
+        given[name] if name in given else slot.initial(w.shape[0]).to(w.device) for name, slot in op.learned.items()
+    ]
+
+
+def _pads(w: Tensor, padding: Size | str, dilation: Size) -> tuple[int, int]:
+    if padding == "same":
+        (high, wide), (down, across) = w.shape[2:], _pair(dilation)
+        return (high - 1) * down // 2, (wide - 1) * across // 2
+    return (0, 0) if isinstance(padding, str) else _pair(padding)
+
+
+def _pair(size: Size | Sequence[int]) -> tuple[int, int]:
+    if isinstance(size, int):
+        return size, size
+    first, *rest = size
+    return first, rest[0] if rest else first

@@ -1,0 +1,198 @@
+"""The passes of a fused convolution: how many programs each has, how large its tiles are, and its flags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dcnet.device import INTERPRETED
+from dcnet.kernels.filters import filter_gradient_kernel
+from dcnet.kernels.launch import Launch, multiprocessors, power_of_two
+from dcnet.kernels.plan import Plan, Window
+from dcnet.kernels.pointwise import add_kernel, apply_kernel, back_kernel
+from dcnet.kernels.windows import norm_kernel, prepare_kernel, spread_kernel
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Elements of a tile, programs a multiprocessor, warps and stages of a pass over a tensor."""
+
+    elements: int
+    programs: int
+    warps: int
+    stages: int
+    chunks: bool = False
+
+
+# As they were fastest on an H200; see README.md.
+SQUARES = Tiling(4096, 0, 4, 1)
+APPLY = Tiling(2048, 6, 4, 3, chunks=True)
+BACK = Tiling(2048, 4, 4, 3, chunks=True)
+ADD = Tiling(2048, 8, 4, 3)
+PLACES = 512
+MOST_SUMS = 1024
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that the kernels are compiled for, beside operator and shapes.
+
+    mean: 0 if no radius is relative to the mean norm, 1 if it is the batch's own, 2 if it is the running one.
+    update: 0 if the running mean stays as it is, 1 if what follows is written beside it, 2 if in its place.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    weight_strides: tuple[int, ...]
+    has_bias: bool
+    eps: float
+    mean: int
+    update: int
+
+    @property
+    def fast(self) -> bool:
+        return self.dtype in HALF and not INTERPRETED
+
+
+class Passes:
+    """The launches of one convolution, and how many sums they form."""
+
+    def __init__(self, plan: Plan, window: Window, settings: Settings):
+        self.plan, self.window, self.settings = plan, window, settings
+        self.inputs = window.pieces(window.channels, window.pixels)
+        self.outputs = window.pieces(window.filters, window.outs)
+        self.patches = window.groups * window.batch * window.outs
+        self.places = window.groups * window.batch * window.pixels
+        self.norm_sums = min(-(-self.patches // PLACES), MOST_SUMS)
+        self.back_programs = self._programs(BACK, self.outputs)
+        self.mean_sums = self.back_programs * window.groups
+        self.rows = len(plan.summed) + 2 * plan.weighted + settings.has_bias
+        self.prepare, self.norms, self.apply = self._prepare(), self._norms(), self._apply()
+        self.back = {from_output: self._back(from_output) for from_output in (True, False)}
+        self.spread, self.add = self._spread(), self._add()
+        self.finish = {weight: self._finish(weight) for weight in (True, False)}
+
+    def _tiles(self, tiling: Tiling, pieces: Sequence[int]) -> tuple[int, int, int]:
+        """Positions of a tile, channels of each of its chunks, and how many tiles a group has."""
+        width = chunk_width(pieces[-1]) if tiling.chunks else power_of_two(min(pieces[-1], tiling.elements))
+        block = power_of_two(max(tiling.elements // max(width, pieces[-1]), 1) + 1) // 2
+        return block, width, pieces[0] * -(-pieces[1] // block)
+
+    def _programs(self, tiling: Tiling, pieces: Sequence[int]) -> int:
+        return min(self._tiles(tiling, pieces)[2], tiling.programs * multiprocessors(self.settings.device))
+
+    def _pass(
+        self, kernel: Any, tiling: Tiling, pieces: Sequence[int], numbers: Sequence[float], **flags: Any
+    ) -> Launch:
+        block, width, _ = self._tiles(tiling, pieces)
+        chunks = -(-pieces[-1] // width)
+        grid = (self._programs(tiling, pieces), self.window.groups)
+        sizes = {"ONE": self.window.channels_last, "BLOCK": block, "STAGES": tiling.stages}
+        return Launch(kernel, grid, numbers, tiling.warps, **flags, **sizes, WIDTH=width, CHUNKS=chunks)
+
+    @property
+    def _filter_flags(self) -> dict[str, Any]:
+        plan, window = self.plan, self.window
+        flags = {"CHANNELS": window.channels // window.groups, "KERNEL": window.kernel, "LAST": window.channels_last}
+        parts = {"KINDS": plan.kinds, "MAGNITUDE": plan.magnitude, "COUNTS": plan.counts, "SCALE": plan.scale}
+        return {**flags, **parts, "WEIGHTING": plan.weighting}
+
+    @property
+    def _filter_numbers(self) -> tuple[int, ...]:
+        window = self.window
+        size = window.channels // window.groups * window.kernel[0] * window.kernel[1]
+        return window.filters, size, *self.settings.weight_strides
+
+    def _prepare(self) -> Launch:
+        block, width, tiles = self._tiles(SQUARES, self.inputs)
+        numbers = (*self.inputs, tiles, *self._filter_numbers, self.settings.eps)
+        grid = (tiles + self.window.filters, self.window.groups)
+        sizes = {"ONE": self.window.channels_last, "BLOCK": block, "WIDTH": width}
+        return Launch(
+            prepare_kernel, grid, numbers, SQUARES.warps, **self._filter_flags, **sizes, FAST=self.settings.fast
+        )
+
+    @property
+    def _window_flags(self) -> dict[str, Any]:
+        window = self.window
+        sizes = {"KERNEL": window.kernel, "STRIDE": window.stride}
+        return {**sizes, "PADDING": window.padding, "DILATION": window.dilation}
+
+    def _norms(self) -> Launch:
+        window = self.window
+        numbers = (self.patches, window.pixels, window.outs, *window.size, window.out[1], self.settings.eps)
+        return Launch(norm_kernel, (self.norm_sums,), numbers, 4, **self._window_flags, BLOCK=PLACES)
+
+    def _apply(self) -> Launch:
+        plan, settings = self.plan, self.settings
+        numbers = (self.norm_sums, self.patches, plan.decay or 0.0, *self.outputs, self.window.filters)
+        flags = {
+            "MAGNITUDE": plan.magnitude,
+            "ANGLE": plan.angle,
+            "COUNTS": plan.counts,
+            "KNOWN": plan.known,
+            "RELATIVE": plan.relative,
+            "WEIGHTED": plan.weighted,
+            "BIAS": self.settings.has_bias,
+            "MEAN": settings.mean,
+            "UPDATE": settings.update,
+            "SUMS": power_of_two(self.norm_sums),
+            "FAST": settings.fast,
+        }
+        return self._pass(apply_kernel, APPLY, self.outputs, numbers, **flags)
+
+    def _back(self, from_output: bool) -> Launch:
+        plan, settings = self.plan, self.settings
+        flags = {
+            "MAGNITUDE": plan.magnitude,
+            "ANGLE": plan.inverse if from_output else plan.angle,
+            "FROM_OUTPUT": from_output,
+            "COUNTS": plan.counts,
+            "KNOWN": plan.known,
+            "RELATIVE": plan.relative,
+            "SUMMED": plan.summed,
+            "WEIGHTED": plan.weighted,
+            "BIAS": self.settings.has_bias,
+            "MEAN": settings.mean,
+            "FAST": settings.fast,
+        }
+        return self._pass(back_kernel, BACK, self.outputs, (*self.outputs, self.window.filters), **flags)
+
+    def _spread(self) -> Launch:
+        window, count = self.window, self.mean_sums
+        sizes = (window.pixels, window.outs, window.out[0], window.size[1], window.out[1])
+        flags = {**self._window_flags, "MEAN": self.settings.mean, "SUMS": power_of_two(count), "BLOCK": PLACES}
+        numbers = (count, self.patches, self.places, *sizes)
+        return Launch(spread_kernel, (-(-self.places // PLACES),), numbers, 4, **flags)
+
+    def _add(self) -> Launch:
+        return self._pass(add_kernel, ADD, self.inputs, self.inputs)
+
+    def _finish(self, weight: bool) -> Launch:
+        plan = self.plan
+        flags = {
+            **self._filter_flags,
+            "RELATIVE": plan.relative,
+            "SUMMED": plan.summed,
+            "WEIGHTED": plan.weighted,
+            "BIAS": self.settings.has_bias,
+            "WEIGHT": weight,
+            "PROGRAMS": power_of_two(self.back_programs),
+            "FAST": self.settings.fast,
+        }
+        numbers = (self.back_programs, *self._filter_numbers)
+        return Launch(filter_gradient_kernel, (self.window.filters,), numbers, 4, **flags)
+
+
+def chunk_width(channels: int) -> int:
+    """Channels of a chunk: a power of two that leaves no lane idle, where there are 1, 3, 5 or 7 of them."""
+    for chunks in (1, 3, 5, 7):
+        width = channels // chunks
+        if width * chunks == channels and width == power_of_two(width) and width >= 16:
+            return width
+    return power_of_two(channels)
