@@ -22,26 +22,50 @@ LAYER_TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e
 NETWORK_TOLERANCES = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-4}
 
 
-def results(layer: Layer, call: Callable[[Tensor], Tensor], x: Tensor, gradient: Tensor) -> Results:
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of the output, for each of which something would cancel in the other.
+
+    Of a random one the gradient of a constant that all patches share is the sum of as many positive terms as negative
+    ones; of one that leans to the output the gradient of the filters is mostly along them, and that part the division
+    by their norm takes away. Next to nothing is no measure of errors.
+    """
+
+    random: Tensor
+    leaning: Tensor
+
+    @classmethod
+    def of(cls, output: Tensor, x: Tensor) -> "Gradients":
+        random = torch.randn_like(output)
+        leaning = torch.randn_like(output) + output / output.square().mean().sqrt()
+        return cls(*[made.to(x).contiguous(memory_format=torch.channels_last) for made in (random, leaning)])
+
+
+def results(layer: Layer, call: Callable[[Tensor], Tensor], x: Tensor, gradients: Gradients) -> Results:
     """The output, and the gradients of the input, the filters and every learned constant, by name."""
-    parameters = dict(layer.named_parameters())
     output = call(x)
-    gradients = torch.autograd.grad(output, [x, *parameters.values()], gradient.to(output))
-    names = ["output", *(f"gradient of {name}" for name in ("x", *parameters))]
-    return dict(zip(names, [output.detach(), *gradients], strict=True))
+    parameters = dict(layer.named_parameters())
+    direct = {"x": x, **{name: value for name, value in parameters.items() if name in ("weight", "bias")}}
+    constants = {name: value for name, value in parameters.items() if name not in direct}
+    found = {"output": output.detach()}
+    for wanted, gradient in ((direct, gradients.random), (constants, gradients.leaning)):
+        if wanted:
+            values = torch.autograd.grad(output, list(wanted.values()), gradient.to(output), retain_graph=True)
+            found.update({f"gradient of {name}": value for name, value in zip(wanted, values, strict=True)})
+    return found
 
 
 @dataclass(frozen=True)
 class Reference:
-    """An input, a gradient of the output, and what `results` should make of them."""
+    """An input, gradients of the output, and what `results` should make of them."""
 
     x: Tensor
-    gradient: Tensor
+    gradients: Gradients
     expected: Results
 
     def errors(self, layer: Layer, call: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """||found - expected|| / ||expected|| of the output and every gradient."""
-        found = results(layer, call, self.x, self.gradient)
+        found = results(layer, call, self.x, self.gradients)
         return {name: relative_error(found[name], value) for name, value in self.expected.items()}
 
 
@@ -50,19 +74,9 @@ def make_reference(layer: Layer, x: Tensor) -> Reference:
     exact = copy.deepcopy(layer).double()
     point = x.detach().double().requires_grad_()
     with _no_search():
-        gradient = _gradient(_written_down(exact, point).detach()).to(x)
-        gradient = gradient.contiguous(memory_format=torch.channels_last)
-        expected = results(exact, lambda x: _written_down(exact, x), point, gradient)
-    return Reference(x.detach().clone().requires_grad_(), gradient, expected)
-
-
-def _gradient(output: Tensor) -> Tensor:
-    """A gradient of the output, half random and half the output itself.
-
-    Of a random one alone the gradient of a constant that all patches share is the sum of as many positive terms as
-    negative ones, and next to nothing is no measure of errors.
-    """
-    return torch.randn_like(output) + output / output.square().mean().sqrt()
+        gradients = Gradients.of(_written_down(exact, point).detach(), x)
+        expected = results(exact, lambda x: _written_down(exact, x), point, gradients)
+    return Reference(x.detach().clone().requires_grad_(), gradients, expected)
 
 
 @contextlib.contextmanager
