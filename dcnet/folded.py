@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dcnet import kernels
 from dcnet.equation import norm_cancels, relative_to_mean, scaled
 from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
 from dcnet.meeting import Meeting, check_input, convolve, meet_rows
@@ -115,6 +117,18 @@ class FoldedConv(Folded):
         self.padding_mode, self.ends = layer.padding_mode, layer._reversed_padding_repeated_twice
         padding = layer.padding if layer.padding_mode == "zeros" else (0,)
         self.window = (layer.stride, padding, layer.dilation, layer.groups)
+        self._table: tuple[Any, Tensor] | None = None
+
+    def table(self) -> Tensor:
+        """Constants and factors as the kernels read them, made again if a buffer was changed or moved."""
+        state = tuple((buffer.data_ptr(), buffer._version) for buffer in self.buffers())
+        if self._table is None or self._table[0] != state:
+            names = [name for name in self.operator.slots if name not in self.fixed]
+            buffers: dict[str, Value] = {name: self.get_buffer(f"constant_{name}") for name in names}
+            constants = {**self.fixed, **buffers}
+            made = kernels.folded_table(self.operator, constants, self.factor, self.w_norm)
+            self._table = (state, made)
+        return self._table[1]
 
     def forward(self, input: Tensor) -> Tensor:
         spatial = self.weight.dim() - 2
@@ -122,6 +136,8 @@ class FoldedConv(Folded):
         if self.padding_mode != "zeros":
             check_input(input, self.weight.shape[1] * self.window[-1], -spatial - 1, "channels")
             padded = F.pad(input, self.ends, mode=self.padding_mode)
+        if kernels.fits_folded(padded, self.weight, self.bias, self.operator, self.window[1], self.window[-1]):
+            return kernels.folded(padded, self.weight, self.bias, self.table(), self.operator, self.eps, self.window)
         return convolve(CONVOLUTIONS[spatial], padded, self.weight, *self.window, self.combine)
 
 

@@ -19,6 +19,7 @@ from dcnet.operator import Operator, as_operator
 if AVAILABLE:
     from dcnet.kernels.autograd import Fused
     from dcnet.kernels.call import Call
+    from dcnet.kernels.folded import folded_conv2d
     from dcnet.kernels.ops import flat
     from dcnet.kernels.unit import UnitFilters
 
@@ -135,6 +136,23 @@ def conv2d(
     if mean == 1 and running is not None:
         running.copy_(updated)
     return output
+
+
+def fits_folded(x: Tensor, w: Tensor, bias: Tensor | None, op: Operator, padding: Size | str, groups: int) -> bool:
+    """Whether the kernels can do the inference of a folded layer; a compiler fuses it with its neighbours instead."""
+    if norm_cancels(op) or not _plainly_eager(x) or torch.is_autocast_enabled("cuda"):
+        return False
+    learning = torch.is_grad_enabled() and x.requires_grad
+    return not learning and x.dtype == w.dtype and fits(x, w, bias, padding, groups, {"operator": op})
+
+
+def folded(
+    x: Tensor, w: Tensor, bias: Tensor | None, table: Tensor, op: Operator, eps: float, window: Sequence[Any]
+) -> Tensor:
+    """The inference of a folded layer that `fits_folded`."""
+    stride, padding, dilation, groups = window
+    sizes = (_pair(stride), _pads(w, padding, dilation), _pair(dilation), groups)
+    return folded_conv2d(x, w, bias, table, op, eps, sizes)
 
 
 def _with_filters(op: Operator, x: Tensor, w: Tensor, bias: Tensor | None, eps: float, window: Any) -> Tensor:

@@ -13,7 +13,7 @@ from dcnet.kernels.filters import filter_gradient_kernel
 from dcnet.kernels.launch import Launch, multiprocessors, power_of_two
 from dcnet.kernels.plan import Plan, Window
 from dcnet.kernels.pointwise import add_kernel, apply_kernel, back_kernel
-from dcnet.kernels.windows import norm_kernel, prepare_kernel, spread_kernel
+from dcnet.kernels.windows import norm_kernel, prepare_kernel, spread_kernel, squares_kernel
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -72,7 +72,8 @@ class Passes:
         self.back_programs = self._programs(BACK, self.outputs)
         self.mean_sums = self.back_programs * window.groups
         self.rows = len(plan.summed) + 2 * plan.weighted + settings.has_bias
-        self.prepare, self.norms, self.apply = self._prepare(), self._norms(), self._apply()
+        self.prepare, self.squares = self._prepare(), self._squares()
+        self.norms, self.apply = self._norms(), self._apply()
         self.back = {from_output: self._back(from_output) for from_output in (True, False)}
         self.spread, self.add = self._spread(), self._add()
         self.finish = {weight: self._finish(weight) for weight in (True, False)}
@@ -116,6 +117,11 @@ class Passes:
         return Launch(
             prepare_kernel, grid, numbers, SQUARES.warps, **self._filter_flags, **sizes, FAST=self.settings.fast
         )
+
+    def _squares(self) -> Launch:
+        block, width, tiles = self._tiles(SQUARES, self.inputs)
+        sizes = {"ONE": self.window.channels_last, "BLOCK": block, "WIDTH": width}
+        return Launch(squares_kernel, (tiles, self.window.groups), self.inputs, SQUARES.warps, **sizes)
 
     @property
     def _window_flags(self) -> dict[str, Any]:
