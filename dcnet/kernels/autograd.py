@@ -20,11 +20,8 @@ class Fused(torch.autograd.Function):
     ) -> Tensor:
         call = Call(x, w, bias, constants, *settings)
         ctx.fused, ctx.settings = call.convolution(in_place=True), settings
-        output, product, unit, state = run_forward(call, ctx.fused)
-        if call.mean == 1 and call.running is not None:
-            torch.autograd.graph.increment_version(call.running)
-        if any(ctx.needs_input_grad):
-            _keep(ctx, call, output, product, unit, state)
+        output, *saved = evaluate(call)
+        _keep(ctx, call, output, *saved)
         return output
 
     @staticmethod
@@ -40,6 +37,14 @@ class Fused(torch.autograd.Function):
         saved, needed = (products, unit, state), ctx.needs_input_grad
         dx, dw, db, found = run_backward(call, ctx.fused, gradient, saved, from_output, *needed[:2])
         return _as_inputs(dx if needed[0] else None, dw if needed[1] else None, None if bias is None else db, *found)
+
+
+def evaluate(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The output, and what its gradient would need."""
+    results = run_forward(call, call.convolution(in_place=True))
+    if call.mean == 1 and call.running is not None:
+        torch.autograd.graph.increment_version(call.running)
+    return results
 
 
 def _keep(ctx: Any, call: Call, output: Tensor, product: Tensor, unit: Tensor, state: Tensor) -> None:

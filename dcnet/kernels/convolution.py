@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from dcnet.kernels.launch import aligned
 from dcnet.kernels.memory import Memory
 from dcnet.kernels.passes import Passes, Settings
 from dcnet.kernels.plan import Plan, Window
-from dcnet.kernels.streams import Beside, raw_stream
+from dcnet.kernels.streams import Beside, capturing, raw_stream
 
 
 class Convolution:
@@ -42,7 +43,7 @@ class Convolution:
         unit = torch.empty(w.shape, dtype=x.dtype, device=device, memory_format=self.window.format)
         stream = raw_stream(device)
         passes.prepare(x, squares, w, unit, table, self.plan.stored(constants), stream=stream, aligned=ok)
-        with Beside(device, captured=True) as beside:
+        with Beside(device) as beside:
             passes.norms(squares, norm, sums, stream=raw_stream(device), aligned=True)
         product = self.convolve(x, unit)
         beside.join()
@@ -77,36 +78,47 @@ class Convolution:
         product_gradient, stream = torch.empty_like(gradient), raw_stream(device)
         outs = (product_gradient, norm_gradient, sums, mean_sums)
         passes.back[from_output](gradient, products, norm, table, kept, *outs, stream=stream, aligned=ok)
-        with Beside(device, captured=False) as beside:
-            side = raw_stream(device)
+        spread = functools.partial(passes.spread, norm, norm_gradient, mean_sums, factor, aligned=True)
+        finish = functools.partial(self._finish, w, bias, constants, (table, kept, sums), ok)
+        convolved = functools.partial(self._gradients, product_gradient, x, unit)
+        if not capturing(device):
+            input_gradient, unit_gradient = convolved(needs_input, needs_weight)
             if needs_input:
-                passes.spread(norm, norm_gradient, mean_sums, factor, stream=side, aligned=True)
+                spread(stream=stream)
+                passes.add(input_gradient, x, factor, stream=stream, aligned=ok)
+            return (input_gradient, *finish(unit_gradient if needs_weight else None, stream))
+        with Beside(device) as beside:
+            if needs_input:
+                spread(stream=raw_stream(device))
             spread_done = beside.mark()
-            unit_gradient = self._gradient(product_gradient, x, unit, 1) if needs_weight else None
-            rest = self._finish(unit_gradient, w, bias, constants, (table, kept, sums), side, ok)
+            rest = finish(convolved(False, True)[1] if needs_weight else None, raw_stream(device))
         input_gradient = x.new_empty(0)
         if needs_input:
-            input_gradient = self._gradient(product_gradient, x, unit, 0)
+            input_gradient = convolved(True, False)[0]
             beside.wait(spread_done)
             passes.add(input_gradient, x, factor, stream=stream, aligned=ok)
         beside.join()
         return (input_gradient, *rest)
 
-    def _gradient(self, gradient: Tensor, x: Tensor, unit: Tensor, which: int) -> Tensor:
-        """The plain convolution's gradient of its input, 0, or of its filters, 1."""
-        wanted = (which == 0, which == 1, False)
-        found = torch.ops.aten.convolution_backward.default(gradient, x, unit, None, *self.sizes, wanted)[which]
-        return found.contiguous(memory_format=self.window.format)
+    def _gradients(self, gradient: Tensor, x: Tensor, unit: Tensor, *wanted: bool) -> list[Tensor]:
+        """The plain convolution's gradients of its input and of its filters, those that are wanted."""
+        if not any(wanted):
+            return [x.new_empty(0)] * 2
+        found = torch.ops.aten.convolution_backward.default(gradient, x, unit, None, *self.sizes, (*wanted, False))
+        return [
+            made.contiguous(memory_format=self.window.format) if want else x.new_empty(0)
+            for made, want in zip(found, wanted, strict=False)
+        ]
 
     def _finish(
         self,
-        unit_gradient: Tensor | None,
         w: Tensor,
         bias: Tensor | None,
         constants: Sequence[Tensor],
         known: tuple[Any, ...],
-        stream: int | None,
         ok: bool,
+        unit_gradient: Tensor | None,
+        stream: int | None,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         plan, given, (table, kept, sums) = self.plan, dict(zip(self.plan.learned, constants, strict=True)), known
         weight_gradient = torch.empty_like(w)

@@ -17,7 +17,7 @@ from dcnet.meeting import Size
 from dcnet.operator import Operator, as_operator
 
 if AVAILABLE:
-    from dcnet.kernels.autograd import Fused
+    from dcnet.kernels.autograd import Fused, evaluate
     from dcnet.kernels.call import Call
     from dcnet.kernels.folded import folded_conv2d
     from dcnet.kernels.ops import flat
@@ -131,7 +131,9 @@ def conv2d(
     constants = _stored(op, options, w)
     if _plainly_eager(x):
         x = x.to(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else x
-        return Fused.apply(x, w, bias, settings, *constants)
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, w, bias, *constants)):
+            return Fused.apply(x, w, bias, settings, *constants)
+        return evaluate(Call(x, w, bias, constants, *settings))[0]
     output, *_, updated = torch.ops.dcnet.conv2d.default(*flat(Call(x, w, bias, constants, *settings)))
     if mean == 1 and running is not None:
         running.copy_(updated)

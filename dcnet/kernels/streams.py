@@ -9,8 +9,8 @@ import torch
 
 
 @functools.cache
-def _side_stream(device: int, priority: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=priority)
+def _side_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def raw_stream(device: torch.device) -> int | None:
@@ -18,24 +18,23 @@ def raw_stream(device: torch.device) -> int | None:
     return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else None
 
 
+def capturing(device: torch.device) -> bool:
+    """Whether what is launched now becomes part of a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 class Beside:
     """Launches what is inside the `with` on a side stream, after all that came before; `join` waits for it.
 
-    Every fork is joined before its tensors are given up, so that memory freed after it may be used by anyone. While a
-    CUDA graph is captured the side stream goes first, since what runs on it is short and others wait for it; otherwise
-    it has the priority of the main one, since cuDNN takes long to get used to another. A fork takes the host some time:
-    `captured` asks for it only where that is of no account.
+    Only while a CUDA graph is captured: there a fork costs nothing, otherwise it takes the host longer than it saves
+    the GPU. The side stream goes first, since what runs on it is short and others wait for it. Every fork is joined
+    before its tensors are given up, so that memory freed after it may be used by anyone.
     """
 
-    def __init__(self, device: torch.device, captured: bool):
+    def __init__(self, device: torch.device):
         self.device = device
-        self.side: torch.cuda.Stream | None = None
+        self.side = _side_stream(device.index) if capturing(device) else None
         self.main: torch.cuda.Stream | None = None
-        if device.type != "cuda":
-            return
-        capturing = torch.cuda.is_current_stream_capturing()
-        if capturing or not captured:
-            self.side = _side_stream(device.index, -1 if capturing else 0)
 
     def __enter__(self) -> Beside:
         if self.side is not None:
