@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from dcnet.equation import conv2d as plain_conv2d
 from dcnet.kernels.call import Call, run_backward, run_forward
@@ -31,8 +32,8 @@ class Fused(torch.autograd.Function):
         call = Call(x, w, bias, constants, *ctx.settings)
         if torch.is_grad_enabled():
             return _as_inputs(*differentiable(call, gradient))
-        from_output = ctx.from_output
-        if ctx.watch is not None and ctx.watch._version != ctx.version:
+        from_output = call.keeps_output
+        if ctx.watch is not None and ctx.watch.changed:
             products, from_output = state.new_empty(0), False
         saved, needed = (products, unit, state), ctx.needs_input_grad
         dx, dw, db, found = run_backward(call, ctx.fused, gradient, saved, from_output, *needed[:2])
@@ -48,17 +49,34 @@ def evaluate(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _keep(ctx: Any, call: Call, output: Tensor, product: Tensor, unit: Tensor, state: Tensor) -> None:
-    """Keeps what the backward needs: the output or the inner products, whichever can be had for less.
+    """Keeps what the backward needs: the output or the inner products, whichever can be had for less."""
+    kept, ctx.watch = watched(output) if call.keeps_output else (product, None)
+    ctx.save_for_backward(call.x, call.w, call.bias, kept, unit, state, *call.constants)
 
-    An activation may overwrite the output, as after torch's own convolution, which keeps none. So it is kept in a way
-    that autograd does not object to, beside an empty tensor with the output's version counter, which tells of it.
+
+class Watch:
+    """Tells whether a tensor has been changed in place since, without keeping its memory."""
+
+    def __init__(self, tensor: Tensor):
+        # An empty tensor with the version counter of the other.
+        self.counter = tensor.detach()
+        self.counter.data = tensor.new_empty(0)
+        self.version = self.counter._version
+
+    @property
+    def changed(self) -> bool:
+        return self.counter._version != self.version
+
+
+def watched(output: Tensor) -> tuple[Tensor, Watch | None]:
+    """The output to keep, such that autograd does not object to changes in place, and what tells of them.
+
+    An activation may overwrite it, as after torch's own convolution, which keeps none. While torch.compile traces there
+    are no changes in place: what is kept is the value as it is now.
     """
-    ctx.from_output, ctx.watch = call.keeps_output, None
-    if ctx.from_output:
-        product, ctx.watch = output.data, output.detach()
-        ctx.version = ctx.watch._version
-        ctx.watch.data = output.new_empty(0)
-    ctx.save_for_backward(call.x, call.w, call.bias, product, unit, state, *call.constants)
+    if isinstance(output, FunctionalTensor):
+        return FunctionalTensor.to_functional(output.from_functional()), None
+    return (output.data, Watch(output)) if type(output) is Tensor else (output, None)
 
 
 def _as_inputs(dx: Any, dw: Any, db: Any, *constants: Any) -> tuple[Any, ...]:

@@ -75,11 +75,19 @@ def dense(w: Tensor) -> Tensor:
     return w if without_gaps else w.contiguous()
 
 
+def _laid_out(call: Call, fused: Convolution) -> Call:
+    """The call with tensors as the kernels expect them, which they mostly are."""
+    x, bias = call.x.contiguous(memory_format=fused.window.format), call.bias
+    constants = [constant.contiguous() for constant in call.constants]
+    bias = bias if bias is None else bias.contiguous()
+    return call._replace(x=x, w=dense(call.w), bias=bias, constants=constants)
+
+
 def run_forward(call: Call, fused: Convolution) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The output and what the backward needs, on the GPU of the input, in the layout that the kernels expect."""
-    x = call.x.contiguous(memory_format=fused.window.format)
-    with torch.cuda._DeviceGuard(_index(x)):
-        return fused.forward(x, dense(call.w), call.bias, call.constants, call.running)
+    call = _laid_out(call, fused)
+    with torch.cuda._DeviceGuard(_index(call.x)):
+        return fused.forward(call.x, call.w, call.bias, call.constants, call.running)
 
 
 def run_backward(
@@ -93,13 +101,12 @@ def run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """The gradients of input, filters, bias and constants; inner products that were not kept are formed again."""
     products, unit, state = saved
-    layout = fused.window.format
-    x, gradient = call.x.contiguous(memory_format=layout), gradient.contiguous(memory_format=layout)
-    with torch.cuda._DeviceGuard(_index(x)):
-        products = products.contiguous(memory_format=layout) if products.numel() else fused.convolve(x, unit)
-        flags = (from_output, needs_input, needs_weight)
-        saved = (products, unit, state)
-        return fused.backward(gradient, x, dense(call.w), call.bias, call.constants, saved, *flags)
+    call, layout = _laid_out(call, fused), fused.window.format
+    gradient = gradient.contiguous(memory_format=layout)
+    with torch.cuda._DeviceGuard(_index(call.x)):
+        products = products.contiguous(memory_format=layout) if products.numel() else fused.convolve(call.x, unit)
+        saved, flags = (products, unit, state), (from_output, needs_input, needs_weight)
+        return fused.backward(gradient, call.x, call.w, call.bias, call.constants, saved, *flags)
 
 
 def _index(x: Tensor) -> int:

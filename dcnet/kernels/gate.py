@@ -67,10 +67,12 @@ def filters_alone(op: Operator) -> bool:
 
 
 def _known_tensors(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size | str, groups: int) -> bool:
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-    if dtype not in DTYPES or w.dtype not in (dtype, torch.float32) or not w.is_cuda or w.dim() != 4:
+    autocast = torch.is_autocast_enabled("cuda")
+    dtype = torch.get_autocast_dtype("cuda") if autocast else x.dtype
+    wide = (dtype, torch.float32) if autocast else (dtype,)
+    if dtype not in DTYPES or w.dtype not in wide or not w.is_cuda or w.dim() != 4:
         return False
-    if bias is not None and bias.dtype not in (w.dtype, dtype):
+    if bias is not None and bias.dtype not in wide:
         return False
     channels = w.shape[0] // max(groups, 1)
     return (
@@ -79,7 +81,7 @@ def _known_tensors(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size | st
         and 0 < channels <= MOST_CHANNELS
         and max(x.shape[0] * groups, w.shape[0], x.shape[1]) * x.shape[2] * x.shape[3] < LARGEST
         and w.shape[2] * w.shape[3] <= LARGEST_WINDOW
-        and (not isinstance(padding, str) or padding == "valid" or _odd(w))
+        and (not isinstance(padding, str) or padding == "valid" or (padding == "same" and _odd(w)))
         and modern(x.device)
     )
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from dcnet.kernels.autograd import differentiable
+from dcnet.kernels.autograd import differentiable, watched
 from dcnet.kernels.call import Call, dense, run_backward, run_forward
 from dcnet.kernels.convolution import state_memory
 from dcnet.kernels.plan import MOST_LEARNED
@@ -29,7 +29,7 @@ _LIBRARY.define(
 )
 _LIBRARY.define(
     f"conv2d_backward({_ARGUMENTS}, Tensor gradient, Tensor products, Tensor unit, Tensor state, "
-    "bool needs_input, bool needs_weight) -> (Tensor, Tensor, Tensor, Tensor[])",
+    "bool from_output, bool needs_input, bool needs_weight) -> (Tensor, Tensor, Tensor, Tensor[])",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -55,9 +55,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     call = _call(arguments[:_COUNT])
-    gradient, *saved, needs_input, needs_weight = arguments[_COUNT:]
-    flags = (call.keeps_output, needs_input, needs_weight)
-    products, unit, state = saved
+    gradient, products, unit, state, *flags = arguments[_COUNT:]
     return run_backward(call, call.convolution(in_place=False), gradient, (products, unit, state), *flags)
 
 
@@ -80,13 +78,13 @@ def _backward_shapes(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, list[Tens
     return (
         dx if needs_input else x.new_empty(0),
         torch.empty_like(dense(call.w)),
-        x.new_empty(0, dtype=torch.float32) if call.bias is None else torch.empty_like(call.bias),
+        call.w.new_empty(0) if call.bias is None else torch.empty_like(call.bias),
         [torch.empty_like(constant) for constant in call.constants],
     )
 
 
 class _Traced(torch.autograd.Function):
-    """The gradient of the operation; what it saves is never changed in place in a traced graph."""
+    """The gradient of the operation."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
@@ -96,7 +94,7 @@ class _Traced(torch.autograd.Function):
         ctx.mark_non_differentiable(product, unit, state, updated)
         ctx.set_materialize_grads(False)
         ctx.settings = arguments[4 + MOST_LEARNED :]
-        kept = output if call.keeps_output else product
+        kept, ctx.watch = watched(output) if call.keeps_output else (product, None)
         # The batch's own mean is in the state, and the running one is about to be changed.
         running = call.running if call.mean == 2 else None
         ctx.save_for_backward(*arguments[: 3 + MOST_LEARNED], running, kept, unit, state)
@@ -111,8 +109,12 @@ class _Traced(torch.autograd.Function):
         if torch.is_grad_enabled() and type(gradient) is Tensor:
             return _as_inputs(*differentiable(_call(arguments), gradient))
         needs_input, needs_weight = ctx.needs_input_grad[:2]
+        products, unit, state = tensors[4 + MOST_LEARNED :]
+        from_output = _call(arguments).keeps_output
+        if ctx.watch is not None and ctx.watch.changed:
+            products, from_output = unit.new_empty(0), False
         dx, dw, db, found = torch.ops.dcnet.conv2d_backward.default(
-            *arguments, gradient, *tensors[4 + MOST_LEARNED :], needs_input, needs_weight
+            *arguments, gradient, products, unit, state, from_output, needs_input, needs_weight
         )
         given = (dx if needs_input else None, dw if needs_weight else None, None if arguments[2] is None else db)
         return _as_inputs(*given, *found)

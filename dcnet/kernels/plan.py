@@ -10,8 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import dcnet.angle
+import dcnet.weighting
+from dcnet import magnitude
 from dcnet.operator import Operator
 from dcnet.part import Part, Slot
+from dcnet.weighting import Weighting
 
 # How many constants of a magnitude and an angle together may be learned.
 MOST_LEARNED = 4
@@ -51,31 +55,44 @@ class Plan:
 
 
 def has_device_functions(op: Operator) -> bool:
-    """Whether every part of the operator can be computed in a kernel."""
-    parts = op.magnitude.parts
-    return (
-        len(parts) == 1
-        and len(op.learned) <= MOST_LEARNED
-        and None not in (parts[0].device, op.angle.device, op.weighting.device)
-    )
+    """Whether every part of the operator can be computed in a kernel, and found there by the operator's spec."""
+    (first, *others), angle, weighting = op.magnitude.parts, op.angle, op.weighting
+    if others or len(op.learned) > MOST_LEARNED:
+        return False
+    known = magnitude.registry.get(first.name) is type(first) and dcnet.angle.registry.get(angle.name) is type(angle)
+    if not known or dcnet.weighting.registry.get(weighting.name) is not weighting:
+        return False
+    return _own_device(first, "value") and _own_device(angle, "value") and _own_device(weighting, "factor", "argument")
+
+
+def _own_device(part: Part | Weighting, *equations: str) -> bool:
+    """Whether the device function is that of the part's equation: a subclass may have changed one and not the other."""
+    if part.device is None:
+        return False
+    for base in type(part).__mro__:
+        if "device" in vars(base):
+            return True
+        if any(equation in vars(base) for equation in equations):
+            return False
+    return False
 
 
 @functools.lru_cache(maxsize=256)
 def plan_of(spec: str) -> Plan:
     """The plan of an operator's spec."""
     op = Operator.parse(spec)
-    (magnitude,) = op.magnitude.parts
-    own, angular = _constants(magnitude), _constants(op.angle)
+    (h,) = op.magnitude.parts
+    own, angular = _constants(h), _constants(op.angle)
     constants = [*own, *angular]
     slots = [slot for _, slot in constants]
     names = tuple(name for name, _ in constants)
     return Plan(
-        magnitude=magnitude.device,
+        magnitude=h.device,
         angle=op.angle.device,
         inverse=op.angle.device_inverse,
         weighting=op.weighting.device,
         weighted=op.weighted,
-        invertible=op.angle.device_inverse is not None and not magnitude.vanishes,
+        invertible=op.angle.device_inverse is not None and not h.vanishes,
         counts=(len(own), len(angular)),
         names=names,
         starts=tuple(slot.init for slot in slots),
