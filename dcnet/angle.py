@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dcnet.device import Block, arcsine, constexpr, device_function, log, power, sine, tanh, tl
+from dcnet.device import Block, arcsine, at_least, at_most, constexpr, device_function, log, power, sine, tanh, tl
 from dcnet.learnable import Constant, check_number
 from dcnet.part import Part, Slot, Value, constant, registrar
 
@@ -66,7 +66,7 @@ def safe_asin(cos: Tensor, delta: float) -> Tensor:
 
 @device_function
 def _arc_slope(cos: Block, delta: Block) -> Block:
-    return tl.rsqrt(tl.maximum(1 - cos * cos, delta))
+    return tl.rsqrt(at_least(1 - cos * cos, delta))
 
 
 @device_function
@@ -76,7 +76,7 @@ def _linear(cos: Block, delta: Block, fast: constexpr) -> Block:
 
 @device_function
 def _linear_inverse(g: Block, delta: Block, fast: constexpr) -> Block:
-    cos = sine(1.5707963267948966 * tl.clamp(g, -1.0, 1.0))
+    cos = sine(1.5707963267948966 * at_most(at_least(g, -1.0), 1.0))
     return cos, 0.6366197723675814 * _arc_slope(cos, delta)
 
 
@@ -206,7 +206,7 @@ class SquareCosine(Angle):
 
 @device_function
 def _relu(cos: Block, fast: constexpr) -> Block:
-    return tl.maximum(cos, 0.0), tl.where(cos > 0, 1.0, 0.0)
+    return at_least(cos, 0.0), tl.where(cos > 0, 1.0, 0.0)
 
 
 @register
@@ -227,13 +227,13 @@ class ReluCosine(Angle):
 
 @device_function
 def _power(cos: Block, p: Block, fast: constexpr) -> Block:
-    slope = power(tl.clamp(tl.abs(cos), 1e-12, 1.0), p - 1)
+    slope = power(at_most(at_least(tl.abs(cos), 1e-12), 1.0), p - 1)
     return cos * slope, p * slope
 
 
 @device_function
 def _power_inverse(g: Block, p: Block, fast: constexpr) -> Block:
-    size = power(tl.clamp(tl.abs(g), 1e-30, 1.0), 1 / p)
+    size = power(at_most(at_least(tl.abs(g), 1e-30), 1.0), 1 / p)
     return tl.where(g < 0, -size, size), p * power(tl.maximum(size, 1e-12), p - 1)
 
 

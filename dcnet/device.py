@@ -19,6 +19,8 @@ __all__ = [
     "INTERPRETED",
     "Block",
     "arcsine",
+    "at_least",
+    "at_most",
     "constexpr",
     "device_function",
     "log",
@@ -44,6 +46,18 @@ else:
 def device_function(function: Callable[..., Any]) -> Any:
     """The function for use in kernels, or None without Triton."""
     return triton.jit(function) if AVAILABLE else None
+
+
+@device_function
+def at_most(x: Block, limit: Block) -> Block:
+    """min(x, limit), in which a NaN stays one, as in torch."""
+    return tl.minimum(x, limit, propagate_nan=tl.PropagateNan.ALL)
+
+
+@device_function
+def at_least(x: Block, limit: Block) -> Block:
+    """max(x, limit), in which a NaN stays one, as in torch."""
+    return tl.maximum(x, limit, propagate_nan=tl.PropagateNan.ALL)
 
 
 @device_function
@@ -99,7 +113,7 @@ def sine(x: Block) -> Block:
 @device_function
 def arcsine(x: Block) -> Block:
     """asin of a number that rounding may have led out of [-1, 1], to a few units of the last place of float32."""
-    size = tl.minimum(tl.abs(x), 1.0)
+    size = at_most(tl.abs(x), 1.0)
     # asin(x) = pi/2 - 2 asin(sqrt((1 - x) / 2)) leads to the interval on which the polynomial holds.
     large = size > 0.5
     square = tl.where(large, 0.5 * (1 - size), size * size)

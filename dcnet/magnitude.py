@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dcnet.device import Block, constexpr, device_function, log1p, power, tanh, tl
+from dcnet.device import Block, at_most, constexpr, device_function, log1p, power, tanh, tl
 from dcnet.learnable import Constant, check_number
 from dcnet.part import Part, Value, constant, registrar
 from dcnet.radius import Radius, RadiusLike
@@ -127,7 +127,7 @@ def _ball(n: Block, scale: Block, radius: Block, fast: constexpr) -> Block:
     inverse = 1 / radius
     reached = n * inverse
     slope = tl.where(reached <= 1, scale * inverse, 0.0)
-    return scale * tl.minimum(reached, 1.0), slope, tl.minimum(reached, 1.0), -slope * reached
+    return scale * at_most(reached, 1.0), slope, at_most(reached, 1.0), -slope * reached
 
 
 @register
@@ -197,7 +197,7 @@ class Linear(Magnitude):
 
 @device_function
 def _segmented(n: Block, scale: Block, slope: Block, radius: Block, fast: constexpr) -> Block:
-    near = tl.minimum(n, radius)
+    near = at_most(n, radius)
     inside = n < radius
     value = slope * n + (scale - slope) * near
     return value, tl.where(inside, scale, slope), near, n - near, tl.where(inside, 0.0, scale - slope)

@@ -30,8 +30,8 @@ class Fused(torch.autograd.Function):
         (gradient,) = gradients
         x, w, bias, products, unit, state, *constants = ctx.saved_tensors
         call = Call(x, w, bias, constants, *ctx.settings)
-        if torch.is_grad_enabled():
-            return _as_inputs(*differentiable(call, gradient))
+        if torch.is_grad_enabled() or not torch._C._has_storage(gradient):
+            return _as_inputs(*differentiable(call, ctx.fused.mean(state), gradient))
         from_output = call.keeps_output
         if ctx.watch is not None and ctx.watch.changed:
             products, from_output = state.new_empty(0), False
@@ -83,16 +83,17 @@ def _as_inputs(dx: Any, dw: Any, db: Any, *constants: Any) -> tuple[Any, ...]:
     return (dx, dw, db, None, *constants)
 
 
-def differentiable(call: Call, gradient: Tensor) -> list[Tensor | None]:
-    """Gradients that have gradients themselves, of input, filters, bias and constants: the equation in torch."""
-    plan, mean_norm = call.plan, call.running if call.mean == 2 else None
+def differentiable(call: Call, mean: Tensor, gradient: Tensor) -> list[Tensor | None]:
+    """Gradients of input, filters, bias and constants by the equation in torch: they may have gradients themselves."""
+    plan, further = call.plan, torch.is_grad_enabled()
     names = [name for i, name in enumerate(plan.names) if i in plan.learned and name is not None]
     window = (call.stride, call.padding, call.dilation, call.groups)
-    output = plain_conv2d(
-        call.x, call.w.to(call.x.dtype), call.bias, *window, operator=call.operator, eps=call.eps,
-        constants=dict(zip(names, call.constants, strict=True)), mean_norm=mean_norm,
-    )  # fmt: skip
+    with torch.enable_grad():
+        output = plain_conv2d(
+            call.x, call.w.to(call.x.dtype), call.bias, *window, operator=call.operator, eps=call.eps,
+            constants=dict(zip(names, call.constants, strict=True)), mean_norm=mean if call.mean == 2 else None,
+        )  # fmt: skip
     inputs = [call.x, call.w, call.bias, *call.constants]
     wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
-    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True, allow_unused=True))
+    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=further, allow_unused=True))
     return [next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs]

@@ -80,7 +80,11 @@ def _laid_out(call: Call, fused: Convolution) -> Call:
     x, bias = call.x.contiguous(memory_format=fused.window.format), call.bias
     constants = [constant.contiguous() for constant in call.constants]
     bias = bias if bias is None else bias.contiguous()
-    return call._replace(x=x, w=dense(call.w), bias=bias, constants=constants)
+    w, strides = dense(call.w), fused.passes.settings.weight_strides
+    if w.stride() != strides:
+        # What was kept for the backward may have been moved, and lie differently since.
+        w = torch.empty_strided(w.shape, strides, dtype=w.dtype, device=w.device).copy_(w)
+    return call._replace(x=x, w=w, bias=bias, constants=constants)
 
 
 def run_forward(call: Call, fused: Convolution) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -102,7 +106,7 @@ def run_backward(
     """The gradients of input, filters, bias and constants; inner products that were not kept are formed again."""
     products, unit, state = saved
     call, layout = _laid_out(call, fused), fused.window.format
-    gradient = gradient.contiguous(memory_format=layout)
+    gradient, unit = gradient.contiguous(memory_format=layout), unit.contiguous(memory_format=layout)
     with torch.cuda._DeviceGuard(_index(call.x)):
         products = products.contiguous(memory_format=layout) if products.numel() else fused.convolve(call.x, unit)
         saved, flags = (products, unit, state), (from_output, needs_input, needs_weight)

@@ -52,6 +52,10 @@ class Convolution:
         passes.apply(product, norm, table, *given, output, kept, stream=stream, aligned=ok)
         return output, product, unit, state
 
+    def mean(self, state: Tensor) -> Tensor:
+        """The mean norm that the forward pass used."""
+        return mean_of(self.plan, self.window, state)
+
     def convolve(self, x: Tensor, unit: Tensor) -> Tensor:
         """The inner products of all patches with all filters of norm 1."""
         product = torch.ops.aten.convolution.default(x, unit, None, *self.sizes)
@@ -135,6 +139,12 @@ def state_memory(plan: Plan, window: Window) -> Memory:
     """What a state holds: norms, table and means."""
     patches = window.groups * window.batch * window.outs
     return Memory(patches, (len(plan.starts) + 3) * window.filters, 2)
+
+
+def mean_of(plan: Plan, window: Window, state: Tensor) -> Tensor:
+    """The mean norm of a state, a copy."""
+    start, _ = state_memory(plan, window).spans[-1]
+    return state[start].clone()
 
 
 def mean_kind(decay: float | None, running: Tensor | None, training: bool) -> int:

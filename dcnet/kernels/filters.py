@@ -1,6 +1,6 @@
 """All work on filters and on the constants of channels: one program a filter, before and after the convolution."""
 
-from dcnet.device import Block, constexpr, device_function, tl
+from dcnet.device import Block, at_least, constexpr, device_function, tl
 
 # KINDS describes each constant by four numbers, whether it is learned, per channel, positive, and its floor: what must
 # be positive is stored as r, and is r^2 + floor.
@@ -46,7 +46,7 @@ def filter_size(row: Block, size: Block, eps: Block, channel_step: Block, height
         place = source(i, channel_step, height_step, width_step, CHANNELS, KERNEL, LAST)
         w = tl.load(row + place, mask=i < size, other=0.0).to(tl.float32)
         squares += w * w
-    return tl.sqrt(tl.maximum(tl.sum(squares) + eps, 1.1754943508222875e-38))
+    return tl.sqrt(at_least(tl.sum(squares) + eps, 1.1754943508222875e-38))
 
 
 @device_function

@@ -13,7 +13,7 @@ from torch.library import Library
 
 from dcnet.kernels.autograd import differentiable, watched
 from dcnet.kernels.call import Call, dense, run_backward, run_forward
-from dcnet.kernels.convolution import state_memory
+from dcnet.kernels.convolution import mean_of, state_memory
 from dcnet.kernels.plan import MOST_LEARNED
 
 # Lists of tensors would take torch longer than all the rest; so each learned constant has an argument of its own.
@@ -106,11 +106,12 @@ class _Traced(torch.autograd.Function):
         if gradient is None:
             return (None,) * _COUNT
         arguments = (*tensors[: 4 + MOST_LEARNED], *ctx.settings)
-        if torch.is_grad_enabled() and type(gradient) is Tensor:
-            return _as_inputs(*differentiable(_call(arguments), gradient))
-        needs_input, needs_weight = ctx.needs_input_grad[:2]
         products, unit, state = tensors[4 + MOST_LEARNED :]
-        from_output = _call(arguments).keeps_output
+        call = _call(arguments)
+        if type(gradient) is Tensor and (torch.is_grad_enabled() or not torch._C._has_storage(gradient)):
+            return _as_inputs(*differentiable(call, mean_of(call.plan, call.window, state), gradient))
+        needs_input, needs_weight = ctx.needs_input_grad[:2]
+        from_output = call.keeps_output
         if ctx.watch is not None and ctx.watch.changed:
             products, from_output = unit.new_empty(0), False
         dx, dw, db, found = torch.ops.dcnet.conv2d_backward.default(

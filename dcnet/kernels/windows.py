@@ -1,6 +1,6 @@
 """Sums over channels and windows: the norm of every patch, and what its gradient is worth to every pixel."""
 
-from dcnet.device import Block, constexpr, device_function, tl
+from dcnet.device import Block, at_least, constexpr, device_function, tl
 from dcnet.kernels.filters import normalize_filter
 from dcnet.kernels.pointwise import chunk_of, tile
 
@@ -136,7 +136,7 @@ def norm_kernel(
                 row, column = top + i * DILATION[0], left + j * DILATION[1]
                 inside = there & (row >= 0) & (row < height) & (column >= 0) & (column < width)
                 window += tl.load(squares + image * pixels + row * width + column, mask=inside, other=0.0)
-        n = tl.sqrt(tl.maximum(window + eps, 1.1754943508222875e-38))
+        n = tl.sqrt(at_least(window + eps, 1.1754943508222875e-38))
         tl.store(norm + patch, n, mask=there)
         total += tl.where(there, n, 0.0)
     tl.store(sums + tl.program_id(0), tl.sum(total))
