@@ -1,5 +1,6 @@
 """What the README and CONTRIBUTING show, done as they show it."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import pytest
 import torch
 
 import dcnet
+from dcnet import equation
+from dcnet.kernels import gate
+from dcnet.kernels.plan import has_device_functions
 from dcnet.testing import assert_decoupled
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +51,7 @@ def test_readme_tables_hold_what_there_is():
 
 
 def test_contributing_adds_a_magnitude():
-    code, row = blocks("CONTRIBUTING.md")
+    code, row, _ = blocks("CONTRIBUTING.md")
     scope = {**vars(dcnet.magnitude)}
     exec(code, scope)
     try:
@@ -56,5 +60,30 @@ def test_contributing_adds_a_magnitude():
         h = op.h(torch.tensor([0.5, 3.0], dtype=torch.float64), op.constants({}))
         assert h.tolist() == pytest.approx([float(expected[1]), float(expected[2])])
         assert_decoupled(dcnet.DecoupledConv2d(3, 4, 3, operator="root-sigmoid+product"))
+    finally:
+        del dcnet.magnitude.registry["root"]
+
+
+def test_contributing_makes_it_fast(tmp_path, monkeypatch):
+    """Triton reads the source of a device function, so the magnitude has to be in a file."""
+    code, _, device = blocks("CONTRIBUTING.md")
+    function, fields = device.split("class Root(Magnitude):\n")
+    names = "import dcnet.magnitude\nglobals().update(vars(dcnet.magnitude))\n"
+    whole = code.replace("    name: ClassVar", f"{fields}    name: ClassVar", 1)
+    (tmp_path / "root_magnitude.py").write_text(f"{names}\n{function}\n{whole}")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("root_magnitude")
+    try:
+        assert has_device_functions(dcnet.Operator.parse("root-cos"))
+        place = "cuda" if torch.cuda.is_available() else "cpu"
+        layer = dcnet.DecoupledConv2d(3, 4, 3, operator="root(learnable=True)-sqcos").to(place)
+        x = torch.randn(2, 3, 5, 6, device=place)
+        inputs = [x.requires_grad_(), *layer.parameters()]
+        fused = gate.conv2d(x, layer.weight, layer.bias, 1, 0, 1, 1, layer._options())
+        plain = equation.conv2d(x, layer.weight, layer.bias, 1, 0, 1, 1, **layer._options())
+        torch.testing.assert_close(fused, plain)
+        both = [torch.autograd.grad(y.square().sum(), inputs) for y in (fused, plain)]
+        for found, expected in zip(*both, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     finally:
         del dcnet.magnitude.registry["root"]
