@@ -1,8 +1,16 @@
 import dataclasses
+import os
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
+
+# Without a GPU the kernels run in Triton's interpreter, which has to be asked for before Triton is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+# Triton 3.9 warns where this is unset, since its default will change, and a warning is an error here.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import dcnet
 
@@ -16,6 +24,13 @@ settings.load_profile("dcnet")
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _exact_convolutions() -> Iterator[None]:
+    """Not in TF32, which has three digits, and the same each time; both only matter on a GPU."""
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        yield
 
 
 @pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])

@@ -1,0 +1,86 @@
+"""Compiles every kernel that a fused convolution launches, for a GPU that need not be there.
+
+Run as a script, with no interpreter in the way: `python compile_offline.py OPERATOR ...` prints a line a kernel.
+"""
+
+import argparse
+import importlib
+import pkgutil
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+import dcnet
+from dcnet import device, kernels
+from dcnet.kernels import gate
+
+compile_and_launch = JITFunction.run
+
+
+class AbsentGpu:
+    """As much of a driver as Triton asks for before it launches anything."""
+
+    def __init__(self, capability):
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self):
+        return self.target
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+class NeverLaunched:
+    """In the place of a compiled kernel, which would have to be loaded before it can be launched."""
+
+    def __getitem__(self, grid):
+        return lambda *args, **kwargs: None
+
+
+def compile_only(self, *args, grid, warmup, **kwargs):
+    """Triton's own way to a compiled kernel, with the variants that it picks for these arguments, but no launch."""
+    compiled = compile_and_launch(self, *args, grid=grid, warmup=True, **kwargs)
+    assert len(compiled.asm["cubin"]) > 0
+    print(f"{self.fn.__name__} {compiled.metadata.shared} bytes shared", flush=True)
+    return NeverLaunched()
+
+
+def pretend_multiprocessors(count):
+    """The tiles and sums of a whole GPU, wherever among the kernels they are asked for."""
+    for info in pkgutil.iter_modules(kernels.__path__, "dcnet.kernels."):
+        module = importlib.import_module(info.name)
+        if hasattr(module, "multiprocessors"):
+            module.multiprocessors = lambda device: count
+
+
+def compile_layer(operator, dtype, bias):
+    layer = dcnet.DecoupledConv2d(8, 24, 3, padding=1, operator=operator, bias=bias).to(dtype)
+    x = torch.randn(2, 8, 56, 56, dtype=dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
+    out = gate.conv2d(x, layer.weight, layer.bias, 1, 1, 1, 1, layer._options())
+    torch.autograd.grad(out, [x, *layer.parameters()], torch.ones_like(out))
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("operators", nargs="+")
+    parser.add_argument("--capability", type=int, default=90, help="of the GPU: 80 for an A100, 90 for an H100")
+    parser.add_argument("--half-only", action="store_true", help="in bfloat16 without a bias, not in float32 with one")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    assert not device.INTERPRETED
+    given = arguments()
+    driver.set_active(AbsentGpu(given.capability))
+    JITFunction.run = compile_only
+    pretend_multiprocessors(132)
+    for operator in given.operators:
+        print(operator, flush=True)
+        compile_layer(operator, torch.bfloat16, bias=False)
+        if not given.half_only:
+            compile_layer(operator, torch.float32, bias=True)

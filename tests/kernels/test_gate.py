@@ -1,0 +1,266 @@
+"""Which convolutions take the fused kernels; asked on a GPU that is not there."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from conftest import all_operators
+from side_by_side import a_convolution, takes_kernels
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import dcnet
+from dcnet import Learnable, Operator
+from dcnet.kernels import fits, use_kernels
+from dcnet.kernels.plan import has_device_functions, plan_of
+from dcnet.part import Value, constant
+
+
+def on_gpu(*shape, dtype=torch.float32):
+    with FakeTensorMode():
+        return torch.empty(shape, dtype=dtype, device="cuda")
+
+
+def doubled(n: Tensor) -> Tensor:
+    return 2 * n
+
+
+# --- operators ---
+
+
+@pytest.mark.parametrize("operator", all_operators())
+def test_operators_with_device_functions_take_kernels(operator):
+    """Only where the norm cancels, and g is more than the cosine, torch's own convolution is all that is needed."""
+    op = Operator.parse(operator)
+    norm_cancels = op.magnitude.proportional and op.angle.homogeneous
+    if not norm_cancels:
+        assert takes_kernels(operator) == has_device_functions(op)
+    elif not op.angle.identity:
+        assert not takes_kernels(operator)
+
+
+@pytest.mark.parametrize(
+    "operator", ["tanh-spline", "tanh&log-cos", Operator(doubled), Operator("log", doubled)], ids=str
+)
+def test_operators_without_device_functions_do_not(operator):
+    assert not takes_kernels(operator)
+
+
+def test_a_missing_operator_is_left_to_torch_to_complain_about():
+    assert not takes_kernels(None)
+
+
+@pytest.fixture
+def _own_registry(monkeypatch):
+    """What a test registers is forgotten after it."""
+    monkeypatch.setattr(dcnet.magnitude, "registry", dict(dcnet.magnitude.registry))
+
+
+def register(magnitude):
+    dcnet.magnitude.registry[magnitude.name] = magnitude
+    return magnitude
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_a_new_magnitude_takes_kernels_once_it_has_a_device_function():
+    @register
+    @dataclasses.dataclass(frozen=True)
+    class Root(dcnet.magnitude.Magnitude):
+        name: ClassVar[str] = "root_of_torch"
+        equation: ClassVar[str] = "sqrt({n})"
+
+        def value(self, n: Tensor) -> Tensor:
+            return n.sqrt()
+
+    @register
+    @dataclasses.dataclass(frozen=True)
+    class RootWithKernel(Root):
+        name: ClassVar[str] = "root_with_kernel"
+        device: ClassVar[Any] = staticmethod(dcnet.magnitude.Sphere.device)
+
+        def value(self, n: Tensor) -> Tensor:
+            return n.sqrt()
+
+    assert not takes_kernels("root_of_torch-cos")
+    assert takes_kernels("root_with_kernel-cos")
+    assert plan_of("root_with_kernel-cos").magnitude is dcnet.magnitude.Sphere.device
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_a_subclass_with_an_equation_of_its_own_does_not_take_its_parents_kernel():
+    """The parent's device function would silently compute the parent's equation."""
+
+    @register
+    @dataclasses.dataclass(frozen=True)
+    class Twice(dcnet.magnitude.Tanh):
+        name: ClassVar[str] = "twice_tanh"
+
+        def value(self, n: Tensor, scale: Value, radius: Value) -> Tensor:
+            return 2 * super().value(n, scale=scale, radius=radius)
+
+    assert not takes_kernels("twice_tanh-cos")
+
+
+def test_a_magnitude_that_no_spec_can_name_does_not_take_kernels():
+    """Plans are made from specs, and only registries give meaning to these."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Unregistered(dcnet.magnitude.Tanh):
+        name: ClassVar[str] = "unregistered"
+        device: ClassVar[Any] = staticmethod(dcnet.magnitude.Tanh.device)
+
+    assert not takes_kernels(Operator(Unregistered(), "cos"))
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_more_learned_constants_than_the_operation_has_arguments():
+    @register
+    @dataclasses.dataclass(frozen=True)
+    class Many(dcnet.magnitude.Magnitude):
+        name: ClassVar[str] = "many"
+        equation: ClassVar[str] = "{first} {second} {third} {fourth} {n}"
+        device: ClassVar[Any] = staticmethod(dcnet.magnitude.Sphere.device)
+        first: float = constant(1.0, "a")
+        second: float = constant(1.0, "b")
+        third: float = constant(1.0, "c")
+        fourth: float = constant(1.0, "d")
+
+    assert takes_kernels("many(learnable=True)-cos")
+    assert not takes_kernels(Operator(Many(learnable=True), dcnet.angle.Sigmoid(k=Learnable(0.3))))
+
+
+# --- switches ---
+
+
+def test_kernels_can_be_forbidden_and_allowed_again():
+    with use_kernels(False):
+        assert not takes_kernels("tanh-cos")
+        with use_kernels(True):
+            assert takes_kernels("tanh-cos")
+        assert not takes_kernels("tanh-cos")
+    assert takes_kernels("tanh-cos")
+
+
+def test_what_was_allowed_is_allowed_after_an_error():
+    with pytest.raises(KeyError), use_kernels(False):
+        raise KeyError
+    assert takes_kernels("tanh-cos")
+
+
+def test_the_environment_can_forbid_kernels():
+    code = """if True:
+        from dcnet.kernels import use_kernels
+        from side_by_side import takes_kernels
+        print(takes_kernels("tanh-cos"))
+        with use_kernels(True):
+            print(takes_kernels("tanh-cos"))
+    """
+    environment = {**os.environ, "DCNET_KERNELS": "off", "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "True"]
+
+
+# --- tensors ---
+
+
+def test_a_cpu_does_not_take_kernels():
+    x, w = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3)
+    assert not fits(x, w, None, 0, 1, {"operator": "tanh-cos"})
+    assert not takes_kernels("tanh-cos", w=w)
+
+
+def test_an_old_gpu_does_not_take_kernels(monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5))
+    assert not fits(*a_convolution(), None, 0, 1, {"operator": "tanh-cos"})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "of_filters", "taken"),
+    [
+        (torch.float32, torch.float32, True),
+        (torch.bfloat16, torch.bfloat16, True),
+        (torch.float16, torch.float16, True),
+        (torch.float64, torch.float64, False),
+        (torch.float32, torch.float64, False),
+        (torch.float32, torch.bfloat16, False),
+        (torch.bfloat16, torch.float16, False),
+    ],
+)
+def test_dtypes(dtype, of_filters, taken):
+    x, w = on_gpu(2, 3, 5, 5, dtype=dtype), on_gpu(4, 3, 3, 3, dtype=of_filters)
+    assert takes_kernels("tanh-cos", x, w) == taken
+
+
+def test_filters_in_float32_meet_half_precision_only_under_autocast():
+    """As everywhere in torch: without autocast, dtypes that do not match are an error."""
+    assert not takes_kernels("tanh-cos", on_gpu(2, 3, 5, 5, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("bias", [torch.float64, torch.float16])
+def test_a_bias_of_another_dtype_is_left_to_torch(bias):
+    assert not takes_kernels("tanh-cos", bias=on_gpu(4, dtype=bias))
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "groups"),
+    [
+        ((3, 5, 5), (4, 3, 3, 3), 1),
+        ((0, 3, 5, 5), (4, 3, 3, 3), 1),
+        ((2, 3, 5), (4, 3, 3), 1),
+        ((2, 3, 5, 5, 5), (4, 3, 3, 3, 3), 1),
+        ((2, 4, 5, 5), (4, 3, 3, 3), 1),
+        ((2, 3, 5, 5), (4, 3, 3, 3), 2),
+        ((2, 3, 64, 64), (4, 3, 15, 15), 1),
+        ((2, 3, 5, 5), (5000, 3, 3, 3), 1),
+        ((2**16, 64, 2**8, 2**8), (4, 64, 3, 3), 1),
+    ],
+)
+def test_shapes_that_are_left_to_torch(x, w, groups):
+    assert not takes_kernels("tanh-cos", on_gpu(*x), on_gpu(*w), groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("padding", "kernel", "taken"),
+    [
+        (2, (3, 3), True),
+        ((1, 0), (3, 3), True),
+        ("valid", (2, 4), True),
+        ("same", (3, 5), True),
+        ("same", (2, 3), False),
+        ("smae", (3, 3), False),
+    ],
+)
+def test_paddings(padding, kernel, taken):
+    assert takes_kernels("tanh-cos", w=on_gpu(4, 3, *kernel), padding=padding) == taken
+
+
+# --- those who look on ---
+
+
+def test_transforms_of_functions_see_torchs_own_operations():
+    seen = []
+
+    def ask(x):
+        seen.append(takes_kernels("tanh-cos"))
+        return x.sum()
+
+    torch.func.grad(ask)(torch.ones(3))
+    torch.func.vmap(ask)(torch.ones(3, 2))
+    torch.func.jvp(ask, (torch.ones(3),), (torch.ones(3),))
+    assert seen == [False] * 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trace_sees_torchs_own_operations():
+    seen = []
+
+    def ask(x):
+        seen.append(takes_kernels("tanh-cos"))
+        return 2 * x
+
+    torch.jit.trace(ask, torch.ones(3), check_trace=False)
+    assert seen == [False]
