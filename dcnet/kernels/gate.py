@@ -124,6 +124,8 @@ def conv2d(
     options: Options,
 ) -> Tensor:
     """f(w, x) + bias by the fused kernels, for what `fits` them; the running mean is updated as torch's way does it."""
+    if padding == "same" and _pair(stride) != (1, 1):
+        raise ValueError(f"padding='same' goes with stride 1 alone, not {stride}")
     op, running = as_operator(options["operator"]), options.get("mean_norm")
     if norm_cancels(op):
         return _with_filters(op, x, w, bias, options.get("eps", 1e-4), (stride, padding, dilation, groups))
