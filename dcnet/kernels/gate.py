@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -107,10 +108,12 @@ exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _watched() -> bool:
-    """Whether something looks on that has to see torch's own operations: an export, a trace, a function transform."""
+    """Whether something has to see torch's own operations: an export, a trace, a transform, a derivative forward."""
     if exporting() or torch._C._get_tracing_state() is not None:
         return True
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def conv2d(

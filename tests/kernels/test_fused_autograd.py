@@ -35,7 +35,7 @@ def activated(layer, x):
 @pytest.mark.parametrize(("operator", "bias"), [*((name, False) for name in one_of_each()), ("tanh-sigmoid", True)])
 def test_an_activation_may_overwrite_the_output(operator, bias):
     layer = make_layer(operator, padding=1, bias=bias)
-    check(layer, images(2, 3, 4, 5), run=activated, run_exactly=lambda layer, x: layer(x).relu())
+    check(layer, images(1, 3, 4, 5), run=activated, run_exactly=lambda layer, x: layer(x).relu())
 
 
 def test_the_output_may_be_overwritten_between_two_backward_passes():

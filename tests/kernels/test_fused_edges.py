@@ -47,7 +47,7 @@ def test_filters_of_zeros_have_right_gradients():
 @pytest.mark.parametrize("operator", one_of_each())
 def test_extreme_norms_give_finite_results_and_gradients(operator, norm, dtype):
     layer = make_layer(operator, padding=1, bias=False, dtype=dtype)
-    direction = torch.randn(2, 3, 4, 5, device=DEVICE)
+    direction = torch.randn(1, 3, 4, 5, device=DEVICE)
     direction[:, :, :2] = layer.weight[0, :, 1:2, 1:2].detach()  # here the angle is often near zero
     x = (direction / direction.norm() * norm).to(dtype).requires_grad_()
     for name, value in results(by_kernels, layer, x, cotangent_for(layer, x)).items():
@@ -121,9 +121,8 @@ def test_nothing_is_read_before_it_is_written(operator, size, bias):
     assert_same_bits(poisoned, clean)
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["first", "last"])
-@pytest.mark.parametrize("bias", [False, True])
-def test_the_same_again_gives_the_same_bits(bias, layout):
+@pytest.mark.parametrize(("layout", "bias"), [(torch.contiguous_format, True), (torch.channels_last, False)])
+def test_the_same_again_gives_the_same_bits(layout, bias):
     """With several programs, whose sums must always meet in the same order."""
     layer = make_layer("tanh-sigmoid(learnable=True)+product", bias=bias)
     x = images(3, 3, 31, 33).contiguous(memory_format=layout).requires_grad_()

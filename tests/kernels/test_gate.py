@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from conftest import all_operators
 from side_by_side import a_convolution, takes_kernels
 from torch import Tensor
@@ -252,6 +253,12 @@ def test_transforms_of_functions_see_torchs_own_operations():
     torch.func.vmap(ask)(torch.ones(3, 2))
     torch.func.jvp(ask, (torch.ones(3),), (torch.ones(3),))
     assert seen == [False] * 3
+
+
+def test_derivatives_forward_see_torchs_own_operations():
+    """The kernels have no such derivative, and without one the tangents would be lost."""
+    with forward_ad.dual_level():
+        assert not takes_kernels("tanh-cos")
 
 
 @pytest.mark.filterwarnings("ignore")

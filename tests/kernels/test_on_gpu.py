@@ -6,7 +6,6 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.autograd.forward_ad as forward_ad
 from side_by_side import (
     HALVES,
     TOLERANCE,
@@ -164,14 +163,6 @@ def test_transforms_of_functions():
         gradients = torch.autograd.grad(by_kernels(layer, x[i]).square().sum(), list(parameters.values()))
         for name, gradient in zip(parameters, gradients, strict=True):
             torch.testing.assert_close(found[name][i], gradient, rtol=1e-3, atol=1e-4)
-
-
-def test_derivatives_forward():
-    layer, x, tangent = make_layer("tanh-cos").eval(), images(2, 3, 5, 6), images(2, 3, 5, 6)
-    with forward_ad.dual_level():
-        found = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, tangent))).tangent
-    _, wanted = torch.func.jvp(exact(layer), (x.double(),), (tangent.double(),))
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-5)
 
 
 def test_kernels_can_be_forbidden():
