@@ -95,6 +95,15 @@ def by_torch(layer, x):
     return layer(x)
 
 
+def by_kernels_and_in_place(layer, x):
+    """An activation that overwrites also what has a gradient, as a ReLU alone does not."""
+    return by_kernels(layer, x).mul_(-2).relu_()
+
+
+def by_torch_and_activated(layer, x):
+    return (-2 * layer(x)).relu()
+
+
 def exact(layer):
     """The same layer in float64."""
     return copy.deepcopy(layer).double()

@@ -9,7 +9,9 @@ from side_by_side import (
     assert_close,
     assert_same_bits,
     by_kernels,
+    by_kernels_and_in_place,
     by_torch,
+    by_torch_and_activated,
     check,
     cotangent_for,
     exact,
@@ -28,14 +30,10 @@ KEEPS_OUTPUT = "tanh-sqcos+joint"
 # --- in place ---
 
 
-def activated(layer, x):
-    return by_kernels(layer, x).relu_()
-
-
 @pytest.mark.parametrize(("operator", "bias"), [*((name, False) for name in one_of_each()), ("tanh-sigmoid", True)])
 def test_an_activation_may_overwrite_the_output(operator, bias):
     layer = make_layer(operator, padding=1, bias=bias)
-    check(layer, images(1, 3, 4, 5), run=activated, run_exactly=lambda layer, x: layer(x).relu())
+    check(layer, images(1, 3, 4, 5), run=by_kernels_and_in_place, run_exactly=by_torch_and_activated)
 
 
 def test_the_output_may_be_overwritten_between_two_backward_passes():
@@ -173,7 +171,7 @@ def kept_as_copies(layer, x):
 
 
 def checkpointed(layer, x):
-    return checkpoint(activated, layer, x, use_reentrant=False)
+    return checkpoint(by_kernels_and_in_place, layer, x, use_reentrant=False)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -187,7 +185,7 @@ def test_what_is_kept_may_be_moved(layout, bias):
 def test_what_is_kept_may_be_formed_again(bias):
     layer, x = make_layer(KEEPS_OUTPUT, bias=bias), images(2, 3, 5, 6).requires_grad_()
     cotangent = cotangent_for(layer, x)
-    wanted = results(activated, copy.deepcopy(layer), x, cotangent)
+    wanted = results(by_kernels_and_in_place, copy.deepcopy(layer), x, cotangent)
     assert_same_bits(results(checkpointed, layer, x, cotangent), wanted)
 
 

@@ -35,6 +35,13 @@ def test_patches_of_zeros_have_right_gradients(eps):
     check(make_layer("log-sqcos+joint", padding=2, eps=eps, bias=False), x)
 
 
+@quiet_numpy
+@pytest.mark.parametrize("operator", one_of_each())
+def test_faint_patches_have_right_gradients(operator):
+    """What is told from outputs is told from very small ones, too."""
+    check(make_layer(operator, bias=False, eps=1e-8), 1e-4 * images(1, 3, 5, 6))
+
+
 def test_filters_of_zeros_have_right_gradients():
     layer = make_layer("tanh-cos+product")
     with torch.no_grad():
