@@ -48,7 +48,8 @@ def fits(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size | str, groups:
     """Whether the fused kernels can do this, and are the faster way to do it."""
     if not _enabled or not x.is_cuda or x.dim() != 4:
         return False
-    return _known_operator(options) and _known_tensors(x, w, bias, padding, groups) and not _watched()
+    known = _known_operator(options) and _known_constants(options, w)
+    return known and _known_tensors(x, w, bias, padding, groups) and not _watched()
 
 
 def _known_operator(options: Options) -> bool:
@@ -59,6 +60,16 @@ def _known_operator(options: Options) -> bool:
     if norm_cancels(op):
         return filters_alone(op) and not torch.compiler.is_compiling()
     return has_device_functions(op)
+
+
+def _known_constants(options: Options, w: Tensor) -> bool:
+    """Whether the constants are of the sizes that a layer stores; torch broadcasts others, kernels do not."""
+    given, learned = options.get("constants") or {}, as_operator(options["operator"]).learned
+    return all(
+        given[name].numel() == (w.shape[0] if slot.per_channel else 1)
+        for name, slot in learned.items()
+        if name in given
+    )
 
 
 def filters_alone(op: Operator) -> bool:

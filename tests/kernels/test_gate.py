@@ -5,18 +5,19 @@ import os
 import subprocess
 import sys
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from conftest import all_operators
-from side_by_side import a_convolution, takes_kernels
+from side_by_side import DEVICE, a_convolution, images, quiet_numpy, takes_kernels
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dcnet
-from dcnet import Learnable, Operator
-from dcnet.kernels import fits, use_kernels
+from dcnet import Learnable, Operator, equation
+from dcnet.kernels import conv2d, fits, use_kernels
 from dcnet.kernels.plan import has_device_functions, plan_of
 from dcnet.part import Value, constant
 
@@ -238,6 +239,21 @@ def test_shapes_that_are_left_to_torch(x, w, groups):
 )
 def test_paddings(padding, kernel, taken):
     assert takes_kernels("tanh-cos", w=on_gpu(4, 3, *kernel), padding=padding) == taken
+
+
+@quiet_numpy
+@pytest.mark.parametrize(("radius", "size"), [("Radius(per_channel=False)", 4), ("Radius()", 1)])
+def test_constants_of_another_size_than_a_layer_stores(radius, size):
+    """torch broadcasts them; kernels that take them have to give the same, and not what lies behind them."""
+    operator, stored = f"tanh(radius={radius})-cos", torch.linspace(0.5, 2, size, device=DEVICE)
+    with mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)):
+        constants = {"radius": on_gpu(size)}
+        taken = fits(*a_convolution(), None, 0, 1, {"operator": operator, "constants": constants})
+    if taken:
+        x, w = images(2, 3, 5, 5), images(4, 3, 3, 3)
+        options = {"operator": operator, "constants": {"radius": stored}}
+        wanted = equation.conv2d(x, w, None, 1, 0, 1, 1, **options)
+        torch.testing.assert_close(conv2d(x, w, None, 1, 0, 1, 1, options), wanted, rtol=1e-4, atol=1e-5)
 
 
 # --- those who look on ---
