@@ -106,7 +106,7 @@ def count_launches(call: Call) -> int:
     """The kernels, copies and fills of one call."""
     call()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
         call()
         torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:

@@ -60,7 +60,8 @@ def has_device_functions(op: Operator) -> bool:
     if others or len(op.learned) > MOST_LEARNED:
         return False
     known = magnitude.registry.get(first.name) is type(first) and dcnet.angle.registry.get(angle.name) is type(angle)
-    if not known or dcnet.weighting.registry.get(weighting.name) is not weighting:
+    # By type: a copied or unpickled operator has a weighting of its own.
+    if not known or type(dcnet.weighting.registry.get(weighting.name)) is not type(weighting):
         return False
     return _own_device(first, "value") and _own_device(angle, "value") and _own_device(weighting, "factor", "argument")
 

@@ -267,9 +267,8 @@ def back_kernel(
                     term = d * size * g[2 + SUMMED[i] - COUNTS[0]]
                 added = added + (totals[chunk * ROWS + i] + term,)
             if WEIGHTED:
-                LAST: constexpr = chunk * ROWS + len(SUMMED)
-                added = added + (totals[LAST] + d * h[0] * g_value,)
-                added = added + (totals[LAST + 1] + by_h * h[1] * n,)
+                added = added + (totals[chunk * ROWS + len(SUMMED)] + d * h[0] * g_value,)
+                added = added + (totals[chunk * ROWS + len(SUMMED) + 1] + by_h * h[1] * n,)
             if BIAS:
                 added = added + (totals[chunk * ROWS + ROWS - 1] + d,)
         tl.store(norm_gradient + place[:, None], at_position[:, None] * inverse, mask=there[:, None])

@@ -59,7 +59,8 @@ def pretend_multiprocessors(count):
 
 
 def compile_layer(operator, dtype, bias):
-    layer = dcnet.DecoupledConv2d(8, 24, 3, padding=1, operator=operator, bias=bias).to(dtype)
+    # 3 * 16 filters, so that a tile has three chunks.
+    layer = dcnet.DecoupledConv2d(8, 48, 3, padding=1, operator=operator, bias=bias).to(dtype)
     x = torch.randn(2, 8, 56, 56, dtype=dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
     out = gate.conv2d(x, layer.weight, layer.bias, 1, 1, 1, 1, layer._options())
     torch.autograd.grad(out, [x, *layer.parameters()], torch.ones_like(out))

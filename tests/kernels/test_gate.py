@@ -1,7 +1,9 @@
 """Which convolutions take the fused kernels; asked on a GPU that is not there."""
 
+import copy
 import dataclasses
 import os
+import pickle
 import subprocess
 import sys
 from typing import Any, ClassVar
@@ -133,6 +135,13 @@ def test_more_learned_constants_than_the_operation_has_arguments():
 
     assert takes_kernels("many(learnable=True)-cos")
     assert not takes_kernels(Operator(Many(learnable=True), dcnet.angle.Sigmoid(k=Learnable(0.3))))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda operator: pickle.loads(pickle.dumps(operator))])
+@pytest.mark.parametrize("spec", ["tanh-cos", "seg-sigmoid+product"])
+def test_copied_operators_take_kernels(spec, copied):
+    """As those of a copied, a folded or an unpickled model are."""
+    assert takes_kernels(copied(Operator.parse(spec)))
 
 
 # --- switches ---

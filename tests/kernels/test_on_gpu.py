@@ -89,8 +89,11 @@ def test_what_torch_refuses_is_refused(stride, padding):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("operator", ["tanh-cos", LEARNING, "linear-cos"])
 def test_compiled_networks(operator, dtype):
-    """A layer between others, with an activation in place: inductor may reorder and fuse all but the operation."""
-    net = nn.Sequential(make_layer(operator, 3, 8, bias=False, dtype=dtype), nn.ReLU(inplace=True), nn.AvgPool2d(2))
+    """A layer between others, with an activation in place: inductor may reorder and fuse all but the operation.
+
+    The activation has no kink, on whose other side half precision might fall.
+    """
+    net = nn.Sequential(make_layer(operator, 3, 8, bias=False, dtype=dtype), nn.ELU(inplace=True), nn.AvgPool2d(2))
     torch.compiler.reset()
     check(net, images(2, 3, 9, 9, dtype=dtype), run=torch.compile(by_torch, fullgraph=True))
 
@@ -133,7 +136,8 @@ def test_autocast_casts_the_input_and_reads_filters_in_float32(operator, compile
     cotangent = cotangent_for(layer, x)
     wanted = expected(layer, x, cotangent)
     run = torch.compile(by_torch, fullgraph=True) if compiled else by_kernels
-    with torch.autocast("cuda", dtype):
+    # The cache of torch 2.11 takes what was compiled for another type of autocast as its own.
+    with torch.autocast("cuda", dtype), torch._functorch.config.patch(enable_autograd_cache=False):
         found = results(run, layer, x, cotangent)
     assert found["output"].dtype == dtype
     assert all(value.dtype == torch.float32 for name, value in found.items() if name != "output")
