@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import dcnet
 from dcnet.files import write_json
 from dcnet.report import plots
-from dcnet.report.environment import environment
+from dcnet.environment import environment
 from dcnet.report.options import Parser, at_least, operators, run
 
 Images = tuple[Tensor, Tensor]

@@ -12,7 +12,7 @@ from dcnet.bench.benchmark import Benchmark, Steps
 from dcnet.bench.group import complaints
 from dcnet.bench.show import tables
 from dcnet.files import write_json
-from dcnet.report.environment import environment
+from dcnet.environment import environment
 
 WRONG, INTERRUPTED = 1, 130
 

@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -52,3 +53,21 @@ def cpu_name() -> str:
         lines = []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """The commit of the source that runs, with a + where files differ from it; None where it is not a checkout."""
+    folder = Path(__file__).parent
+    try:
+        # An installed copy may lie in a folder of somebody else's project.
+        _git(folder, "ls-files", "--error-unmatch", "__init__.py")
+        found = _git(folder, "rev-parse", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", ".")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("DCNET_COMMIT")
+    return found + ("+" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *arguments], check=True, capture_output=True, text=True)
+    return done.stdout.strip()

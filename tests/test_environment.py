@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dcnet.report import environment
+from dcnet import environment
 
 
 def test_a_machine_without_a_gpu_says_nothing_of_one(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,110 @@
+"""`dcnet train`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from dcnet.cli.train_options import MachineOptions, NetworkOptions, RecipeOptions, given
+
+if TYPE_CHECKING:
+    from dcnet.training import Execution, RunConfig
+
+AUGMENTATION = ("pad", "flip", "cutout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Train networks, and compare them.
+
+    Without options a small decoupled network learns to read digits, in seconds. Each run has a folder with its record,
+    its curves and its weights; what is done already is not done again. Ctrl-C stops after the step, and the same
+    command, or --resume, goes on to the same weights, to the last bit on the same CPU.
+
+    Examples:
+        dcnet train --operators conv tanh-cos --seeds 0 1 2
+        dcnet train --recipe paper-cifar --operators conv tanh-cos seg-cos --compile
+        dcnet train --recipe paper-cifar --dataset cifar10 --model cnn9 --operators seg-sqcos --activation none
+    """
+
+    recipe: Literal["digits", "paper-cifar", "paper-imagenet", "paper-attack"] = "digits"
+    """Where all values come from that are not given; see `dcnet list recipes`."""
+
+    operators: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SPEC ...")] = ("tanh-cos",)
+    """One network for each: conv for a plain one, tanh-cos, "seg(slope=0.2)-sqcos+linear", ..."""
+
+    seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N ...")] = (0,)
+    """One run of each network for each seed."""
+
+    resume: Annotated[str | None, tyro.conf.arg(metavar="RUN", help_behavior_hint="(optional)")] = None
+    """Go on with this run as it was begun, whatever else is given about it."""
+
+    again: bool = False
+    """Train anew what is done already."""
+
+    json: bool = False
+    """Print what came out as JSON, and all else to stderr."""
+
+    network: Annotated[NetworkOptions, tyro.conf.arg(name="")] = field(default_factory=NetworkOptions)
+    training: Annotated[RecipeOptions, tyro.conf.arg(name="")] = field(default_factory=RecipeOptions)
+    machine: Annotated[MachineOptions, tyro.conf.arg(name="")] = field(default_factory=MachineOptions)
+
+    def prepare(self) -> Callable[[], int]:
+        from dcnet.training.runs import runs_root
+        from dcnet.training.session import Session
+
+        configs, root = self._configs()
+        execution = self._execution()
+        return Session(configs, root or self.machine.runs or runs_root(), execution, self.again, self.json).run
+
+    def _configs(self) -> tuple[list[RunConfig], Path | None]:
+        """What to train, and the folder of a run that goes on."""
+        from dcnet.training import config_of, find_run, recipe
+
+        if self.resume is not None:
+            run = find_run(self.resume, self.machine.runs)
+            return [config_of(run.record()["config"])], run.folder.parent
+        changes = self._changes()
+        return [
+            recipe(self.recipe, **changes, operator=operator, seed=seed)
+            for seed in dict.fromkeys(self.seeds)
+            for operator in dict.fromkeys(self.operators)
+        ], None
+
+    def _changes(self) -> dict[str, Any]:
+        """The values that are not the recipe's."""
+        from dcnet.training import recipe
+        from dcnet.training.schedules import SCHEDULES
+
+        changes = given(self.network) | given(self.training)
+        drawn = {name: changes.pop(name) for name in AUGMENTATION if name in changes}
+        if drawn:
+            changes["augmentation"] = dataclasses.replace(recipe(self.recipe).augmentation, **drawn)
+        if "schedule" in changes:
+            changes["schedule"] = SCHEDULES[changes["schedule"]]()
+        if "steps" in changes and "epochs" in changes:
+            raise ValueError(f"--steps {changes['steps']} and --epochs {changes['epochs']} exclude each other: give one")
+        return changes
+
+    def _execution(self) -> Execution:
+        from dcnet.cli.bench_options import at_least, chosen_device
+        from dcnet.training import Execution
+
+        options = self.machine
+        at_least(0, "--workers", options.workers)
+        if options.checkpoint_every is not None:
+            at_least(1, "--checkpoint-every", options.checkpoint_every)
+        return Execution(
+            device=chosen_device(options.device),
+            compile=options.compile,
+            graph=False if options.no_graph else None,
+            data_dir=options.data_dir,
+            workers=options.workers,
+            checkpoint_every=options.checkpoint_every,
+            tracker=options.tracker,
+        )

@@ -1,0 +1,25 @@
+"""Training: a config goes in, a record and trained weights come out."""
+
+from dcnet.training.config import RunConfig, config_of
+from dcnet.training.divergence import Diverged
+from dcnet.training.execution import Execution
+from dcnet.training.recipes import RECIPES, recipe
+from dcnet.training.runs import Run, all_runs, find_run, load_model, read_record
+from dcnet.training.trainer import Trainer
+from dcnet.training.watching import Watcher
+
+__all__ = [
+    "RECIPES",
+    "Diverged",
+    "Execution",
+    "Run",
+    "RunConfig",
+    "Trainer",
+    "Watcher",
+    "all_runs",
+    "config_of",
+    "find_run",
+    "load_model",
+    "read_record",
+    "recipe",
+]

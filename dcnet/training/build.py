@@ -1,0 +1,78 @@
+"""Networks and optimizers from a config."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dcnet.models import create_model
+from dcnet.models.normalized import Normalized
+from dcnet.optim import param_groups
+from dcnet.training.checkpoints import read_tensors
+from dcnet.training.config import RunConfig
+from dcnet.training.state import MODEL
+
+
+def build_model(config: RunConfig, num_classes: int, channels: int, image_size: int) -> Normalized:
+    """The network of a config for images of a dataset, which takes pixels from 0 to 1."""
+    network = create_model(
+        config.model,
+        operator=config.operator,
+        num_classes=num_classes,
+        norm=config.norm,
+        activation=config.activation,
+        classifier=config.classifier,
+        width=config.width,
+        in_channels=channels,
+        image_size=image_size,
+        norm_momentum=config.norm_momentum,
+    )
+    return Normalized(network, config.pixel_mean, config.pixel_std)
+
+
+def build_optimizer(config: RunConfig, model: nn.Module, device: torch.device) -> Optimizer:
+    """The optimizer, of the kind that takes one launch for all tensors and can be told to leave them alone."""
+    groups = param_groups(model, config.weight_decay)
+    groups = [group for group in groups if group["params"]]
+    on_gpu = device.type == "cuda"
+    # A tensor, so that a captured step reads the learning rate of the day.
+    rate: Any = torch.tensor(config.lr, device=device) if on_gpu else config.lr
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=rate, momentum=config.momentum, nesterov=False, fused=True)
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, lr=rate, fused=True, capturable=on_gpu)
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+@torch.no_grad()
+def start_from_(model: nn.Module, pretrained: str) -> list[str]:
+    """Takes over the weights of a run, or of a file of tensors, by name and shape; gives the names that had none.
+
+    What operators learn starts anew where the other network has none of it, such as the radius beside plain filters.
+    """
+    weights = _weights(Path(pretrained))
+    own = model.state_dict()
+    fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
+    if not any(value.dim() > 1 for value in fitting.values()):
+        raise ValueError(f"none of the filters of {pretrained!r} fits the network: give a run of the same structure")
+    for name, value in fitting.items():
+        own[name].copy_(value)
+    return [name for name in own if name not in fitting]
+
+
+def _weights(path: Path) -> Mapping[str, Tensor]:
+    file = path / "model.safetensors" if path.is_dir() else path
+    if not file.exists():
+        raise ValueError(f"there are no weights at {str(file)!r}: give a finished run, or a file of safetensors")
+    tensors, _ = read_tensors(file)
+    return {name.removeprefix(MODEL): value for name, value in tensors.items() if not name.startswith("optimizer.")}

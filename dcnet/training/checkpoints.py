@@ -1,0 +1,118 @@
+"""Checkpoints: one file each, complete or not there at all, with a sum that tells a damaged one."""
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from dcnet.files import write_atomically
+
+KEPT = 2
+_FILE = re.compile(r"step-(\d+)\.safetensors")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was kept at a step: tensors by name, and notes of plain values."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    notes: dict[str, Any]
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
+    """Writes tensors and notes into one file, with a sum over both."""
+    dense = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    described = json.dumps(notes, allow_nan=False)
+    write_atomically(path, save(dense, {"notes": described, "sum": str(_sum(dense, described))}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write_tensors` wrote; a ValueError in one sentence for any other file, and for a damaged one."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error}") from None
+    if "notes" not in about or str(_sum(tensors, about["notes"])) != about.get("sum"):
+        raise ValueError(f"{str(path)!r} is damaged: its contents do not have the sum that was written with them")
+    return tensors, json.loads(about["notes"])
+
+
+def _sum(tensors: Mapping[str, Tensor], notes: str) -> int:
+    total = zlib.crc32(notes.encode())
+    for name in sorted(tensors):
+        total = zlib.crc32(name.encode(), total)
+        # As bytes, since numpy has no bfloat16.
+        total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy(), total)
+    return total
+
+
+class Checkpoints:
+    """The newest checkpoints of a run, in a folder of their own."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> Path:
+        """Writes one more, and only then removes the oldest."""
+        path = self.folder / f"step-{step:08d}.safetensors"
+        write_tensors(path, tensors, notes)
+        for old in self.files()[:-KEPT]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def files(self) -> list[Path]:
+        """From the oldest to the newest; what an interrupted write left behind is not among them."""
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted((path for path in found if _FILE.fullmatch(path.name)), key=_step)
+
+    def newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest one that is whole, and what was wrong with those after it."""
+        complaints: list[str] = []
+        for path in reversed(self.files()):
+            try:
+                return Checkpoint(_step(path), *read_tensors(path)), complaints
+            except ValueError as error:
+                complaints.append(str(error))
+        return None, complaints
+
+    def clear(self) -> None:
+        for path in self.files():
+            path.unlink()
+        if self.folder.is_dir():
+            self.folder.rmdir()
+
+    def remove_leftovers(self) -> None:
+        """Removes the temporary files of writes that were interrupted."""
+        for path in self.folder.glob(".step-*.tmp") if self.folder.is_dir() else ():
+            path.unlink(missing_ok=True)
+
+
+def _step(path: Path) -> int:
+    found = _FILE.fullmatch(path.name)
+    assert found is not None
+    return int(found[1])
+
+
+def check_room(folder: Path, model: nn.Module) -> None:
+    """Better no training than one whose results have no place."""
+    # Weights and two moments in each of the files that are kept, and in one that is being written.
+    needed = 3 * (KEPT + 1) * sum(value.nbytes for value in model.state_dict().values())
+    status = os.statvfs(folder)
+    free = status.f_bavail * status.f_frsize
+    if free < needed:
+        raise OSError(
+            f"the disk of {str(folder)!r} has {free / 2**20:.0f} MiB left, and the checkpoints of this run need "
+            f"{needed / 2**20:.0f}: make room, or choose another folder with --runs"
+        )

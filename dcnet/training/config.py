@@ -1,0 +1,167 @@
+"""Everything that decides what a run comes to, and nothing else."""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dcnet.data import Augmentation
+from dcnet.learnable import check_number
+from dcnet.operator import PLAIN, Operator, is_plain
+from dcnet.spec import unknown
+from dcnet.training.schedules import Cosine, Schedule, schedule_of
+
+OPTIMIZERS = ("adam", "adamw", "sgd")
+PRECISIONS = ("float32", "bfloat16")
+WEIGHTED = ("none", "gradient", "update")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run: what is trained, on what, and how.
+
+    Attributes:
+        recipe: where the other values come from.
+        train_images: how many of the training images are used, each class in proportion; None for all.
+        norm, activation, classifier, norm_momentum: as in `dcnet.create_model`; None for the network's own choice.
+        image_size: side of the crops from a folder of images; other datasets have their own.
+        steps: of the optimizer; None to go by `epochs`, of which exactly one is given.
+        weight_decay: coupled into the gradient but for adamw; see `dcnet.optim.param_groups` for what decays.
+        log_floor: is added to the probability inside the logarithm of the loss.
+        pixel_mean, pixel_std: the network sees (x - mean) / std of pixels from 0 to 1.
+        projection_every: steps from one weight projection to the next, 0 for none. A plain network has none of this
+            and the next two, whatever is given.
+        weighted_gradients: "gradient" or "update" as in `dcnet.optim.WeightedGradients`, or "none".
+        orthonormal: the coefficient of half of `dcnet.regularizers.orthonormal` in the loss.
+        pretrained: a run or a checkpoint whose weights are taken over where training starts.
+        evaluate_every: steps from one evaluation to the next; None for every epoch.
+    """
+
+    recipe: str = "digits"
+    dataset: str = "digits"
+    train_images: int | None = None
+    model: str = "cnn9-small"
+    operator: str = "tanh-cos"
+    width: float = 1.0
+    norm: str | None = None
+    activation: str | None = None
+    classifier: str | None = None
+    norm_momentum: float | None = None
+    image_size: int | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int = 128
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Schedule = field(default_factory=Cosine)
+    label_smoothing: float = 0.0
+    log_floor: float = 0.0
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    pixel_mean: tuple[float, ...] = (0.0,)
+    pixel_std: tuple[float, ...] = (1.0,)
+    projection_every: int = 0
+    weighted_gradients: str = "none"
+    orthonormal: float = 0.0
+    pretrained: str | None = None
+    precision: str = "float32"
+    evaluate_every: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        spec = PLAIN if is_plain(self.operator) else str(Operator.parse(self.operator))
+        object.__setattr__(self, "operator", spec)
+        if is_plain(spec):
+            # What works on decoupled layers alone has nothing to work on, so that a recipe serves both networks.
+            for name, nothing in {"projection_every": 0, "weighted_gradients": "none", "orthonormal": 0.0}.items():
+                object.__setattr__(self, name, nothing)
+        for name in ("pixel_mean", "pixel_std"):
+            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
+        self._check()
+
+    def _check(self) -> None:
+        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        _one_of("precision", self.precision, PRECISIONS)
+        _one_of("weighted_gradients", self.weighted_gradients, WEIGHTED)
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"a run has steps or epochs, not steps={self.steps} and epochs={self.epochs}")
+        for name, least in {"steps": 1, "epochs": 1, "batch_size": 2, "projection_every": 0, "seed": 0}.items():
+            _whole(name, getattr(self, name), least)
+        for name in ("train_images", "evaluate_every", "image_size"):
+            _whole(name, getattr(self, name), 1)
+        for name in ("lr", "width"):
+            check_number(name, getattr(self, name), above=0)
+        for name in ("weight_decay", "log_floor", "orthonormal"):
+            _from_zero(name, getattr(self, name))
+        for name in ("momentum", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 0 or more and less than 1, not {getattr(self, name)!r}")
+        if not all(value > 0 for value in self.pixel_std):
+            raise ValueError(f"pixel_std must be above 0, not {self.pixel_std}")
+        if self.decoupled and Operator.parse(self.operator).weighted:
+            self._check_weighted()
+
+    def _check_weighted(self) -> None:
+        """In a weighted operator ||w|| is part of the function."""
+        for name in ("projection_every", "weighted_gradients"):
+            if getattr(self, name) not in (0, "none"):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} needs an unweighted operator, not {self.operator!r}: "
+                    f"use {name}={0 if name == 'projection_every' else 'none'!r}"
+                )
+
+    @property
+    def decoupled(self) -> bool:
+        return not is_plain(self.operator)
+
+    def described(self) -> dict[str, Any]:
+        """The config as plain values, for a record; `config_of` reads it."""
+        values = {declared.name: getattr(self, declared.name) for declared in dataclasses.fields(self)}
+        schedule, augmentation = self.schedule, self.augmentation
+        values["schedule"] = {"name": schedule.name, **dataclasses.asdict(schedule)}
+        values["augmentation"] = dataclasses.asdict(augmentation)
+        return json.loads(json.dumps(values))
+
+    @property
+    def hash(self) -> str:
+        """Eight digits that two configs share only if they are the same."""
+        return hashlib.sha256(json.dumps(self.described(), sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def name(self) -> str:
+        """What the run is, in words that a folder can have."""
+        words = [self.dataset, self.model, self.operator, f"seed{self.seed}"]
+        return "-".join(re.sub(r"[^A-Za-z0-9.-]+", "_", word).strip("_") for word in words)
+
+
+def config_of(described: Mapping[str, Any]) -> RunConfig:
+    """The config that a record holds."""
+    values = dict(described)
+    known = {declared.name for declared in dataclasses.fields(RunConfig)}
+    if strange := sorted(set(values) - known):
+        raise ValueError(f"the config of the run has values that this version of dcnet does not know: {strange}")
+    values["schedule"] = schedule_of(values["schedule"])
+    values["augmentation"] = Augmentation(**values["augmentation"])
+    return RunConfig(**values)
+
+
+def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise unknown(name, str(value), known)
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
+
+
+def _from_zero(name: str, value: Any) -> None:
+    check_number(name, value)
+    if value < 0:
+        raise ValueError(f"{name} must not be negative, not {value!r}")

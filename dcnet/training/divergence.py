@@ -1,0 +1,38 @@
+"""Where a network stopped giving numbers."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Diverged(ArithmeticError):
+    """The loss was not finite; the message names the step and the layer."""
+
+
+@torch.no_grad()
+def first_bad_layer(model: nn.Module, images: Tensor) -> str:
+    """The first layer whose weights, or whose output for these images, are not all finite."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            return f"the parameter {name!r} has values that are not finite"
+    found: list[str] = []
+    handles = [
+        module.register_forward_hook(_watch(name, found))
+        for name, module in model.named_modules()
+        if not any(True for _ in module.children())
+    ]
+    try:
+        model(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if found:
+        return f"the output of the layer {found[0]!r} is the first that is not finite"
+    return "all layers give finite outputs, so it is the loss itself"
+
+
+def _watch(name: str, found: list[str]) -> object:
+    def hook(module: nn.Module, inputs: object, output: object) -> None:
+        if isinstance(output, Tensor) and not output.isfinite().all():
+            found.append(name)
+
+    return hook

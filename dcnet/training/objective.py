@@ -1,0 +1,40 @@
+"""What training makes small."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dcnet import regularizers
+from dcnet.training.config import RunConfig
+
+
+def classification_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0, log_floor: float = 0.0) -> Tensor:
+    """The mean of -sum_j y_j log(softmax(logits)_j + floor), with y smoothed towards equal shares for all classes."""
+    if log_floor == 0:
+        return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
+    logs = (logits.float().softmax(1) + log_floor).log()
+    target = logs.gather(1, labels[:, None]).squeeze(1)
+    return -((1 - smoothing) * target + smoothing * logs.mean(1)).mean()
+
+
+class Objective:
+    """The loss of a batch, and what the filters are held to."""
+
+    def __init__(self, config: RunConfig, model: nn.Module):
+        self.config, self.model = config, model
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss as it is reported."""
+        return classification_loss(logits, labels, self.config.label_smoothing, self.config.log_floor)
+
+    def constraint(self) -> Tensor | float:
+        """The part that does not depend on the batch."""
+        if self.config.orthonormal == 0:
+            return 0.0
+        return 0.5 * self.config.orthonormal * regularizers.orthonormal(self.model)
+
+
+@torch.no_grad()
+def correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """How many are classified as they should be."""
+    return (logits.argmax(1) == labels).sum()

@@ -1,0 +1,53 @@
+"""A run as a line that moves: loss, accuracy, images per second and the time that is left."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from dcnet.training.watching import Point, Watcher
+
+
+class Shown(Watcher):
+    """Shows a bar on a terminal, and elsewhere, in a log, a line for each evaluation."""
+
+    def __init__(self, console: Console):
+        self.console, self.task = console, TaskID(0)
+        self.tested = ""
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> "Shown":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.progress.stop()
+
+    def starts(self, name: str, done: int, total: int) -> None:
+        self.tested = ""
+        self.task = self.progress.add_task(name, total=total, completed=done, numbers="")
+        if done:
+            self.note(f"{name}: goes on after step {done} of {total}")
+
+    def steps(self, done: int, loss: float, accuracy: float, images_per_second: float) -> None:
+        numbers = f"loss {loss:.3f}  train {accuracy:.1f} %{self.tested}  {images_per_second:,.0f} images/s"
+        self.progress.update(self.task, completed=done, numbers=numbers)
+
+    def evaluated(self, point: Point) -> None:
+        self.tested = f"  test {point['test_accuracy']:.2f} %"
+        if not self.console.is_terminal:
+            self.note(
+                f"step {point['step']:.0f}, epoch {point['epoch']:.1f}: loss {point['train_loss']:.4f}, "
+                f"train {point['train_accuracy']:.2f} %, test {point['test_accuracy']:.2f} %, {point['seconds']:.0f} s"
+            )
+
+    def note(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, highlight=False)

@@ -1,0 +1,112 @@
+"""How the networks of the paper are trained: functions that give a config, whose values can be replaced."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from dcnet.data import Augmentation
+from dcnet.spec import unknown
+from dcnet.training.config import RunConfig
+from dcnet.training.schedules import Cosine, Steps
+
+# (rgb - 127.5) / 128, of pixels from 0 to 1.
+CENTRED = {"pixel_mean": (127.5 / 255,), "pixel_std": (128 / 255,)}
+
+
+def digits() -> RunConfig:
+    """Small images of handwritten digits, which are part of scikit-learn; seconds on any machine."""
+    return RunConfig(
+        recipe="digits",
+        dataset="digits",
+        model="cnn9-small",
+        epochs=30,
+        batch_size=30,
+        lr=3e-3,
+        schedule=Cosine(),
+        pixel_mean=(0.0,),
+        pixel_std=(1.0,),
+    )
+
+
+def paper_cifar() -> RunConfig:
+    """CIFAR as in Tables 1 to 5: Adam for 42,500 steps of 128 images, with weight projection and orthonormal filters."""
+    return RunConfig(
+        recipe="paper-cifar",
+        dataset="cifar100",
+        model="resnet32",
+        steps=42_500,
+        batch_size=128,
+        optimizer="adam",
+        lr=1e-3,
+        weight_decay=5e-4,
+        schedule=Steps((20_000, 30_000, 37_500)),
+        label_smoothing=0.01,
+        log_floor=1e-4,
+        augmentation=Augmentation(pad=4, pad_mode="symmetric", flip=True),
+        norm_momentum=1e-3,
+        projection_every=100,
+        orthonormal=1e-5,
+        precision="bfloat16",
+        **CENTRED,
+    )
+
+
+def paper_imagenet() -> RunConfig:
+    """ImageNet as in Table 6: SGD for 700,000 steps of 40 images, from a folder of images."""
+    return RunConfig(
+        recipe="paper-imagenet",
+        dataset="imagefolder",
+        model="resnet18-modified",
+        image_size=224,
+        steps=700_000,
+        batch_size=40,
+        optimizer="sgd",
+        lr=0.1,
+        momentum=0.9,
+        weight_decay=1e-4,
+        schedule=Steps((200_000, 375_000, 550_000)),
+        augmentation=Augmentation(flip=True),
+        pixel_mean=(121.6 / 255, 116.6 / 255, 102.7 / 255),
+        pixel_std=(1 / 255,),
+        projection_every=100,
+        orthonormal=1e-5,
+        precision="bfloat16",
+    )
+
+
+def paper_attack() -> RunConfig:
+    """The networks that Tables 7 and 8 attack: Adam with its own gradients and no projection."""
+    return dataclasses.replace(
+        paper_cifar(), recipe="paper-attack", dataset="cifar10", model="cnn9-small", projection_every=0, orthonormal=0.0
+    )
+
+
+RECIPES: dict[str, Callable[[], RunConfig]] = {
+    "digits": digits,
+    "paper-cifar": paper_cifar,
+    "paper-imagenet": paper_imagenet,
+    "paper-attack": paper_attack,
+}
+
+
+def recipe(name: str, **changes: Any) -> RunConfig:
+    """The config of a recipe, with these values in place of its own; steps replace epochs, and epochs steps.
+
+    Where a run gets longer or shorter, the drops of the learning rate move with its end.
+    """
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    base = RECIPES[name]()
+    for given, other in (("steps", "epochs"), ("epochs", "steps")):
+        if changes.get(given) is not None:
+            changes.setdefault(other, None)
+    longer = changes.get("steps") or changes.get("epochs")
+    if longer and "schedule" not in changes and base.steps and isinstance(base.schedule, Steps):
+        changes["schedule"] = _moved(base.schedule, base.steps, changes.get("steps"))
+    return dataclasses.replace(base, **changes)
+
+
+def _moved(schedule: Steps, before: int, after: int | None) -> Steps:
+    """The drops at the same shares of the run, as steps where their number is known."""
+    shares = [milestone / before for milestone in schedule.milestones]
+    return dataclasses.replace(schedule, milestones=tuple(round(share * after) if after else share for share in shares))

@@ -1,0 +1,88 @@
+"""What is written down about a run: the one schema on disk."""
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dcnet.data import Dataset, FolderDataset
+from dcnet.environment import commit, environment
+from dcnet.training.config import RunConfig
+from dcnet.training.meter import Reading
+
+CURVES = ("step", "epoch", "learning_rate", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "seconds")
+PHASES = ("start", "training", "evaluation", "saving")
+Record = dict[str, Any]
+
+
+class Clock:
+    """Seconds by what they were spent on: the start, with all that is compiled, training, evaluation and saving."""
+
+    def __init__(self, seconds: dict[str, float] | None = None):
+        self.seconds = {phase: 0.0 for phase in PHASES} | (seconds or {})
+
+    @contextmanager
+    def spent_on(self, phase: str) -> Iterator[None]:
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - before
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+
+def new_record(config: RunConfig, dataset: Dataset | FolderDataset, image_size: int) -> Record:
+    """The record of a run that has not begun."""
+    return {
+        "name": config.name,
+        "hash": config.hash,
+        "status": "running",
+        "command": " ".join(["dcnet", *sys.argv[1:]]),
+        "commit": commit(),
+        "config": config.described(),
+        "environment": environment(),
+        "data": {
+            "name": dataset.name,
+            "classes": list(dataset.classes),
+            "channels": dataset.channels,
+            "image_size": image_size,
+            "train_images": config.train_images or len(dataset.train),
+            "test_images": len(dataset.test),
+        },
+        "curves": {name: [] for name in CURVES},
+        "results": None,
+    }
+
+
+def add_point(record: Record, **values: float) -> None:
+    """One more evaluation; JSON has no word for what is not finite but null."""
+    for name in CURVES:
+        record["curves"][name].append(values[name] if math.isfinite(values[name]) else None)
+
+
+def results(train: Reading, test: Reading) -> dict[str, float | None]:
+    """What counts in the end: the last step, and never the best one on the test set."""
+    return {
+        "test_accuracy": test.accuracy,
+        "test_error": 100 - test.accuracy,
+        "test_loss": test.loss if math.isfinite(test.loss) else None,
+        "train_loss": train.loss,
+        "train_accuracy": train.accuracy,
+    }
+
+
+def timings(clock: Clock, steps: int, batch_size: int) -> dict[str, float]:
+    """Where the time went; the speed is that of steps after the start."""
+    training = clock.seconds["training"]
+    steps = max(steps, 0)
+    return {
+        **clock.seconds,
+        "total": clock.total,
+        "step_ms": 1000 * training / max(steps, 1),
+        "images_per_second": steps * batch_size / max(training, 1e-9),
+    }

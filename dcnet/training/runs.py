@@ -1,0 +1,111 @@
+"""Runs on disk: a folder each, with one record, the weights, and checkpoints on the way."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from dcnet.files import write_json
+from dcnet.training.build import build_model
+from dcnet.training.checkpoints import Checkpoints, read_tensors
+from dcnet.training.config import RunConfig, config_of
+from dcnet.training.state import load_weights_
+
+ROOT = Path("runs")
+Record = dict[str, Any]
+
+
+def runs_root() -> Path:
+    """Where runs go: DCNET_RUNS, or `runs` in the folder where one is."""
+    return Path(os.environ.get("DCNET_RUNS", ROOT))
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of one run."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, config: RunConfig, root: Path | None = None) -> "Run":
+        return cls((root or runs_root()) / f"{config.name}-{config.hash}")
+
+    @property
+    def record_file(self) -> Path:
+        return self.folder / "record.json"
+
+    @property
+    def model_file(self) -> Path:
+        return self.folder / "model.safetensors"
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.folder / "checkpoints")
+
+    @property
+    def exists(self) -> bool:
+        return self.record_file.exists()
+
+    def record(self) -> Record:
+        """The record; a ValueError in one sentence where there is none, or none that can be read."""
+        return read_record(self.record_file)
+
+    def write(self, record: Record) -> None:
+        write_json(self.record_file, record)
+
+    @property
+    def done(self) -> bool:
+        return self.exists and self.record()["status"] == "done"
+
+
+def read_record(path: Path) -> Record:
+    """The record in a file, or in the folder of a run."""
+    file = path / "record.json" if path.is_dir() else path
+    try:
+        record = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"there is no record at {str(file)!r}: give the folder of a run, see `dcnet list runs`") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{str(file)!r} is not a record of a run: {error}") from None
+    if not isinstance(record, dict) or not {"config", "status", "curves"} <= record.keys():
+        raise ValueError(f"{str(file)!r} is not a record of a run: it lacks config, status or curves")
+    return record
+
+
+def find_run(text: str, root: Path | None = None) -> Run:
+    """The run of a folder, a record, a name or the only beginning of one among the runs."""
+    path, root = Path(text), root or runs_root()
+    if path.name == "record.json" and path.exists():
+        return Run(path.parent)
+    if (path / "record.json").exists():
+        return Run(path)
+    known = all_runs(root)
+    matching = [run for run in known if run.folder.name.startswith(text)] or [
+        run for run in known if run.folder.name.endswith(text)
+    ]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        names = ", ".join(run.folder.name for run in matching[:4])
+        raise ValueError(f"{text!r} may be any of {len(matching)} runs: {names}")
+    raise ValueError(f"there is no run {text!r}, neither as a folder nor in {str(root)!r}: see `dcnet list runs`")
+
+
+def all_runs(root: Path | None = None) -> list[Run]:
+    """The runs in a folder, by name."""
+    root = root or runs_root()
+    return [Run(path.parent) for path in sorted(root.glob("*/record.json"))]
+
+
+def load_model(run: Run) -> tuple[nn.Module, Record]:
+    """The trained network of a run, in evaluation mode, and its record."""
+    record = run.record()
+    if not run.model_file.exists():
+        raise ValueError(f"the run {run.folder.name!r} has no weights yet: its status is {record['status']!r}")
+    data = record["data"]
+    model = build_model(config_of(record["config"]), len(data["classes"]), data["channels"], data["image_size"])
+    load_weights_(model, read_tensors(run.model_file)[0])
+    return model.eval(), record

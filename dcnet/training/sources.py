@@ -1,0 +1,111 @@
+"""Where batches come from: a dataset that lives on the device, or a folder of images that is read by workers."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dcnet.data import Batches, BatchDraws, Dataset, FolderDataset
+from dcnet.training.capture import Captured
+from dcnet.training.config import RunConfig
+from dcnet.training.evaluate import batches_of
+
+TrainStep = Callable[[Tensor, Tensor], None]
+
+
+class Source(Protocol):
+    """Batches for training, by step, and for testing."""
+
+    steps_per_epoch: int
+    batch_size: int
+
+    def train(self, step: int, train_step: TrainStep) -> None:
+        """Trains on the batch of a step, counted from 0 over the whole run; steps follow one another."""
+
+    def images(self, step: int) -> Tensor:
+        """The images of a step once more."""
+
+    def test(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """The batches of the test set."""
+
+
+class Resident:
+    """All images on the device as bytes, augmented there."""
+
+    def __init__(self, dataset: Dataset, config: RunConfig, device: torch.device, share: tuple[int, int], graph: bool):
+        train = dataset.train
+        if config.train_images is not None:
+            train = train.first(config.train_images, dataset.num_classes)
+        rank, world = share
+        self.batches = Batches(
+            train.to(device), config.batch_size, config.augmentation, config.seed, rank=rank, world=world
+        )
+        self.steps_per_epoch, self.batch_size = self.batches.steps_per_epoch, self.batches.batch_size
+        self.test_batches = batches_of(dataset.test.to(device))
+        self.graph = graph
+        self._captured: Captured | None = None
+
+    def train(self, step: int, train_step: TrainStep) -> None:
+        def call(draws: BatchDraws) -> None:
+            train_step(*self._batch(draws))
+
+        if self.graph and self._captured is None:
+            self._captured = Captured(call)
+        (self._captured or call)(self.batches.draws(step))
+
+    def images(self, step: int) -> Tensor:
+        return self._batch(self.batches.draws(step))[0]
+
+    def test(self) -> Iterable[tuple[Tensor, Tensor]]:
+        return self.test_batches
+
+    def _batch(self, draws: BatchDraws) -> tuple[Tensor, Tensor]:
+        images, labels = self.batches.images(draws)
+        # As cuDNN likes them; on a CPU it makes no difference that would be worth the copy.
+        return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images, labels
+
+
+class Streamed:
+    """Images from files, decoded by worker processes; far too many to be kept."""
+
+    def __init__(
+        self, dataset: FolderDataset, config: RunConfig, device: torch.device, share: tuple[int, int], workers: int
+    ):
+        self.dataset, self.device, self.workers = dataset, device, workers
+        rank, world = share
+        self.options: dict[str, Any] = {"size": config.image_size or 224, "seed": config.seed, "workers": workers}
+        self.share, self.joint = {"rank": rank, "world": world}, config.batch_size
+        self.batch_size = config.batch_size // world
+        self.steps_per_epoch = len(dataset.train) // config.batch_size
+        self.flow: Iterator[tuple[Tensor, Tensor]] | None = None
+        self.last = torch.empty(0)
+
+    def train(self, step: int, train_step: TrainStep) -> None:
+        if self.flow is None:
+            self.flow = iter(self.dataset.train_loader(self.joint, **self.options, **self.share, start_step=step))
+        images, labels = next(self.flow)
+        self.last = images
+        train_step(images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True))
+
+    def images(self, step: int) -> Tensor:
+        return self.last.to(self.device)
+
+    def test(self) -> Iterable[tuple[Tensor, Tensor]]:
+        options = {name: value for name, value in self.options.items() if name != "seed"}
+        for images, labels in self.dataset.test_loader(self.joint, **options):
+            yield images.to(self.device), labels.to(self.device)
+
+
+def make_source(
+    dataset: Dataset | FolderDataset,
+    config: RunConfig,
+    device: torch.device,
+    share: tuple[int, int],
+    graph: bool,
+    workers: int,
+) -> Source:
+    """The source for a kind of dataset; `share` is this process's number and how many there are."""
+    if isinstance(dataset, FolderDataset):
+        return Streamed(dataset, config, device, share, workers)
+    return Resident(dataset, config, device, share, graph)

@@ -1,0 +1,28 @@
+"""One step of training: forward, loss, backward, optimizer, and the sums that are reported."""
+
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dcnet.training.meter import Meter
+from dcnet.training.objective import Objective, correct
+
+
+class Step:
+    """Trains on a batch; nothing in it waits for the device, so that it can be captured."""
+
+    def __init__(
+        self, accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, objective: Objective, meter: Meter
+    ):
+        self.accelerator, self.model, self.optimizer = accelerator, model, optimizer
+        self.objective, self.meter = objective, meter
+        # A loss that is not finite must not reach the weights, which tell where it came from.
+        optimizer.found_inf = meter.found_bad  # type: ignore[attr-defined]
+
+    def __call__(self, images: Tensor, labels: Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        logits = self.model(images)
+        loss = self.objective.loss(logits, labels)
+        self.meter.add(loss, correct(logits, labels), len(labels))
+        self.accelerator.backward(loss + self.objective.constraint())
+        self.optimizer.step()

@@ -1,0 +1,54 @@
+"""Runs side by side: plain and decoupled, over their seeds."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+Record = dict[str, Any]
+
+
+def grouped(records: Sequence[Record]) -> dict[tuple[str, str, str], list[Record]]:
+    """Records that differ in nothing but the seed, by dataset, network and operator."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        rest = {name: value for name, value in record["config"].items() if name != "seed"}
+        groups.setdefault(repr(sorted(rest.items(), key=str)), []).append(record)
+    found: dict[tuple[str, str, str], list[Record]] = {}
+    for members in groups.values():
+        config = members[0]["config"]
+        name = (config["dataset"], config["model"], config["operator"])
+        # Two recipes of one operator are two rows.
+        while name in found:
+            name = (*name[:2], name[2] + "'")
+        found[name] = members
+    return found
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """The mean, with the deviation where there is more than one."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def summary_table(records: Sequence[Record]) -> Table:
+    """Test accuracy at the last step, and what it took."""
+    seeds = max(len(members) for members in grouped(records).values())
+    about = "mean ± deviation over seeds, " if seeds > 1 else ""
+    table = Table(title=f"{about}at the last step")
+    for heading in ("dataset", "network", "operator", "seeds"):
+        table.add_column(heading)
+    for heading in ("parameters", "test accuracy, %", "train loss", "seconds a run"):
+        table.add_column(heading, justify="right")
+    for name, members in grouped(records).items():
+        results = [record["results"] for record in members]
+        table.add_row(
+            *name,
+            str(len(members)),
+            f"{members[0]['parameters']:,}",
+            spread([result["test_accuracy"] for result in results]),
+            spread([result["train_loss"] for result in results], 4),
+            f"{statistics.median(record['timings']['total'] for record in members):.1f}",
+        )
+    return table

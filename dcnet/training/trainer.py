@@ -1,0 +1,198 @@
+"""The loop: from a config to a record and trained weights, through any number of interruptions."""
+
+import time
+
+from torch import nn
+
+from dcnet.data import Dataset, FolderDataset
+from dcnet.training.checkpoints import Checkpoint, check_room, write_tensors
+from dcnet.training.config import RunConfig
+from dcnet.training.divergence import Diverged, first_bad_layer
+from dcnet.training.execution import Execution
+from dcnet.training.interruption import Interruption, interruptible
+from dcnet.training.meter import Reading
+from dcnet.training.records import Clock, Record, add_point, new_record, results, timings
+from dcnet.training.runs import Run
+from dcnet.training.state import MODEL
+from dcnet.training.watching import Watcher
+from dcnet.training.workspace import Workspace
+
+# Steps from one look at the device to the next: on a GPU it would have to wait for each.
+LOOK_EVERY = {"cpu": 1, "cuda": 50}
+# The first steps compile and capture.
+STARTING = 5
+
+
+class Trainer:
+    """One run; `run` carries it out, from its newest checkpoint if it has one."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: Run,
+        execution: Execution | None = None,
+        watcher: Watcher | None = None,
+        dataset: Dataset | FolderDataset | None = None,
+        model: nn.Module | None = None,
+    ):
+        self.config, self.folder, self.execution = config, run, execution or Execution()
+        self.watcher = watcher or Watcher()
+        self.space = Workspace(config, run, self.execution, dataset, model)
+        self.record = new_record(config, self.space.dataset, self.space.image_size) | self.space.described()
+        self.total, self.done, self.begun_at = self.space.total_steps, 0, 0
+        self.clock, self.last_saved = Clock(), time.monotonic()
+        self.look_every = LOOK_EVERY[self.space.device.type]
+        self.evaluate_every = config.evaluate_every or self.space.source.steps_per_epoch
+        self.since, self.since_time = 0, 0.0
+        self._resume()
+
+    def _resume(self) -> None:
+        checkpoints = self.folder.checkpoints
+        checkpoints.remove_leftovers()
+        found, complaints = checkpoints.newest()
+        for complaint in complaints:
+            self.watcher.note(f"{complaint}; the one before it is used")
+        if found is not None:
+            self._go_on_from(found)
+        elif self.space.is_first:
+            self._write("running")
+            check_room(self.folder.folder, self.space.model)
+
+    def _go_on_from(self, checkpoint: Checkpoint) -> None:
+        notes = checkpoint.notes
+        if notes["hash"] != self.config.hash:
+            raise ValueError(f"the checkpoints in {str(self.folder.folder)!r} are of another config, {notes['hash']}")
+        self.space.restore_(checkpoint.step, checkpoint.tensors)
+        self.done = self.begun_at = checkpoint.step
+        self.record["curves"] = notes["curves"]
+        self.record["resumed_at"] = [*notes["resumed_at"], checkpoint.step]
+        self.clock = Clock(notes["seconds"])
+
+    def run(self) -> Record:
+        """Trains to the end, or to an interruption, and gives the record; see its status for which."""
+        accelerator, tracker = self.space.accelerator, self.execution.tracker
+        if tracker:
+            accelerator.init_trackers("dcnet", {"name": self.config.name, "seed": self.config.seed})
+        self.watcher.starts(self.config.name, self.done, self.total)
+        with interruptible() as interruption:
+            status = self._train(interruption)
+        if status == "done":
+            self._keep_weights()
+        self._write(status)
+        if status == "done" and self.space.is_first:
+            self.folder.checkpoints.clear()
+        self.watcher.ends(self.record)
+        if tracker:
+            accelerator.end_training()
+        return self.record
+
+    def _train(self, interruption: Interruption) -> str:
+        self.space.model.train()
+        self.since, self.since_time = self.done, time.perf_counter()
+        while self.done < self.total:
+            due = self._one_step()
+            stops = interruption.asked
+            if self.space.processes > 1:
+                stops = self.done % self.look_every == 0 and self.space.any_process(stops)
+            if stops and self.done < self.total:
+                self.save()
+                return "interrupted"
+            self._save_if_due(due)
+        return "done"
+
+    def _one_step(self) -> bool:
+        """Trains, and looks and evaluates where that is due; says whether it evaluated."""
+        starting = self.done - self.begun_at < STARTING
+        due = (self.done + 1) % self.evaluate_every == 0 or self.done + 1 == self.total
+        with self.clock.spent_on("start" if starting else "training"):
+            self.space.train_on(self.done, self.record["curves"]["train_loss"])
+            self.done += 1
+            looks = starting or due or self.done % self.look_every == 0
+            reading = self._look() if looks else None
+        if due and reading is not None:
+            self._evaluate(reading)
+        return due
+
+    def _look(self) -> Reading:
+        """Waits for the device, and tells how it goes."""
+        reading = self.space.meter.read()
+        if reading.bad_step is not None:
+            self._diverged(reading.bad_step)
+        now = time.perf_counter()
+        images = (self.done - self.since) * self.config.batch_size
+        self.watcher.steps(self.done, reading.loss, reading.accuracy, images / max(now - self.since_time, 1e-9))
+        self.since, self.since_time = self.done, now
+        return reading
+
+    def _diverged(self, step: int) -> None:
+        where = first_bad_layer(self.space.model, self.space.source.images(step))
+        self._write("diverged")
+        raise Diverged(
+            f"{self.config.name}: the loss of step {step + 1} is not finite: {where}; "
+            "try a smaller --lr, or --precision float32"
+        )
+
+    def _evaluate(self, train: Reading) -> None:
+        with self.clock.spent_on("evaluation"):
+            test = self.space.evaluate()
+        self.space.meter.reset()
+        point = {
+            "step": self.done,
+            "epoch": self.done / self.space.source.steps_per_epoch,
+            "learning_rate": self.space.learning_rate,
+            "train_loss": train.loss,
+            "train_accuracy": train.accuracy,
+            "test_loss": test.loss,
+            "test_accuracy": test.accuracy,
+            "seconds": self.clock.total,
+        }
+        add_point(self.record, **point)
+        self.record["results"] = results(train, test)
+        self.watcher.evaluated(point)
+        if self.execution.tracker:
+            self.space.accelerator.log(point, step=self.done)
+        self.since_time = time.perf_counter()
+
+    def save(self) -> None:
+        """Writes a checkpoint; all processes have to call it, and one of them writes."""
+        with self.clock.spent_on("saving"):
+            tensors = self.space.tensors()
+            self.last_saved = time.monotonic()
+            if self.space.is_first:
+                notes = {
+                    "hash": self.config.hash,
+                    "curves": self.record["curves"],
+                    "seconds": self.clock.seconds,
+                    "resumed_at": self.record.get("resumed_at", []),
+                }
+                self.folder.checkpoints.save(self.done, tensors, notes)
+
+    def _save_if_due(self, evaluated: bool) -> None:
+        every = self.execution.checkpoint_every
+        if self.done == self.total:
+            return
+        if self.done % every == 0 if every else evaluated and self._waited():
+            self.save()
+            self._write("running")
+
+    def _waited(self) -> bool:
+        """Whether the last checkpoint was long ago; the first process decides for all."""
+        waited = time.monotonic() - self.last_saved >= self.execution.checkpoint_seconds
+        return self.space.any_process(waited and self.space.is_first)
+
+    def _keep_weights(self) -> None:
+        tensors = self.space.tensors()
+        weights = {name: value for name, value in tensors.items() if name.startswith(MODEL)}
+        if self.space.is_first:
+            write_tensors(self.folder.model_file, weights, {"config": self.config.described()})
+
+    def _write(self, status: str) -> None:
+        steps = self.done - STARTING * (1 + len(self.record.get("resumed_at", [])))
+        self.record |= {
+            "status": status,
+            "steps_done": self.done,
+            "timings": timings(self.clock, steps, self.config.batch_size),
+        }
+        described = self.record if status == "done" else self.record | {"results": None}
+        if self.space.is_first:
+            self.folder.write(described)

@@ -1,0 +1,138 @@
+"""Everything that a run works with: data, network, optimizer, and what is done in a step."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dcnet.data import Dataset, FolderDataset, load_dataset
+from dcnet.optim import WeightedGradients, WeightProjection
+from dcnet.training.build import build_model, build_optimizer, set_learning_rate, start_from_
+from dcnet.training.config import RunConfig
+from dcnet.training.evaluate import Evaluator
+from dcnet.training.execution import Execution, make_accelerator, uses_graph
+from dcnet.training.meter import Meter, Reading
+from dcnet.training.objective import Objective
+from dcnet.training.runs import Run
+from dcnet.training.sources import make_source
+from dcnet.training.state import gather, restore_
+from dcnet.training.step import Step
+
+
+class Workspace:
+    """Made from a config, a folder and a machine; a network or a dataset of one's own may take the config's place."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: Run,
+        execution: Execution,
+        dataset: Dataset | FolderDataset | None = None,
+        model: nn.Module | None = None,
+    ):
+        self.config, self.execution = config, execution
+        self.accelerator = make_accelerator(config, execution, run.folder)
+        self.device, self.processes = self.accelerator.device, int(self.accelerator.num_processes)
+        self.dataset = dataset or load_dataset(config.dataset, execution.data_dir)
+        self.image_size = config.image_size or self.dataset.image_size
+        self.graph = uses_graph(execution, self.accelerator)
+        self.model = self._placed(model or self._new_model())
+        optimizer = build_optimizer(config, self.model, self.device)
+        prepared, wrapped = self.accelerator.prepare(self.model, optimizer)
+        self.optimizer: Optimizer = wrapped.optimizer
+        self.meter = Meter(self.device, self.joined if self.processes > 1 else None)
+        network = torch.compile(prepared) if execution.compile else prepared
+        self.step = Step(self.accelerator, network, self.optimizer, Objective(config, self.model), self.meter)
+        share = (self.accelerator.process_index, self.processes)
+        self.source = make_source(self.dataset, config, self.device, share, self.graph, execution.workers)
+        self.evaluator = Evaluator(self.model, self.device, graph=self.graph)
+        self._add_tricks()
+
+    def _new_model(self) -> nn.Module:
+        torch.manual_seed(self.config.seed)
+        data = self.dataset
+        model = build_model(self.config, len(data.classes), data.channels, self.image_size)
+        if self.config.pretrained:
+            start_from_(model, self.config.pretrained)
+        return model
+
+    def _placed(self, model: nn.Module) -> nn.Module:
+        """The network on its device, as the device likes its filters."""
+        if self.processes > 1:
+            from dcnet.norm_tracking import sync_norms
+
+            sync_norms(model)
+        if self.device.type != "cuda":
+            return model.to(self.device)
+        # The products of filters with each other, in the orthonormal constraint, need no more than this.
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.benchmark = True
+        return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    def _add_tricks(self) -> None:
+        config = self.config
+        self.projection = WeightProjection(self.model, config.projection_every) if config.projection_every else None
+        if config.weighted_gradients != "none":
+            WeightedGradients(self.model, self.optimizer, on=config.weighted_gradients)
+
+    @property
+    def total_steps(self) -> int:
+        return self.config.steps or (self.config.epochs or 0) * self.source.steps_per_epoch
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes."""
+        return bool(self.accelerator.is_main_process)
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def joined(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
+        total: Any = self.accelerator.reduce(value, "sum")
+        return total
+
+    def any_process(self, asked: bool) -> bool:
+        """Whether it is so in one of the processes; all of them have to ask."""
+        if self.processes == 1:
+            return asked
+        return bool(self.joined(torch.tensor(float(asked), device=self.device)).item() > 0)
+
+    def train_on(self, step: int, losses: list[float]) -> None:
+        """The step of that number, after epochs with these losses."""
+        config = self.config
+        set_learning_rate(self.optimizer, config.lr * config.schedule.factor(step, self.total_steps, losses))
+        # Whatever is random in a network, such as dropout, is a function of the step as well.
+        torch.manual_seed((config.seed * 1_000_003 + step) * 4_099 + self.accelerator.process_index)
+        self.source.train(step, self.step)
+        if self.projection is not None:
+            self.projection.step()
+
+    def evaluate(self) -> Reading:
+        return self.evaluator(self.source.test())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that training changes; all processes have to ask."""
+        return {**gather(self.model, self.optimizer), **self.meter.state()}
+
+    def restore_(self, step: int, tensors: dict[str, Tensor]) -> None:
+        restore_(self.model, self.optimizer, tensors)
+        self.meter.restore_(tensors)
+        if self.projection is not None:
+            self.projection.count = step
+
+    def described(self) -> dict[str, Any]:
+        """What a record says of it."""
+        return {
+            "steps": self.total_steps,
+            "steps_per_epoch": self.source.steps_per_epoch,
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "execution": {
+                "device": self.device.type,
+                "graph": self.graph,
+                "compile": self.execution.compile,
+                "processes": self.processes,
+            },
+        }
