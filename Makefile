@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test lint bench clean
 
-demo: $(VENV)/.demo
+demo: $(VENV)/.core
 	$(RUN) examples/digits.py
 
 test: $(VENV)/.dev
@@ -22,8 +23,14 @@ bench: $(VENV)/.dev
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
+$(VENV)/.core $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+
+$(VENV)/.core:
+	$(INSTALL) -e .
+	touch $@
+
+$(VENV)/.dev:
+	$(INSTALL) -e ".[dev]"
 	touch $@
 
 clean:

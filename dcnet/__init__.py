@@ -15,7 +15,7 @@ from dcnet.layers import (
 )
 from dcnet.learnable import Constant, Learnable
 from dcnet.models import create_model
-from dcnet.norm_tracking import update_norms
+from dcnet.norm_tracking import sync_norms, update_norms
 from dcnet.operator import PLAIN, Operator, Properties, is_plain
 from dcnet.presets import (
     BallConv2d,
@@ -70,6 +70,7 @@ __all__ = [
     "optim",
     "recouple",
     "regularizers",
+    "sync_norms",
     "testing",
     "update_norms",
     "weighting",

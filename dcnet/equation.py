@@ -2,9 +2,11 @@
 
 import functools
 from collections.abc import Mapping
-from typing import Required, TypedDict, Unpack
+from dataclasses import dataclass
+from typing import Any, Required, TypedDict, Unpack
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,6 +14,26 @@ from dcnet.meeting import Meeting, Size, convolve
 from dcnet.norms import accumulation_dtype, filter_norm
 from dcnet.operator import Operator, as_operator
 from dcnet.part import Value
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a group of torch.distributed whose batches count as one; all there are without a group."""
+
+    group: Any = None
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others to share with."""
+        return dist.is_available() and dist.is_initialized() and dist.get_world_size(self.group) > 1
+
+    def __deepcopy__(self, memo: Any) -> "Processes":
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.group is not None:
+            raise TypeError(f"{self.group!r} cannot be pickled: pickle the state_dict of a model that names its group")
+        return dict(vars(self))
 
 
 class Options(TypedDict, total=False):
@@ -22,6 +44,7 @@ class Options(TypedDict, total=False):
     constants: what a layer has learned, by name and as it stores it; without it the constants are as they start.
     mean_norm: the running mean norm of a relative radius; without it the batch's own mean is used.
     training: use the batch's own mean norm, with its gradient, and update `mean_norm` in place.
+    sync: the processes whose batches count as one where the batch's own mean norm is used; see `dcnet.sync_norms`.
     """
 
     operator: Required[Operator | str]
@@ -29,6 +52,7 @@ class Options(TypedDict, total=False):
     constants: Mapping[str, Tensor] | None
     mean_norm: Tensor | None
     training: bool
+    sync: Processes | None
 
 
 def conv2d(
@@ -106,25 +130,57 @@ def relative_to_mean(op: Operator, constants: dict[str, Value], n: Tensor, optio
     """The constants with every relative radius multiplied by the mean norm."""
     if op.decay is None:
         return constants
-    mean = _mean_norm(n, options.get("mean_norm"), options.get("training", False), op.decay)
+    mean = _mean_norm(n, options, op.decay)
     return {name: value * mean if op.slots[name].relative else value for name, value in constants.items()}
 
 
-def _mean_norm(n: Tensor, running: Tensor | None, training: bool, decay: float) -> Tensor:
+def _mean_norm(n: Tensor, options: Options, decay: float) -> Tensor:
     """The running mean of ||x|| in evaluation, otherwise the batch's own, which then enters the running mean."""
-    if running is not None and not training:
+    running = options.get("mean_norm")
+    if running is not None and not options.get("training", False):
         # Zero means that no batch was seen yet; a patch norm is never zero.
         return torch.where(running > 0, running, torch.ones_like(running)).to(n.dtype)
-    mean = n.sum() / max(n.numel(), 1)
+    mean = _batch_mean(n, sharing(options))
     if running is not None:
         _update_mean(running, mean.detach().to(running.dtype), decay)
     return mean
 
 
+def sharing(options: Options) -> Processes | None:
+    """The processes that share the mean norm of their batches; None if it is the own one, or the running one."""
+    sync, running = options.get("sync"), options.get("mean_norm")
+    if sync is None or (running is not None and not options.get("training", False)):
+        return None
+    return sync if sync.several else None
+
+
+def _batch_mean(n: Tensor, shared: Processes | None) -> Tensor:
+    if shared is None:
+        return n.sum() / max(n.numel(), 1)
+    # Both sums, since not all processes need have the same number of patches.
+    total, count = _SumOverProcesses.apply(torch.stack((n.sum(), n.new_full((), n.numel()))), shared.group)
+    return total / count.clamp(min=1)
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """The sum over all processes; its gradient is the sum of theirs, since the loss of each depends on every term."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group, total = group, x.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _SumOverProcesses.apply(gradients[0].contiguous(), ctx.group), None
+
+
 def _update_mean(running: Tensor, mean: Tensor, decay: float) -> None:
     """The first batch's mean, then decay * running + (1 - decay) * mean; empty or non-finite batches leave no trace."""
     updated = torch.where(running > 0, decay * running + (1 - decay) * mean, mean)
-    running.copy_(torch.where(mean.isfinite() & (mean > 0), updated, running))
+    # By a view, since torch.compile loses what is written into a number in float64.
+    running.view(1).copy_(torch.where(mean.isfinite() & (mean > 0), updated, running))
 
 
 def scaled(weight: Tensor, factor: Tensor) -> Tensor:

@@ -121,14 +121,18 @@ class FoldedConv(Folded):
 
     def table(self) -> Tensor:
         """Constants and factors as the kernels read them, made again if a buffer was changed or moved."""
+        # A compiler cannot ask for addresses, and tensors of inference mode do not tell of changes.
+        if not kernels.plainly_eager(self.weight) or any(buffer.is_inference() for buffer in self.buffers()):
+            return self._make_table()
         state = tuple((buffer.data_ptr(), buffer._version) for buffer in self.buffers())
         if self._table is None or self._table[0] != state:
-            names = [name for name in self.operator.slots if name not in self.fixed]
-            buffers: dict[str, Value] = {name: self.get_buffer(f"constant_{name}") for name in names}
-            constants = {**self.fixed, **buffers}
-            made = kernels.folded_table(self.operator, constants, self.factor, self.w_norm)
-            self._table = (state, made)
+            self._table = (state, self._make_table())
         return self._table[1]
+
+    def _make_table(self) -> Tensor:
+        names = [name for name in self.operator.slots if name not in self.fixed]
+        buffers: dict[str, Value] = {name: self.get_buffer(f"constant_{name}") for name in names}
+        return kernels.folded_table(self.operator, {**self.fixed, **buffers}, self.factor, self.w_norm)
 
     def forward(self, input: Tensor) -> Tensor:
         spatial = self.weight.dim() - 2

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from dcnet import functional
+from dcnet.equation import Processes
 from dcnet.functional import Options
 from dcnet.learnable import check_number
 from dcnet.meeting import Size, check_input
@@ -25,9 +26,10 @@ class Decoupled(nn.Module):
     Each learned constant is a parameter by its own name: `radius`, `k`, `scale`, ... Where it must be positive the
     parameter is r, and the constant r^2 + 1e-4; `constants()` gives the constants. `mean_norm` is the running mean of
     ||x||, zero until the first batch, and there only if a radius is relative to it. `blend` is t in
-    (1 - t) * plain + t * decoupled, and there only if it was asked for.
+    (1 - t) * plain + t * decoupled, and there only if it was asked for. `sync` is set by `dcnet.sync_norms`.
     """
 
+    sync: Processes | None = None
     weight: Tensor
     bias: Any  # Tensor or None; torch types it differently from layer to layer
 
@@ -101,6 +103,7 @@ class Decoupled(nn.Module):
             "constants": self._learned(),
             "mean_norm": self._buffers.get("mean_norm"),
             "training": self.training,
+            "sync": self.sync,
         }
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoupled:

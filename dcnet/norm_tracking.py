@@ -1,14 +1,36 @@
-"""Running mean norms from data, where training was too short for them to settle."""
+"""Mean norms over several processes, and running ones from data, where training was too short for them to settle."""
 
 import contextlib
 import statistics
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from dcnet.equation import Processes
 from dcnet.layers import Decoupled
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def sync_norms(model: Model, group: Any = None) -> Model:
+    """Makes a relative radius multiply, in training, the mean norm over the joint batch of all processes.
+
+    Without it each process takes the mean of its own share, as batch normalisation does without
+    `torch.nn.SyncBatchNorm`. With it, processes under DistributedDataParallel compute what one process computes from
+    the joint batch, gradients included, if their shares are equal. Each of such layers waits for the other processes,
+    once forward and once backward, and is computed by torch in training. Nothing changes in evaluation, with one
+    process, or without torch.distributed.
+
+    Args:
+        model: any network; its layers are marked, and it is returned.
+        group: a group of torch.distributed; all processes by default. Only without one can the model be pickled.
+    """
+    for module in model.modules():
+        if isinstance(module, Decoupled) and module.operator.decay is not None:
+            module.sync = Processes(group)
+    return model
 
 
 @torch.no_grad()
@@ -17,7 +39,7 @@ def update_norms(model: nn.Module, data: Iterable[Any]) -> None:
 
     With its decay of 0.999 a running mean still holds 37 % of its first batch after 1,000 steps, when the network was
     not yet trained. All but the mean norms is left as it is; where batch normalisation needs it too, call `update_bn`
-    first.
+    first. After `sync_norms` all processes have to call it, with as many batches each.
 
     Args:
         model: any network; it sees the data in evaluation mode, but for the batch's own mean norm.

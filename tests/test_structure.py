@@ -12,7 +12,7 @@ PACKAGE = ROOT / "dcnet"
 
 # From the bottom up; a module may import from its own floor and from those below.
 FLOORS = [
-    ["files", "device"],
+    ["files", "device", "environment"],
     ["learnable"],
     ["radius"],
     ["part"],
@@ -28,6 +28,7 @@ FLOORS = [
     ["folding"],
     ["export"],
     ["models"],
+    ["data"],
     ["report"],
     ["bench"],
     ["cli"],

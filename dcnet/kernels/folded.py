@@ -21,11 +21,23 @@ from dcnet.part import Value
 
 def folded_table(op: Operator, constants: Mapping[str, Value], factor: Tensor, w_norm: Tensor) -> Tensor:
     """A row for each constant, for a and for b of a h(b n) g, with an entry for every filter."""
-    plan, like = plan_of(str(op)), w_norm.float()
-    given = [start if name is None else constants[name] for name, start in zip(plan.names, plan.starts, strict=True)]
-    outer = (factor, op.weighting.argument(like, torch.ones_like(like)))
-    rows = [torch.as_tensor(value, dtype=torch.float32, device=like.device) for value in (*given, *outer)]
-    return torch.stack([row.expand_as(like) for row in rows])
+    like = w_norm.float()
+    given = [start if name is None else constants[name] for name, start in _names_and_starts(str(op))]
+    rows = (*given, factor, op.weighting.argument(like, torch.ones_like(like)))
+    return torch.stack([_row(value, like) for value in rows])
+
+
+def _row(value: Value, like: Tensor) -> Tensor:
+    return value.to(like).expand_as(like) if isinstance(value, Tensor) else torch.full_like(like, value)
+
+
+def _names_and_starts(spec: str) -> tuple[tuple[str | None, float], ...]:
+    plan = plan_of(spec)
+    return tuple(zip(plan.names, plan.starts, strict=True))
+
+
+# A compiler is not to follow how a spec is read; see `modern` in gate.py for the attribute.
+_names_and_starts._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=256)
@@ -49,14 +61,14 @@ def folded_conv2d(
     filters: Tensor,
     bias: Tensor | None,
     table: Tensor,
-    op: Operator,
+    operator: str,
     eps: float,
     window: Sequence[Any],
 ) -> Tensor:
     """a h(b n) g(<filter, x> / n) + bias, with nothing kept for any gradient."""
     shape = Window.of(x, filters, *window)
     settings = Settings(x.device, x.dtype, filters.stride(), bias is not None, eps, mean=0, update=0)
-    passes = _passes(str(op), shape, settings, None if bias is None else bias.dtype)
+    passes = _passes(operator, shape, settings, None if bias is None else bias.dtype)
     x = x.contiguous(memory_format=shape.format)
     memory = Memory(passes.places, passes.patches, passes.norm_sums)
     with torch.cuda._DeviceGuard(x.device.index if x.is_cuda else -1):

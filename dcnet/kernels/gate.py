@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcnet.device import AVAILABLE
-from dcnet.equation import Options, norm_cancels
+from dcnet.equation import Options, norm_cancels, sharing
 from dcnet.kernels.convolution import mean_kind
 from dcnet.kernels.plan import has_device_functions, lies_channels_last
 from dcnet.meeting import Size
 from dcnet.operator import Operator, as_operator
 
 if AVAILABLE:
+    from dcnet.kernels import folded_op  # noqa: F401 - defines dcnet::folded_conv2d
     from dcnet.kernels.autograd import Fused, evaluate
     from dcnet.kernels.call import Call
     from dcnet.kernels.folded import folded_conv2d
@@ -46,7 +47,7 @@ def use_kernels(on: bool) -> Iterator[None]:
 
 def fits(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size | str, groups: int, options: Options) -> bool:
     """Whether the fused kernels can do this, and are the faster way to do it."""
-    if not _enabled or not x.is_cuda or x.dim() != 4:
+    if not _enabled or not x.is_cuda or x.dim() != 4 or sharing(options) is not None:
         return False
     known = _known_operator(options) and _known_constants(options, w)
     return known and _known_tensors(x, w, bias, padding, groups) and not _watched()
@@ -147,7 +148,7 @@ def conv2d(
     sizes = (_pair(stride), _pads(w, padding, dilation), _pair(dilation), groups, mean)
     settings = (running, str(op), options.get("eps", 1e-4), *sizes)
     constants = _stored(op, options, w)
-    if _plainly_eager(x):
+    if plainly_eager(x):
         x = x.to(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else x
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, w, bias, *constants)):
             return Fused.apply(x, w, bias, settings, *constants)
@@ -159,10 +160,12 @@ def conv2d(
 
 
 def fits_folded(x: Tensor, w: Tensor, bias: Tensor | None, op: Operator, padding: Size | str, groups: int) -> bool:
-    """Whether the kernels can do the inference of a folded layer; a compiler fuses it with its neighbours instead."""
-    if norm_cancels(op) or not _plainly_eager(x) or torch.is_autocast_enabled("cuda"):
+    """Whether the kernels can do the inference of a folded layer, in eager mode or compiled."""
+    if norm_cancels(op) or torch.is_autocast_enabled("cuda"):
         return False
-    learning = torch.is_grad_enabled() and x.requires_grad
+    if not torch.compiler.is_compiling() and not plainly_eager(x):
+        return False
+    learning = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, w, bias))
     return not learning and x.dtype == w.dtype and fits(x, w, bias, padding, groups, {"operator": op})
 
 
@@ -172,7 +175,9 @@ def folded(
     """The inference of a folded layer that `fits_folded`."""
     stride, padding, dilation, groups = window
     sizes = (_pair(stride), _pads(w, padding, dilation), _pair(dilation), groups)
-    return folded_conv2d(x, w, bias, table, op, eps, sizes)
+    if plainly_eager(x):
+        return folded_conv2d(x, w, bias, table, str(op), eps, sizes)
+    return torch.ops.dcnet.folded_conv2d.default(x, w, bias, table, str(op), eps, *sizes)
 
 
 def _with_filters(op: Operator, x: Tensor, w: Tensor, bias: Tensor | None, eps: float, window: Any) -> Tensor:
@@ -184,7 +189,7 @@ def _with_filters(op: Operator, x: Tensor, w: Tensor, bias: Tensor | None, eps: 
     return F.conv2d(x, UnitFilters.apply(w, scale, eps, dtype, lies_channels_last(x)), bias, *window)
 
 
-def _plainly_eager(x: Tensor) -> bool:
+def plainly_eager(x: Tensor) -> bool:
     """Whether nobody looks at the operations: no compiler, no mode, no kind of tensor of its own."""
     if torch.compiler.is_compiling():
         return False

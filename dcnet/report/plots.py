@@ -11,10 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from dcnet import angle, magnitude
+from dcnet import magnitude
 from dcnet.files import write_atomically
-from dcnet.operator import Operator
-from dcnet.part import Part
+from dcnet.report.operator_plots import finish, label, magnitude_values, operator_curves
 from dcnet.report.options import Parser
 from dcnet.report.speed import speed
 
@@ -22,23 +21,9 @@ __all__ = ["FORMATS", "Curves", "geometry", "main", "operator_curves", "save", "
 
 FORMATS = (".png", ".svg")
 ORIGINAL, PROJECTED, FILTER = "#7ccf7c", "#c81e1e", "tab:blue"
-DASHES = ("--", ":", (0, (6, 1.5, 1, 1.5)), (0, (3, 2)))
 
 # What one run leaves behind: the values of each curve, by its name, epoch by epoch.
 Curves = Mapping[str, Sequence[float]]
-
-
-def operator_curves() -> Figure:
-    """Draws h(n) of every registered magnitude at rho = 1 and g(theta) of every registered angle (Figure 3)."""
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    norms, angles = torch.linspace(0, 3, 301), torch.linspace(0, math.pi, 301)
-    heights = {_label(made()): _magnitude(made(), norms) for made in magnitude.registry.values()}
-    activations = {_label(made()): _angle(made(), angles.cos()) for made in angle.registry.values()}
-    _draw_curves(left, norms, heights, (r"Magnitude functions ($\rho = 1$)", "norm of the patch, ‖x‖", "h(‖x‖)"))
-    _draw_curves(right, angles, activations, ("Angular activations", "angle between filter and patch, θ", "g(θ)"))
-    right.set_xticks([i * math.pi / 4 for i in range(5)], ["0", "π/4", "π/2", "3π/4", "π"])
-    return figure
 
 
 def geometry() -> Figure:
@@ -71,8 +56,8 @@ def training_curves(histories: Mapping[str, Sequence[Curves]]) -> Figure:
         _draw_runs(loss, operator, [run["train_loss"] for run in runs])
         _draw_runs(accuracy, operator, [run["test_accuracy"] for run in runs])
     loss.set_yscale("log")
-    _finish(loss, ("Training loss", "epoch", "cross entropy"))
-    _finish(accuracy, ("Test accuracy", "epoch", "test accuracy, %"))
+    finish(loss, ("Training loss", "epoch", "cross entropy"))
+    finish(accuracy, ("Test accuracy", "epoch", "test accuracy, %"))
     _show_from_below(accuracy, [run["test_accuracy"] for runs in histories.values() for run in runs])
     return figure
 
@@ -89,57 +74,15 @@ def save(figure: Figure, path: Path | str) -> None:
     write_atomically(path, content.getvalue())
 
 
-def _magnitude(part: magnitude.Magnitude, norms: Tensor) -> Tensor:
-    op = Operator(part)
-    return op.h(norms, _start(op))
-
-
-def _angle(part: angle.Angle, cosines: Tensor) -> Tensor:
-    op = Operator("sphere", part)
-    return op.g(cosines, _start(op))
-
-
-def _start(op: Operator) -> dict[str, float | Tensor]:
-    """The constants of a new layer of one channel; a relative radius stays relative to a mean norm of 1."""
-    return op.constants({name: slot.initial(1) for name, slot in op.learned.items()})
-
-
-def _label(part: Part) -> str:
-    """The name, and those constants that are not 1."""
-    slots = part.slots()
-    shown = [f"{symbol} = {slots[own].init:g}" for own, symbol in part.symbols().items() if slots[own].init != 1]
-    return f"{part.name} ({', '.join(shown)})" if shown else part.name
-
-
-def _draw_curves(axes: Axes, x: Tensor, curves: Mapping[str, Tensor], words: tuple[str, str, str]) -> None:
-    """Draws ever thinner curves, first light, then dark and dashed, so that each of those that coincide is seen."""
-    pairs_of_dark_and_light = matplotlib.colormaps["tab20"]
-    for i, (label, y) in enumerate(curves.items()):
-        later = i - math.ceil(len(curves) / 2)
-        color = pairs_of_dark_and_light(2 * (i % 10) + (later < 0))
-        style = "-" if later < 0 else DASHES[later % len(DASHES)]
-        width = 5.5 - 3.7 * i / max(len(curves) - 1, 1)
-        axes.plot(x.tolist(), y.tolist(), label=label, color=color, linewidth=width, linestyle=style)
-    _finish(axes, words)
-
-
-def _finish(axes: Axes, words: tuple[str, str, str]) -> None:
-    title, x_label, y_label = words
-    axes.set(title=title, xlabel=x_label, ylabel=y_label)
-    axes.grid(color="0.9")
-    axes.margins(x=0.02)
-    axes.legend(frameon=False, handlelength=3.5)
-
-
 def _draw_projection(axes: Axes, part: magnitude.Magnitude) -> None:
     norms = torch.tensor([0.5, 1.7, 0.9, 1.9, 0.6, 1.5, 1.9])
     directions = torch.arange(len(norms)) * (2 * math.pi / len(norms)) + 0.15
     radius = part.slots()["radius"].init if "radius" in part.slots() else 1.0
     _draw_circle(axes, radius, r"radius $\rho$, or 1 where there is none")
     _draw_arrows(axes, norms, directions, ORIGINAL, 0.02, "x")
-    _draw_arrows(axes, _magnitude(part, norms), directions, PROJECTED, 0.011, "h(‖x‖) x / ‖x‖")
+    _draw_arrows(axes, magnitude_values(part, norms), directions, PROJECTED, 0.011, "h(‖x‖) x / ‖x‖")
     _draw_arrows(axes, torch.ones(1), torch.tensor([1.5]), FILTER, 0.016, "w, of norm 1")
-    axes.set(title=_label(part), aspect="equal", xlim=(-3, 3), ylim=(-3, 3), xticks=range(-3, 4))
+    axes.set(title=label(part), aspect="equal", xlim=(-3, 3), ylim=(-3, 3), xticks=range(-3, 4))
     axes.grid(color="0.93")
     axes.tick_params(labelbottom=True)
 

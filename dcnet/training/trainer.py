@@ -139,7 +139,7 @@ class Trainer:
         point = {
             "step": self.done,
             "epoch": self.done / self.space.source.steps_per_epoch,
-            "learning_rate": self.space.learning_rate,
+            "learning_rate": self.space.rate,
             "train_loss": train.loss,
             "train_accuracy": train.accuracy,
             "test_loss": test.loss,

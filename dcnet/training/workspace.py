@@ -41,6 +41,7 @@ class Workspace:
         optimizer = build_optimizer(config, self.model, self.device)
         prepared, wrapped = self.accelerator.prepare(self.model, optimizer)
         self.optimizer: Optimizer = wrapped.optimizer
+        self.rate = float("nan")
         self.meter = Meter(self.device, self.joined if self.processes > 1 else None)
         network = torch.compile(prepared) if execution.compile else prepared
         self.step = Step(self.accelerator, network, self.optimizer, Objective(config, self.model), self.meter)
@@ -65,8 +66,8 @@ class Workspace:
             sync_norms(model)
         if self.device.type != "cuda":
             return model.to(self.device)
-        # The products of filters with each other, in the orthonormal constraint, need no more than this.
-        torch.set_float32_matmul_precision("high")
+        # What is not computed in half precision, such as products of filters with each other, may be close to it.
+        torch.set_float32_matmul_precision("highest" if self.config.precision == "float32" else "high")
         torch.backends.cudnn.benchmark = True
         return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
@@ -85,10 +86,6 @@ class Workspace:
         """Whether this process is the one that writes."""
         return bool(self.accelerator.is_main_process)
 
-    @property
-    def learning_rate(self) -> float:
-        return float(self.optimizer.param_groups[0]["lr"])
-
     def joined(self, value: Tensor) -> Tensor:
         """The sum over all processes."""
         total: Any = self.accelerator.reduce(value, "sum")
@@ -103,7 +100,10 @@ class Workspace:
     def train_on(self, step: int, losses: list[float]) -> None:
         """The step of that number, after epochs with these losses."""
         config = self.config
-        set_learning_rate(self.optimizer, config.lr * config.schedule.factor(step, self.total_steps, losses))
+        rate = config.lr * config.schedule.factor(step, self.total_steps, losses)
+        if rate != self.rate:
+            set_learning_rate(self.optimizer, rate)
+            self.rate = rate
         # Whatever is random in a network, such as dropout, is a function of the step as well.
         torch.manual_seed((config.seed * 1_000_003 + step) * 4_099 + self.accelerator.process_index)
         self.source.train(step, self.step)

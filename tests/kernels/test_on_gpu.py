@@ -21,6 +21,7 @@ from side_by_side import (
     results,
 )
 from torch import nn
+from torch._dynamo import lookup_backend
 
 import dcnet
 from dcnet.kernels import use_kernels
@@ -96,6 +97,35 @@ def test_compiled_networks(operator, dtype):
     net = nn.Sequential(make_layer(operator, 3, 8, bias=False, dtype=dtype), nn.ELU(inplace=True), nn.AvgPool2d(2))
     torch.compiler.reset()
     check(net, images(2, 3, 9, 9, dtype=dtype), run=torch.compile(by_torch, fullgraph=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["first", "last"])
+@pytest.mark.parametrize("operator", ["tanh-cos", LEARNING])
+def test_compiled_folded_networks(operator, layout, dtype):
+    """The sizes change from layer to layer, and what is compiled takes the kernels for each of them."""
+    convolutions = [make_layer(operator, 3, 8, padding=1), make_layer(operator, 8, 16, stride=2, groups=2, bias=False)]
+    net = nn.Sequential(convolutions[0], nn.BatchNorm2d(8), nn.ELU(inplace=True), convolutions[1]).cuda()
+    for _ in range(3):
+        net(images(4, 3, 9, 9))
+    x = images(4, 3, 9, 9, dtype=dtype).contiguous(memory_format=layout)
+    folded = dcnet.fold(net.eval()).to(dtype).to(memory_format=layout)
+    torch.compiler.reset()
+    calls = []
+
+    def count(graph, inputs):
+        calls.extend(str(node.target) for node in graph.graph.nodes)
+        return lookup_backend("inductor")(graph, inputs)
+
+    with torch.no_grad():
+        wanted = net.double()(x.double())
+        found = torch.compile(folded, fullgraph=True, backend=count)(x)
+        eager = folded(x)
+    assert calls.count("dcnet.folded_conv2d.default") == 2
+    assert found.dtype == dtype
+    tolerance = 2 * TOLERANCE[dtype]
+    assert_close({"output": found}, {"output": wanted}, tolerance)
+    assert_close({"output": eager}, {"output": wanted}, tolerance)
 
 
 def train_step(layer, x, cotangent):

@@ -1,0 +1,1 @@
+"""Show what there is: operators, models, datasets, recipes, and runs."""

@@ -1,0 +1,112 @@
+"""MNIST and Fashion-MNIST, from the idx files of their distributors, plain or gzipped."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from dcnet.data.dataset import Dataset, Split
+from dcnet.data.download import Remote, broken, fetch, missing
+from dcnet.data.idx import read_idx
+from dcnet.data.registry import register
+
+SIDE = 28
+NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+# Both have files of the same names, but the SHA-256 of the labels to train with tells whose they are.
+OWNERS = {
+    "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13": "mnist",
+    "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7": "fashion-mnist",
+}
+
+
+@dataclass(frozen=True)
+class Mnist:
+    """A data set of four idx files: images and labels to train on and to test with.
+
+    Args:
+        name: of the data set, and of the folder that it is downloaded to.
+        url: what comes before the names of the files.
+        checksums: of the gzipped files.
+        folders: where it is looked for, before the folder of all data itself.
+        classes: their names.
+    """
+
+    name: str
+    url: str
+    checksums: tuple[str, ...]
+    folders: tuple[str, ...]
+    classes: tuple[str, ...]
+
+    @property
+    def files(self) -> tuple[Remote, ...]:
+        return tuple(Remote(f"{self.url}{name}.gz", known) for name, known in zip(NAMES, self.checksums, strict=True))
+
+    def load(self, folder: Path, download: bool) -> Dataset:
+        """Reads the files from the first folder that has all of them; otherwise they are downloaded."""
+        paths = self._find(folder)
+        if paths is None and not download:
+            places = " or ".join((*self.folders, "the folder itself"))
+            raise missing(self.name, folder, f"{', '.join(NAMES)}, each as it is or with .gz, in {places}", self.url)
+        if paths is None:
+            paths = [fetch(file, folder / self.name) for file in self.files]
+        train, test = self._split(paths[0], paths[1]), self._split(paths[2], paths[3])
+        return Dataset(self.name, train, test, self.classes)
+
+    def _find(self, folder: Path) -> list[Path] | None:
+        for place in (*(folder / name for name in self.folders), folder):
+            options = [(place / name, place / f"{name}.gz") for name in NAMES]
+            found = [next((path for path in paths if path.is_file()), None) for paths in options]
+            paths = [path for path in found if path is not None]
+            if len(paths) == len(NAMES):
+                return paths
+        return None
+
+    def _split(self, at_images: Path, at_labels: Path) -> Split:
+        images, labels = read_idx(at_images, 3, self.url), read_idx(at_labels, 1, self.url)
+        if images.shape[1:] != (SIDE, SIDE):
+            found = f"{images.shape[1]}x{images.shape[2]}"
+            raise broken(at_images, f"expected images of {SIDE}x{SIDE}, found {found}", self.url)
+        self._check(at_labels, labels, len(images))
+        return Split(images.unsqueeze(1), labels.long())
+
+    def _check(self, path: Path, labels: Tensor, count: int) -> None:
+        if len(labels) != count:
+            raise broken(path, f"expected {count} labels, one for each image, found {len(labels)}", self.url)
+        if labels.max() >= len(self.classes):
+            raise broken(path, f"expected labels from 0 to {len(self.classes) - 1}, found {labels.max()}", self.url)
+        owner = OWNERS.get(hashlib.sha256(labels.numpy().tobytes()).hexdigest(), self.name)
+        if owner != self.name:
+            raise broken(path, f"expected labels of {self.name}, found those of {owner}", self.url)
+
+
+MNIST = Mnist(
+    "mnist",
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    (
+        "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    ),
+    ("mnist", "MNIST/raw", "MNIST", "mnist/raw"),
+    tuple("0123456789"),
+)
+
+FASHION_MNIST = Mnist(
+    "fashion-mnist",
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    (
+        "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    ),
+    ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST", "fashion_mnist", "fashion"),
+    ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+
+_ABOUT = "{}, 28 x 28, grey, 10 classes, 60,000 + 10,000 images; downloads {} MB"
+register("mnist", _ABOUT.format("handwritten digits", 12), MNIST.files)(MNIST.load)
+register("fashion-mnist", _ABOUT.format("pieces of clothing", 31), FASHION_MNIST.files)(FASHION_MNIST.load)

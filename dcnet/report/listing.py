@@ -1,0 +1,71 @@
+"""Rows with names, as a table on the terminal or as JSON."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Row = dict[str, Any]
+# Wide enough for the names of runs where nobody says how wide it may be, as in a file or a pipe.
+WIDTH_ELSEWHERE = 160
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Rows, and how they are shown: a column for each heading, with what it makes of a row.
+
+    `numbers` are the headings of columns that are aligned to the right, `long` those that give way on a narrow page.
+    """
+
+    title: str
+    columns: Mapping[str, Callable[[Row], str]]
+    rows: Sequence[Row]
+    numbers: Collection[str] = ()
+    long: Collection[str] = ()
+    caption: str = ""
+
+    def __rich__(self) -> Table:
+        table = Table(title=self.title, caption=self.caption or None, caption_justify="left")
+        for heading in self.columns:
+            side: Literal["right", "left"] = "right" if heading in self.numbers else "left"
+            table.add_column(heading, justify=side, overflow="fold", no_wrap=heading not in self.long)
+        for row in self.rows:
+            # As text, since specs have brackets that rich would take for styles.
+            table.add_row(*[Text(cell(row)) for cell in self.columns.values()])
+        return table
+
+
+def show(listings: Mapping[str, Listing], as_json: bool) -> int:
+    """Prints the tables, or one JSON document: the rows by the name of the listing, or those of the only one."""
+    if as_json:
+        rows = {name: list(listing.rows) for name, listing in listings.items()}
+        print_json(rows if len(rows) > 1 else next(iter(rows.values())))
+        return 0
+    for listing in listings.values():
+        console().print(listing)
+    return 0
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def console() -> Console:
+    """The terminal, or a wide page where the output goes elsewhere."""
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if known else WIDTH_ELSEWHERE)
+
+
+def yes_or_no(claim: bool | None) -> str:
+    return "unknown" if claim is None else "yes" if claim else "no"
+
+
+def first_line(documented: object) -> str:
+    """The first line of a docstring, which says it all in short."""
+    return (documented.__doc__ or "").strip().partition("\n")[0]

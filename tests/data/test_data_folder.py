@@ -1,0 +1,247 @@
+"""Folders of images: what is found, how it is decoded, and in which order."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_files import pixels, sentence_of
+from PIL import Image
+
+from dcnet.data import FolderDataset, decode, load_dataset
+from dcnet.data.decode import Images
+
+CLASSES = ("ant", "bee", "cat")
+PER_CLASS = 4
+
+
+def write_images(root: Path, per_class: int = PER_CLASS, part: str = "train") -> None:
+    """Images of one colour each, which tells them apart however they are cropped."""
+    for label, name in enumerate(CLASSES):
+        folder = root / part / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(per_class):
+            colour = (label * 50, number * 10, 200 if part == "train" else 100)
+            Image.new("RGB", (9, 7), colour).save(folder / f"{number}.png")
+
+
+@pytest.fixture
+def coloured(tmp_path: Path) -> FolderDataset:
+    write_images(tmp_path)
+    write_images(tmp_path, 3, "val")
+    found = load_dataset("imagefolder", tmp_path)
+    assert isinstance(found, FolderDataset)
+    return found
+
+
+@pytest.fixture
+def noisy(tmp_path: Path) -> FolderDataset:
+    """Six large images of noise, in which every crop looks different."""
+    for part in ("train", "val"):
+        (tmp_path / part / "noise").mkdir(parents=True)
+        for number in range(6):
+            Image.fromarray(pixels(40, 50, 3)).save(tmp_path / part / "noise" / f"{number}.png")
+    return load_dataset("imagefolder", tmp_path)
+
+
+def identities(images: torch.Tensor) -> list[tuple[int, ...]]:
+    """The colour of each image, which is the same everywhere in it."""
+    colours = (images * 255).round().int()
+    assert torch.equal(colours, colours[:, :, :1, :1].expand_as(colours))
+    return [tuple(colour) for colour in colours[:, :, 0, 0].tolist()]
+
+
+def take(found: FolderDataset, steps: int, **options: object) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    given = {"batch_size": 4, "size": 14, "seed": 0, "workers": 0, "steps": steps, **options}
+    return list(found.train_loader(**given))
+
+
+def test_what_a_folder_holds(coloured: FolderDataset):
+    assert coloured.name == "imagefolder"
+    assert coloured.classes == CLASSES
+    assert (coloured.channels, coloured.num_classes, coloured.image_size) == (3, 3, 224)
+    assert (len(coloured.train), len(coloured.val)) == (12, 9)
+    assert coloured.train.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert coloured.val.path(8) == coloured.val.root / "cat" / "2.png"
+    assert coloured.steps_per_epoch(5) == 2
+
+
+@pytest.mark.parametrize("below", ["", "imagenet", "imagefolder"])
+@pytest.mark.parametrize("part", ["val", "test"])
+def test_layouts(below: str, part: str, tmp_path: Path):
+    write_images(tmp_path / below)
+    write_images(tmp_path / below, 2, part)
+    (tmp_path / below / "train" / "ant" / "notes.txt").write_text("no image")
+    (tmp_path / below / "train" / "ant" / "Ä.JPEG").write_bytes(
+        (tmp_path / below / "train" / "ant" / "0.png").read_bytes()
+    )
+    (tmp_path / below / "train" / ".hidden").mkdir()
+    found = load_dataset("imagefolder", tmp_path)
+    assert (len(found.train), len(found.val)) == (13, 6)
+    assert "Ä.JPEG" in {found.train.path(index).name for index in range(13)}
+    assert all(found.train.path(index).is_file() for index in range(13))
+
+
+def test_the_labels_of_the_test_are_those_of_training(tmp_path: Path):
+    write_images(tmp_path)
+    (tmp_path / "val" / "cat").mkdir(parents=True)
+    Image.new("RGB", (5, 5)).save(tmp_path / "val" / "cat" / "0.png")
+    assert load_dataset("imagefolder", tmp_path).val.labels.tolist() == [2]
+
+
+def test_images_and_labels_belong_together(coloured: FolderDataset):
+    for images, labels in take(coloured, 6):
+        assert (images.shape, images.dtype, labels.dtype) == ((4, 3, 14, 14), torch.float32, torch.int64)
+        assert [red // 50 for red, _, _ in identities(images)] == labels.tolist()
+
+
+def test_every_image_is_seen_once_in_an_epoch_and_epochs_differ(coloured: FolderDataset):
+    seen = [identity for images, _ in take(coloured, 6) for identity in identities(images)]
+    assert len(set(seen[:12])) == len(set(seen[12:])) == 12
+    assert seen[:12] != seen[12:]
+
+
+def test_the_loader_goes_on_without_end(coloured: FolderDataset):
+    batches = iter(coloured.train_loader(4, size=7, workers=0))
+    assert len([next(batches) for _ in range(20)]) == 20
+
+
+def test_steps_are_the_same_wherever_one_starts(noisy: FolderDataset):
+    straight = take(noisy, 7, batch_size=2)
+    later = take(noisy, 4, batch_size=2, start_step=3)
+    for (images, labels), (expected, expected_labels) in zip(later, straight[3:], strict=True):
+        assert torch.equal(images, expected)
+        assert torch.equal(labels, expected_labels)
+    other = take(noisy, 7, batch_size=2, seed=1)
+    assert not any(torch.equal(one[0], two[0]) for one, two in zip(straight, other, strict=True))
+
+
+def test_steps_before_the_start_are_not_decoded(noisy: FolderDataset, monkeypatch: pytest.MonkeyPatch):
+    read, real = [], decode.read_image
+    monkeypatch.setattr(decode, "read_image", lambda path, side: (read.append(path), real(path, side))[1])
+    take(noisy, 1, batch_size=2, start_step=1000)
+    assert len(read) == 2
+
+
+def test_processes_share_the_batch_of_one(noisy: FolderDataset):
+    alone = take(noisy, 5, batch_size=6)
+    parts = [take(noisy, 5, batch_size=6, rank=rank, world=3) for rank in range(3)]
+    for step, (images, _) in enumerate(alone):
+        assert torch.equal(torch.cat([part[step][0] for part in parts]), images)
+
+
+def test_workers_give_the_same_and_leave_torchs_chance_alone(noisy: FolderDataset):
+    before = torch.get_rng_state()
+    expected, found = take(noisy, 5, batch_size=2), take(noisy, 5, batch_size=2, workers=2)
+    assert all(torch.equal(one[0], two[0]) for one, two in zip(expected, found, strict=True))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def resized(found: FolderDataset, index: int, side: int) -> np.ndarray:
+    """The pixels [side, side, 3] of a file of the training, resized by PIL."""
+    with Image.open(found.train.path(index)) as image:
+        return np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
+
+
+def test_training_takes_every_crop_and_both_directions(noisy: FolderDataset):
+    images = Images(noisy.train, size=21, seed=4)
+    assert images.resized == 24
+    places = Counter()
+    for epoch in range(200):
+        (found,), _ = images.__getitems__([(epoch, 3)])
+        whole = resized(noisy, 3, 24)
+        options = {
+            (top, left, flip): whole[top : top + 21, left : left + 21][:, :: -1 if flip else 1]
+            for top in range(4)
+            for left in range(4)
+            for flip in (False, True)
+        }
+        places.update(key for key, option in options.items() if np.array_equal(found.permute(1, 2, 0).numpy(), option))
+    assert sum(places.values()) == 200
+    assert len(places) == 32
+    assert 70 < sum(count for (_, _, flip), count in places.items() if flip) < 130
+
+
+def test_the_sizes_of_the_paper(noisy: FolderDataset):
+    assert Images(noisy.train, 224, 0).resized == 256
+
+
+def test_the_test_takes_the_centre(noisy: FolderDataset):
+    loader = noisy.test_loader(4, size=14, workers=0)
+    assert len(loader) == 2
+    first, second = loader
+    assert (first[0].shape, second[0].shape) == ((4, 3, 14, 14), (2, 3, 14, 14))
+    with Image.open(noisy.val.path(5)) as image:
+        whole = np.asarray(image.resize((16, 16), Image.Resampling.BILINEAR))
+    expected = torch.from_numpy(whole[1:15, 1:15].copy()).permute(2, 0, 1).float() / 255
+    assert torch.equal(second[0][1], expected)
+    # A loader can be gone through again, as after every epoch.
+    assert torch.equal(next(iter(loader))[0], first[0])
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_processes_together_test_every_image_once(world: int, coloured: FolderDataset):
+    loaders = [coloured.test_loader(4, size=7, rank=rank, world=world, workers=0) for rank in range(world)]
+    seen = [identity for loader in loaders for images, _ in loader for identity in identities(images)]
+    assert len(seen) == len(set(seen)) == 9
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1"])
+def test_images_of_any_colours_have_three_channels(mode: str, tmp_path: Path):
+    suffix = "tif" if mode == "CMYK" else "png"
+    Image.new("RGB", (6, 6), (255, 255, 255)).convert(mode).save(tmp_path / f"image.{suffix}")
+    found = decode.read_image(tmp_path / f"image.{suffix}", 4)
+    assert (found.mode, found.size, found.getpixel((1, 1))) == ("RGB", (4, 4), (255, 255, 255))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("content", [b"", b"no image", "torn"])
+def test_a_damaged_image_is_named(workers: int, content: bytes | str, coloured: FolderDataset):
+    path = coloured.val.path(4)
+    path.write_bytes(path.read_bytes()[:45] if content == "torn" else content)
+    message = sentence_of(lambda: list(coloured.test_loader(4, size=7, workers=workers)))
+    assert message.startswith(f"{path} cannot be read as an image: ")
+    assert message.endswith("; replace or delete it")
+
+
+def test_a_lost_image_is_named(coloured: FolderDataset):
+    coloured.val.path(4).unlink()
+    assert "bee/1.png cannot be read" in sentence_of(lambda: list(coloured.test_loader(4, size=7, workers=0)))
+
+
+def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path):
+    load = lambda: load_dataset("imagefolder", tmp_path)  # noqa: E731
+    other = "name another folder with --data-dir or DCNET_DATA"
+    assert sentence_of(load) == f"imagefolder is not in {tmp_path}: expected train/<class>/*.jpg there; {other}"
+    write_images(tmp_path)
+    expected = f"imagefolder is not in {tmp_path}: expected val/<class>/*.jpg or test/<class>/*.jpg there; {other}"
+    assert sentence_of(load) == expected
+    (tmp_path / "val").mkdir()
+    rule = "must have a folder of images for each class of train, but"
+    assert sentence_of(load) == f"{tmp_path / 'val'} {rule} there are no folders in it"
+    (tmp_path / "val" / "dog").mkdir()
+    assert sentence_of(load) == f"{tmp_path / 'val'} {rule} the class 'dog' is not in train"
+    (tmp_path / "val" / "dog").rename(tmp_path / "val" / "cat")
+    assert sentence_of(load).startswith(
+        f"{tmp_path / 'val' / 'cat'} has no images: expected files that end with one of .jpg"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"batch_size": 13}, "a batch must have from 1 to 12 images, as many as there are, not 13"),
+        ({"world": 3}, "a batch of 4 images cannot be shared by 3 processes: it must be a multiple"),
+        ({"start_step": -1}, "start_step must be at least 0, not -1"),
+        ({"size": 0}, "the side of images must be at least 1, not 0"),
+        ({"workers": -1}, "workers must be at least 0, not -1"),
+    ],
+)
+def test_values_are_checked(values: dict[str, int], message: str, coloured: FolderDataset):
+    assert sentence_of(lambda: take(coloured, 1, **values)) == message
+
+
+def test_batches_of_the_test_are_shared_evenly(coloured: FolderDataset):
+    with pytest.raises(ValueError, match="a batch of 4 images cannot be shared by 3 processes"):
+        coloured.test_loader(4, rank=0, world=3)

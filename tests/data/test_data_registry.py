@@ -1,0 +1,83 @@
+"""Data sets by name, where they are looked for, and the one that is always there."""
+
+from pathlib import Path
+
+import numpy as np
+import pooch
+import pytest
+import torch
+from data_files import mnist_arrays, write_mnist
+from sklearn.datasets import load_digits
+
+from dcnet.data import Dataset, datasets, load_dataset, register
+from dcnet.data.registry import data_folder
+
+
+def test_every_data_set_has_a_line_about_it():
+    assert set(datasets) == {"digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagefolder"}
+    for entry in datasets.values():
+        assert 20 < len(entry.about) < 110
+        assert "\n" not in entry.about
+
+
+def test_whatever_is_downloaded_has_a_checksum():
+    files = [file for entry in datasets.values() for file in entry.files]
+    assert len(files) == 4 + 4 + 1 + 1
+    for file in files:
+        assert file.checksum.startswith("sha256:")
+        assert len(bytes.fromhex(file.checksum.removeprefix("sha256:"))) == 32
+        assert file.url.endswith((".gz", ".tar.gz"))
+    assert len({file.checksum for file in files}) == len(files)
+
+
+def test_unknown_names_are_answered_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"unknown dataset 'cifar': known are .*digits.*; did you mean 'cifar10'\?"):
+        load_dataset("cifar")
+
+
+def test_a_name_is_given_once():
+    with pytest.raises(ValueError, match="'digits' is taken"):
+        register("digits", "again")(datasets["digits"].load)
+
+
+def test_digits_are_those_of_scikit_learn():
+    found = load_dataset("digits")
+    assert isinstance(found, Dataset)
+    assert (len(found.train), len(found.test)) == (600, 1197)
+    assert (found.channels, found.image_size, found.classes) == (1, 8, tuple("0123456789"))
+    pixels, labels = load_digits(return_X_y=True)
+    expected = sorted((*np.round(row * 255 / 16).astype(int), label) for row, label in zip(pixels, labels, strict=True))
+    rows = [
+        (*image.flatten().tolist(), label.item())
+        for split in (found.train, found.test)
+        for image, label in zip(split.images, split.labels, strict=True)
+    ]
+    assert sorted(rows) == expected
+
+
+def test_digits_are_stratified_and_always_the_same():
+    found, again = load_dataset("digits"), load_dataset("digits")
+    assert torch.equal(found.train.images, again.train.images)
+    shares = torch.bincount(found.train.labels) / 600 - torch.bincount(found.test.labels) / 1197
+    assert shares.abs().max() < 0.002
+    # The first of scikit-learn's split with seed 0, by which `examples/digits.py` trains.
+    assert found.train.labels[:6].tolist() == [9, 6, 9, 2, 6, 6]
+
+
+def test_the_folder_is_the_argument_or_the_variable_or_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DCNET_DATA", str(tmp_path / "variable"))
+    assert data_folder(tmp_path / "argument") == tmp_path / "argument"
+    assert data_folder(str(tmp_path / "argument")) == tmp_path / "argument"
+    assert data_folder() == tmp_path / "variable"
+    monkeypatch.setenv("DCNET_DATA", "")
+    assert data_folder() == Path(pooch.os_cache("dcnet"))
+    monkeypatch.delenv("DCNET_DATA")
+    assert data_folder() == Path(pooch.os_cache("dcnet"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data_folder("~/data") == tmp_path / "data"
+
+
+def test_files_are_found_by_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_mnist(tmp_path / "mnist", mnist_arrays())
+    monkeypatch.setenv("DCNET_DATA", str(tmp_path))
+    assert len(load_dataset("mnist", download=False).train) == 12
