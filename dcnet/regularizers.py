@@ -117,6 +117,7 @@ def _measured(
     values = []
     for names in alike.values():
         stacked = torch.stack([groups[name] for name in names])
+        stacked = stacked.to(accumulation_dtype(stacked.dtype))
         with torch.autocast(stacked.device.type, enabled=False):
             values.append(combine(measure(stacked.flatten(0, 1)).unflatten(0, stacked.shape[:2]), 1))
     if reduce == "sum":
@@ -145,11 +146,13 @@ def _has_filters(layer: nn.Module) -> bool:
 
 
 def _filters(layer: nn.Module) -> Tensor:
-    """The filters of each group, in float32 or better: [groups, filters, values]."""
+    """The filters of each group: [groups, filters, values]."""
     weight: Any = layer.weight
     if hasattr(weight, "full_tensor"):  # sharded: a filter must meet those of the other shards
         weight = weight.full_tensor()
-    weight = weight.to(accumulation_dtype(weight.dtype))
+    # The order of the values is the same for all filters, and does not matter: as they lie, nothing has to be copied.
+    last = weight.movedim(1, -1)
+    weight = last if last.is_contiguous() else weight
     return weight.flatten(1).unflatten(0, (getattr(layer, "groups", 1), -1))
 
 

@@ -1,6 +1,7 @@
 """Regularizers against plain loops over filters, and what they are there to bring about."""
 
 import collections
+import copy
 import itertools
 import math
 
@@ -221,15 +222,43 @@ def test_one_product_for_each_shape_of_filters(regularizer):
     assert seen.calls["mm"] == 0
 
 
+# What autograd and the dispatcher do to a tensor without a pass over its values.
+FREE = {"view", "unsqueeze", "permute", "transpose", "select", "squeeze", "detach", "_unsafe_view"}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["first", "last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("regularizer", EVERY)
-def test_more_layers_of_a_shape_are_no_more_work(regularizer):
+def test_ten_layers_of_a_shape_are_no_more_work_than_one(regularizer, dtype, layout):
     calls = []
-    for count in (2, 8):
-        model = nn.Sequential(*[dcnet.DecoupledConv2d(4, 6, 3) for _ in range(count)])
+    for count in (1, 10):
+        model = nn.Sequential(*[dcnet.DecoupledConv2d(4, 6, 3, groups=2) for _ in range(count)])
+        model.to(dtype).to(memory_format=layout)
         with Counted() as seen:
-            regularizer(model)
-        calls.append({name: times for name, times in seen.calls.items() if name != "view"})
+            torch.autograd.grad(regularizer(model), [layer.weight for layer in model])
+        calls.append({name: times for name, times in seen.calls.items() if name not in FREE})
+    assert calls[0]["bmm"] == 3
     assert calls[0] == calls[1]
+
+
+@pytest.mark.parametrize("regularizer", EVERY)
+def test_layers_together_give_what_each_gives_alone(regularizer):
+    """Of the same shape and of others, lying in memory one way or the other, with their gradients."""
+    shapes = [(4, 6, 3, 1), (4, 6, 3, 2), (4, 6, 3, 1), (4, 6, 1, 1), (4, 6, 3, 2), (2, 6, 3, 1)]
+    model = nn.Sequential(
+        *[dcnet.DecoupledConv2d(*shape[:3], groups=shape[3], operator="linear-cos") for shape in shapes]
+    ).double()
+    model[2].to(memory_format=torch.channels_last)
+    values = regularizer(model, reduce="layers")
+    weights = [layer.weight for layer in model]
+    gradients = torch.autograd.grad(regularizer(model), weights)
+    for layer, value, gradient in zip(model, values.values(), gradients, strict=True):
+        twin = copy.deepcopy(layer).to(memory_format=torch.contiguous_format)
+        alone = regularizer(twin)
+        torch.testing.assert_close(value, alone, rtol=1e-12, atol=1e-12)
+        (wanted,) = torch.autograd.grad(alone, twin.weight)
+        torch.testing.assert_close(gradient, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(regularizer(model), sum(values.values()), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("regularizer", EVERY)

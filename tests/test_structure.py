@@ -29,6 +29,7 @@ FLOORS = [
     ["export"],
     ["models"],
     ["data"],
+    ["training"],
     ["report"],
     ["bench"],
     ["cli"],

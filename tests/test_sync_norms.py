@@ -152,7 +152,7 @@ def test_without_it_they_do_not(found, kind):
     for rank, results in enumerate(found):
         wanted = expected(kind, rank)
         for name, value in results[f"{kind} apart"].items():
-            assert (value - wanted[name]).norm() > 1e-3 * wanted[name].norm(), name
+            assert (value - wanted[name]).norm() > 1e-4 * wanted[name].norm(), name
 
 
 def test_a_group_may_be_named(found):

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from dcnet.bench.benchmark import Benchmark, Steps
 from dcnet.bench.group import complaints
 from dcnet.bench.show import tables
-from dcnet.files import write_json
 from dcnet.environment import environment
+from dcnet.files import write_json
 
 WRONG, INTERRUPTED = 1, 130
 

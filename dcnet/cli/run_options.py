@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dcnet.training import Run
+
+
+DataFolder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: DCNET_DATA)")]
+
+# The exit code where an input turns out to be wrong only when the work is under way.
+WRONG_INPUT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +34,9 @@ class RunsOptions:
         from dcnet.training.runs import runs_root
 
         if self.runs is not None and not self.runs.is_dir():
-            raise ValueError(f"--runs is {str(self.runs)!r}, which is no folder: give one with the folders of runs in it")
+            raise ValueError(
+                f"--runs is {str(self.runs)!r}, which is no folder: give one with the folders of runs in it"
+            )
         return self.runs or runs_root()
 
 
@@ -56,12 +65,19 @@ def records_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def loaded(run: Run) -> tuple[nn.Module, dict[str, Any]]:
-    """The trained network of a run and its record; a ValueError in one sentence where they cannot be had."""
+    """The trained network of a run, in evaluation mode, and its record."""
     from dcnet.training import load_model
 
-    try:
+    with described(run):
         return load_model(run)
+
+
+@contextmanager
+def described(run: Run) -> Iterator[None]:
+    """Inside, a network that cannot be built from the record of a run is a ValueError in one sentence."""
+    try:
+        yield
     except ImportError as error:
         raise ValueError(f"the network of the run {run.folder.name!r} cannot be built: {error}") from None
-    except (AttributeError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise ValueError(f"{str(run.record_file)!r} does not describe its network: {error!r}") from None

@@ -94,9 +94,9 @@ class RecipeOptions:
     projection_every: Annotated[int | None, by_recipe("N")] = None
     """Steps from one weight projection to the next, 0 for none."""
 
-    weighted_gradients: Annotated[
-        Literal["none", "gradient", "update"] | None, by_recipe("{none,gradient,update}")
-    ] = None
+    weighted_gradients: Annotated[Literal["none", "gradient", "update"] | None, by_recipe("{none,gradient,update}")] = (
+        None
+    )
     """Multiply gradients, or updates, of filters by their norms."""
 
     orthonormal: Annotated[float | None, by_recipe("NUMBER")] = None
@@ -131,10 +131,8 @@ class MachineOptions:
     workers: Annotated[int, tyro.conf.arg(metavar="N")] = 4
     """Processes that read a folder of images."""
 
-    checkpoint_every: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: once a minute)")] = (
-        None
-    )
-    """Steps from one checkpoint to the next."""
+    checkpoint_every: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: by time)")] = None
+    """Steps from one checkpoint to the next, in place of one a minute."""
 
     tracker: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(optional)")] = None
     """One of accelerate's trackers, such as tensorboard or wandb."""

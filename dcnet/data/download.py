@@ -41,7 +41,8 @@ def fetch(remote: Remote, folder: Path) -> Path:
         return Path(pooch.retrieve(remote.url, remote.checksum, remote.name, folder, downloader=checked))
     except OSError as error:
         # All errors of the network are OSErrors, too; what they hold of a connection stays open otherwise.
-        if response := getattr(error, "response", None):
+        response = getattr(error, "response", None)
+        if response is not None:
             response.close()
         raise ValueError(
             f"cannot download {remote.url} to {folder}: {_reason(error)}; put {remote.name} there by other means, "

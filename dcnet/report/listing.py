@@ -56,10 +56,10 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False))
 
 
-def console() -> Console:
+def console(stderr: bool = False) -> Console:
     """The terminal, or a wide page where the output goes elsewhere."""
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if known else WIDTH_ELSEWHERE)
+    known = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
+    return Console(width=None if known else WIDTH_ELSEWHERE, stderr=stderr)
 
 
 def yes_or_no(claim: bool | None) -> str:

@@ -25,7 +25,7 @@ def operator_curves(specs: Sequence[str] = ()) -> Figure:
     left, right = figure.subplots(1, 2)
     norms, angles = torch.linspace(0, 3, 301), torch.linspace(0, math.pi, 301)
     heights, activations = _of_specs(specs, norms, angles) if specs else _of_registries(norms, angles)
-    setting = r"mean norm 1, filters of norm 1" if specs else r"$\rho = 1$"
+    setting = "‖w‖ = 1, mean ‖x‖ = 1" if specs else r"$\rho = 1$"
     draw_curves(left, norms, heights, (f"Magnitude functions ({setting})", "norm of the patch, ‖x‖", "h(‖x‖)"))
     draw_curves(right, angles, activations, ("Angular activations", "angle between filter and patch, θ", "g(θ)"))
     right.set_xticks([i * math.pi / 4 for i in range(5)], ["0", "π/4", "π/2", "3π/4", "π"])
@@ -43,14 +43,19 @@ def _of_specs(specs: Sequence[str], norms: Tensor, angles: Tensor) -> tuple[Line
     heights, activations = Lines(), Lines()
     for spec in specs:
         op = Operator("linear", "cos") if is_plain(spec) else Operator.parse(spec)
-        constants = _start(op)
-        factor = op.weighting.factor(torch.ones(1), lambda n, op=op, at=constants: op.h(n, at), op.alpha(constants))
         weighted = f"+{op.weighting.name}" if op.weighted else ""
-        heights[f"{spec} (plain)" if is_plain(spec) else op.magnitude.spec() + weighted] = (
-            factor * op.h(norms[:, None], constants)
-        ).flatten()
-        activations[op.angle.spec()] = op.g(angles.cos(), constants)
+        name = f"{spec}, plain" if is_plain(spec) else op.magnitude.spec() + weighted
+        heights[name] = _weighted_values(op, norms)
+        activations[op.angle.spec()] = op.g(angles.cos(), _start(op))
     return heights, activations
+
+
+def _weighted_values(op: Operator, norms: Tensor) -> Tensor:
+    """h of these norms for a filter of norm 1."""
+    constants = _start(op)
+    return op.weighting.factor(torch.ones(1), lambda n: op.h(n, constants), op.alpha(constants)) * op.h(
+        norms, constants
+    )
 
 
 def magnitude_values(part: magnitude.Magnitude, norms: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Training: a config goes in, a record and trained weights come out."""
 
 from dcnet.training.config import RunConfig, config_of
-from dcnet.training.divergence import Diverged
+from dcnet.training.divergence import DivergenceError
 from dcnet.training.execution import Execution
 from dcnet.training.recipes import RECIPES, recipe
 from dcnet.training.runs import Run, all_runs, find_run, load_model, read_record
@@ -10,7 +10,7 @@ from dcnet.training.watching import Watcher
 
 __all__ = [
     "RECIPES",
-    "Diverged",
+    "DivergenceError",
     "Execution",
     "Run",
     "RunConfig",

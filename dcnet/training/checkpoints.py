@@ -54,7 +54,7 @@ def _sum(tensors: Mapping[str, Tensor], notes: str) -> int:
     for name in sorted(tensors):
         total = zlib.crc32(name.encode(), total)
         # As bytes, since numpy has no bfloat16.
-        total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy(), total)
+        total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
     return total
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Diverged(ArithmeticError):
+class DivergenceError(ArithmeticError):
     """The loss was not finite; the message names the step and the layer."""
 
 

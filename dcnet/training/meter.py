@@ -41,7 +41,8 @@ class Meter:
             bad = self.join(bad.float()) > 0
         self.bad_step.copy_(torch.where(bad & (self.bad_step < 0), self.step, self.bad_step))
         self.found_bad.copy_(self.bad_step >= 0)
-        self.totals.add_(torch.stack([loss.double() * images, correct.double(), torch.full_like(loss, images).double()]))
+        count = torch.full_like(loss, images)
+        self.totals.add_(torch.stack([loss.double() * images, correct.double(), count.double()]))
         self.step.add_(1)
 
     def reset(self) -> None:

@@ -1,16 +1,18 @@
 """How the networks of the paper are trained: functions that give a config, whose values can be replaced."""
 
 import dataclasses
+import shlex
 from collections.abc import Callable
 from typing import Any
 
 from dcnet.data import Augmentation
+from dcnet.operator import PLAIN
 from dcnet.spec import unknown
 from dcnet.training.config import RunConfig
 from dcnet.training.schedules import Cosine, Steps
 
 # (rgb - 127.5) / 128, of pixels from 0 to 1.
-CENTRED = {"pixel_mean": (127.5 / 255,), "pixel_std": (128 / 255,)}
+CENTRE, REACH = (127.5 / 255,), (128 / 255,)
 
 
 def digits() -> RunConfig:
@@ -29,7 +31,7 @@ def digits() -> RunConfig:
 
 
 def paper_cifar() -> RunConfig:
-    """CIFAR as in Tables 1 to 5: Adam for 42,500 steps of 128 images, with weight projection and orthonormal filters."""
+    """CIFAR as in Tables 1 to 5: Adam for 42,500 steps of 128 images, weight projection and orthonormal filters."""
     return RunConfig(
         recipe="paper-cifar",
         dataset="cifar100",
@@ -47,7 +49,8 @@ def paper_cifar() -> RunConfig:
         projection_every=100,
         orthonormal=1e-5,
         precision="bfloat16",
-        **CENTRED,
+        pixel_mean=CENTRE,
+        pixel_std=REACH,
     )
 
 
@@ -81,6 +84,15 @@ def paper_attack() -> RunConfig:
     )
 
 
+# The options of `dcnet train` that are not named as the value they replace, and those that are.
+_OWN_NAMES = {"operator": "--operators", "seed": "--seeds"}
+_NOT_OPTIONS = ("recipe", "augmentation", "schedule", "pixel_mean", "pixel_std", "log_floor")
+OPTIONS = {
+    declared.name: _OWN_NAMES.get(declared.name, "--" + declared.name.replace("_", "-"))
+    for declared in dataclasses.fields(RunConfig)
+    if declared.name not in _NOT_OPTIONS
+}
+
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "digits": digits,
     "paper-cifar": paper_cifar,
@@ -110,3 +122,19 @@ def _moved(schedule: Steps, before: int, after: int | None) -> Steps:
     """The drops at the same shares of the run, as steps where their number is known."""
     shares = [milestone / before for milestone in schedule.milestones]
     return dataclasses.replace(schedule, milestones=tuple(round(share * after) if after else share for share in shares))
+
+
+def command_of(config: RunConfig) -> str:
+    """The command that carries out the config: its recipe, and what differs from it."""
+    base, words = recipe(config.recipe), [f"dcnet train --recipe {config.recipe}"]
+    if not config.decoupled:
+        words.append(f"--operators {PLAIN}")
+        base = dataclasses.replace(base, operator=PLAIN)
+    for declared in dataclasses.fields(RunConfig):
+        value = getattr(config, declared.name)
+        if declared.name in OPTIONS and value is not None and value != getattr(base, declared.name):
+            words.append(f"{OPTIONS[declared.name]} {shlex.quote(str(value))}")
+    for name in ("pad", "flip", "cutout"):
+        if getattr(config.augmentation, name) != getattr(base.augmentation, name):
+            words.append(f"--{name} {getattr(config.augmentation, name)}")
+    return " ".join(words)

@@ -1,7 +1,6 @@
 """What is written down about a run: the one schema on disk."""
 
 import math
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from dcnet.data import Dataset, FolderDataset
 from dcnet.environment import commit, environment
 from dcnet.training.config import RunConfig
 from dcnet.training.meter import Reading
+from dcnet.training.recipes import command_of
 
 CURVES = ("step", "epoch", "learning_rate", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "seconds")
 PHASES = ("start", "training", "evaluation", "saving")
@@ -21,7 +21,7 @@ class Clock:
     """Seconds by what they were spent on: the start, with all that is compiled, training, evaluation and saving."""
 
     def __init__(self, seconds: dict[str, float] | None = None):
-        self.seconds = {phase: 0.0 for phase in PHASES} | (seconds or {})
+        self.seconds = dict.fromkeys(PHASES, 0.0) | (seconds or {})
 
     @contextmanager
     def spent_on(self, phase: str) -> Iterator[None]:
@@ -42,7 +42,7 @@ def new_record(config: RunConfig, dataset: Dataset | FolderDataset, image_size: 
         "name": config.name,
         "hash": config.hash,
         "status": "running",
-        "command": " ".join(["dcnet", *sys.argv[1:]]),
+        "command": command_of(config),
         "commit": commit(),
         "config": config.described(),
         "environment": environment(),
@@ -52,7 +52,7 @@ def new_record(config: RunConfig, dataset: Dataset | FolderDataset, image_size: 
             "channels": dataset.channels,
             "image_size": image_size,
             "train_images": config.train_images or len(dataset.train),
-            "test_images": len(dataset.test),
+            "test_images": len(dataset.test if isinstance(dataset, Dataset) else dataset.val),
         },
         "curves": {name: [] for name in CURVES},
         "results": None,

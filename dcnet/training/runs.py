@@ -67,7 +67,7 @@ def read_record(path: Path) -> Record:
     try:
         record = json.loads(file.read_text())
     except FileNotFoundError:
-        raise ValueError(f"there is no record at {str(file)!r}: give the folder of a run, see `dcnet list runs`") from None
+        raise ValueError(f"there is no record at {str(file)!r}: give a run, see `dcnet list runs`") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{str(file)!r} is not a record of a run: {error}") from None
     if not isinstance(record, dict) or not {"config", "status", "curves"} <= record.keys():

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from dcnet.training.config import RunConfig
-from dcnet.training.divergence import Diverged
+from dcnet.training.divergence import DivergenceError
 from dcnet.training.execution import Execution
 from dcnet.training.lock import locked
 from dcnet.training.progress import Shown
@@ -20,7 +20,7 @@ from dcnet.training.runs import Record, Run
 from dcnet.training.summary import summary_table
 from dcnet.training.trainer import Trainer
 
-FAILED, INTERRUPTED = 1, 130
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 class Session:
@@ -39,15 +39,15 @@ class Session:
         self.console = Console(stderr=as_json, quiet=not self.is_first)
 
     def run(self) -> int:
-        """The exit code: 1 if a run diverged or could not be written, 130 after an interruption."""
+        """The exit code: 1 if a run diverged or could not be written, 2 if it could not begin, 130 if interrupted."""
         records, code = [], 0
         with Shown(self.console) as shown:
             for config in self.configs:
                 try:
                     record = self._carry_out(config, shown)
-                except (Diverged, OSError) as error:
+                except (DivergenceError, OSError, ValueError) as error:
                     self._complain(str(error), Run.of(config, self.root))
-                    code = FAILED
+                    code = USAGE if isinstance(error, ValueError) else FAILED
                     continue
                 records.append(record)
                 if record["status"] == "interrupted":

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dcnet.data import Batches, BatchDraws, Dataset, FolderDataset
+from dcnet.data import BatchDraws, Batches, Dataset, FolderDataset
 from dcnet.training.capture import Captured
 from dcnet.training.config import RunConfig
 from dcnet.training.evaluate import batches_of
@@ -75,9 +75,10 @@ class Streamed:
         self.dataset, self.device, self.workers = dataset, device, workers
         rank, world = share
         self.options: dict[str, Any] = {"size": config.image_size or 224, "seed": config.seed, "workers": workers}
-        self.share, self.joint = {"rank": rank, "world": world}, config.batch_size
+        self.share: dict[str, Any] = {"rank": rank, "world": world}
+        self.joint = config.batch_size
         self.batch_size = config.batch_size // world
-        self.steps_per_epoch = len(dataset.train) // config.batch_size
+        self.steps_per_epoch = dataset.steps_per_epoch(config.batch_size)
         self.flow: Iterator[tuple[Tensor, Tensor]] | None = None
         self.last = torch.empty(0)
 

@@ -55,9 +55,12 @@ def _whole(value: Tensor) -> Tensor:
 def _placed(value: Tensor, like: Tensor) -> Tensor:
     """The tensor on the device of another, and in its shares where it is one that is shared out."""
     if not hasattr(like, "device_mesh"):
-        return value.to(like.device)
+        # In the same layout in memory, too, which fused optimizers insist on.
+        same = value.shape == like.shape
+        return torch.empty_like(like, dtype=value.dtype).copy_(value) if same else value.to(like.device)
     from torch.distributed.tensor import distribute_tensor
 
     if value.dim() == 0:
         return value.to(like.device)
-    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return distribute_tensor(value.to(like.device), mesh, placements)

@@ -33,22 +33,29 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 
 def summary_table(records: Sequence[Record]) -> Table:
-    """Test accuracy at the last step, and what it took."""
-    seeds = max(len(members) for members in grouped(records).values())
-    about = "mean ± deviation over seeds, " if seeds > 1 else ""
-    table = Table(title=f"{about}at the last step")
-    for heading in ("dataset", "network", "operator", "seeds"):
+    """Test accuracy at the last step, and what it took; what all runs have in common is in the title."""
+    rows = grouped(records)
+    common = [len({name[i] for name in rows}) == 1 for i in range(3)]
+    seeds = max(len(members) for members in rows.values())
+    shared = ", ".join(next(iter(rows))[i] for i in range(2) if common[i])
+    about = f"mean ± deviation of {seeds} seeds" if seeds > 1 else "one seed"
+    table = Table(title=", ".join(word for word in (shared, "last step", about) if word))
+    headings = [heading for heading, same in zip(("dataset", "network"), common, strict=False) if not same]
+    for heading in (*headings, "operator"):
         table.add_column(heading)
     for heading in ("parameters", "test accuracy, %", "train loss", "seconds a run"):
         table.add_column(heading, justify="right")
-    for name, members in grouped(records).items():
-        results = [record["results"] for record in members]
-        table.add_row(
-            *name,
-            str(len(members)),
-            f"{members[0]['parameters']:,}",
-            spread([result["test_accuracy"] for result in results]),
-            spread([result["train_loss"] for result in results], 4),
-            f"{statistics.median(record['timings']['total'] for record in members):.1f}",
-        )
+    for name, members in rows.items():
+        own = [name[i] for i in range(2) if not common[i]]
+        table.add_row(*own, name[2], *_numbers(members))
     return table
+
+
+def _numbers(members: Sequence[Record]) -> list[str]:
+    results = [record["results"] for record in members]
+    return [
+        f"{members[0]['parameters']:,}",
+        spread([result["test_accuracy"] for result in results]),
+        spread([result["train_loss"] for result in results], 4),
+        f"{statistics.median(record['timings']['total'] for record in members):.1f}",
+    ]

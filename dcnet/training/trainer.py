@@ -7,7 +7,7 @@ from torch import nn
 from dcnet.data import Dataset, FolderDataset
 from dcnet.training.checkpoints import Checkpoint, check_room, write_tensors
 from dcnet.training.config import RunConfig
-from dcnet.training.divergence import Diverged, first_bad_layer
+from dcnet.training.divergence import DivergenceError, first_bad_layer
 from dcnet.training.execution import Execution
 from dcnet.training.interruption import Interruption, interruptible
 from dcnet.training.meter import Reading
@@ -127,7 +127,7 @@ class Trainer:
     def _diverged(self, step: int) -> None:
         where = first_bad_layer(self.space.model, self.space.source.images(step))
         self._write("diverged")
-        raise Diverged(
+        raise DivergenceError(
             f"{self.config.name}: the loss of step {step + 1} is not finite: {where}; "
             "try a smaller --lr, or --precision float32"
         )

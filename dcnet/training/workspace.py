@@ -43,7 +43,7 @@ class Workspace:
         self.optimizer: Optimizer = wrapped.optimizer
         self.rate = float("nan")
         self.meter = Meter(self.device, self.joined if self.processes > 1 else None)
-        network = torch.compile(prepared) if execution.compile else prepared
+        network: Any = torch.compile(prepared) if execution.compile else prepared
         self.step = Step(self.accelerator, network, self.optimizer, Objective(config, self.model), self.meter)
         share = (self.accelerator.process_index, self.processes)
         self.source = make_source(self.dataset, config, self.device, share, self.graph, execution.workers)
@@ -69,7 +69,7 @@ class Workspace:
         # What is not computed in half precision, such as products of filters with each other, may be close to it.
         torch.set_float32_matmul_precision("highest" if self.config.precision == "float32" else "high")
         torch.backends.cudnn.benchmark = True
-        return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _add_tricks(self) -> None:
         config = self.config

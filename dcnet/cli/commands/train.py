@@ -88,7 +88,8 @@ class Command:
         if "schedule" in changes:
             changes["schedule"] = SCHEDULES[changes["schedule"]]()
         if "steps" in changes and "epochs" in changes:
-            raise ValueError(f"--steps {changes['steps']} and --epochs {changes['epochs']} exclude each other: give one")
+            steps, epochs = changes["steps"], changes["epochs"]
+            raise ValueError(f"--steps {steps} and --epochs {epochs} exclude each other: give one of them")
         return changes
 
     def _execution(self) -> Execution:

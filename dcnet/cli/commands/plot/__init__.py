@@ -1,0 +1,1 @@
+"""Draw operators, and what runs have done and learned."""

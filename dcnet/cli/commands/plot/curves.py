@@ -1,0 +1,45 @@
+"""`dcnet plot curves`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from dcnet.cli.plot_options import drawn, picture
+from dcnet.cli.run_options import RunsOptions, records_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(RunsOptions):
+    """Draw test error, training loss and learning rate of runs over their epochs.
+
+    Runs that differ in nothing but the seed are one curve, their mean, in a band from the least to the largest. Dotted
+    lines are where the learning rate dropped.
+    """
+
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")]
+    """Runs: their folders, their names, or as much of the beginning or end of a name as no other run has."""
+
+    metric: Literal["error", "accuracy"] = "error"
+    """What to draw of the test set."""
+
+    out: Annotated[
+        Path | None,
+        tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: beside the run, ./curves.png for several)"),
+    ] = None
+    """The picture, .png or .svg."""
+
+    def prepare(self) -> Callable[[], int]:
+        from dcnet.report.curves import run_curves
+        from dcnet.training import find_run
+
+        if not self.names:
+            raise ValueError("there is nothing to draw without a run: name one or more, see `dcnet list runs`")
+        runs = list(
+            {run.folder.resolve(): run for run in (find_run(name, self.root()) for name in self.names)}.values()
+        )
+        records = records_of(runs)
+        default = runs[0].folder / "curves.png" if len(runs) == 1 else Path("curves.png")
+        return drawn(picture(self.out, default), lambda: run_curves(records, self.metric))

@@ -1,0 +1,76 @@
+"""Image files as a network takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+MODES = {1: "L", 3: "RGB"}
+
+
+def read_images(paths: Sequence[Path], record: dict[str, Any], invert: bool) -> Tensor:
+    """Pixels from 0 to 1, [N, C, size, size], as those the run was trained on."""
+    import torch
+
+    data = record["data"]
+    if data["channels"] not in MODES:
+        raise ValueError(f"the run takes images of {data['channels']} channels, and image files have 1 or 3")
+    images = [_read(path, MODES[data["channels"]]) for path in paths]
+    pixels = torch.stack([_pixels(image, data["image_size"], _side(record)) for image in images])
+    return 1 - pixels if invert else pixels
+
+
+def _side(record: dict[str, Any]) -> int:
+    """What an image is resized to: of a folder of images the network has seen the centre only."""
+    from dcnet.data.decode import CROPPED, RESIZED
+
+    size: int = record["data"]["image_size"]
+    return round(size * RESIZED / CROPPED) if record["config"]["dataset"] == "imagefolder" else size
+
+
+def _read(path: Path, mode: str) -> Image:
+    """The upright image of a file, in grey or in red, green and blue."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            return _opaque(ImageOps.exif_transpose(image)).convert(mode)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ValueError(
+            f"{str(path)!r} cannot be read as an image: {reason}; give a file such as .png or .jpg"
+        ) from None
+
+
+def _opaque(image: Image) -> Image:
+    """The image with black behind what is transparent, and with bytes for pixels."""
+    import numpy as np
+    from PIL import Image
+
+    if image.mode.startswith("I"):
+        # Of 16 bits, which Pillow would cut off at 255.
+        return Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+    if not image.has_transparency_data:
+        return image
+    page = Image.new("RGBA", image.size, "black")
+    page.alpha_composite(image.convert("RGBA"))
+    return page
+
+
+def _pixels(image: Image, size: int, side: int) -> Tensor:
+    """[C, size, size] from the centre of the image as a square of that side."""
+    import numpy as np
+    import torch
+    from PIL.Image import Resampling
+
+    # Pillow's filters widen with the reduction, so that nothing is skipped.
+    resized = image if image.size == (side, side) else image.resize((side, side), Resampling.BILINEAR)
+    begin = (side - size) // 2
+    array = np.array(resized.crop((begin, begin, begin + size, begin + size)))
+    channels_last = torch.from_numpy(array).view(size, size, -1)
+    return channels_last.permute(2, 0, 1).float() / 255

@@ -1,0 +1,62 @@
+"""What tells runs apart: the values of their configs that differ, and a title of those that do not."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dcnet.operator import is_plain
+
+Record = dict[str, Any]
+Groups = Sequence[Sequence[Record]]
+
+# Said by their value alone, in this order; all others are name=value.
+KNOWN = ("dataset", "model", "operator")
+# A plain network has none of these, whatever the recipe says.
+DECOUPLED_ONLY = ("projection_every", "weighted_gradients", "orthonormal")
+
+
+def labels(groups: Groups) -> list[str]:
+    """A label for each group of runs: what it has and others have not, and how many runs it is the mean of."""
+    configs = [members[0]["config"] for members in groups]
+    names = _differing(configs) or ["operator"]
+    return [_label(config, names) + _count(members) for config, members in zip(configs, groups, strict=True)]
+
+
+def common_words(groups: Groups) -> str:
+    """Dataset, network and operator, as far as all have the same."""
+    configs = [members[0]["config"] for members in groups]
+    return ", ".join(configs[0][name] for name in KNOWN if not _differs(configs, name))
+
+
+def _differing(configs: Sequence[Record]) -> list[str]:
+    names = [*KNOWN, *(name for name in configs[0] if name not in (*KNOWN, "seed", "recipe"))]
+    # The name of a recipe says nothing that its values do not say, unless they are the same.
+    return [name for name in names if _differs(configs, name)] or ["recipe"] * _differs(configs, "recipe")
+
+
+def _differs(configs: Sequence[Record], name: str) -> bool:
+    if name in DECOUPLED_ONLY:
+        configs = [config for config in configs if not is_plain(config["operator"])]
+    return any(config.get(name) != configs[0].get(name) for config in configs)
+
+
+def _label(config: Record, names: Sequence[str]) -> str:
+    return ", ".join(str(config[name]) if name in KNOWN else f"{name}={_short(config.get(name))}" for name in names)
+
+
+def _short(value: Any) -> str:
+    """A schedule by its name, numbers without a tail, and of a path the end."""
+    if isinstance(value, dict):
+        return str(value.get("name") or ",".join(f"{key}={part}" for key, part in value.items()))
+    if isinstance(value, str):
+        return Path(value).name
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _count(members: Sequence[Record]) -> str:
+    """How many runs there are at least and at most at one point."""
+    lengths = [len(record["curves"]["step"]) for record in members]
+    if len(members) == 1:
+        return ""
+    least = sum(length == max(lengths) for length in lengths)
+    return f", mean of {len(members)}" if least == len(members) else f", mean of {least} to {len(members)}"
