@@ -63,8 +63,13 @@ def start_from_(model: nn.Module, pretrained: str) -> list[str]:
     weights = _weights(Path(pretrained))
     own = model.state_dict()
     fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
-    if not any(value.dim() > 1 for value in fitting.values()):
-        raise ValueError(f"none of the filters of {pretrained!r} fits the network: give a run of the same structure")
+    # The classifier comes last, and may be one of other classes.
+    *filters, _ = [name for name, value in model.named_parameters() if value.dim() > 1]
+    if strange := [name for name in filters if name not in fitting]:
+        raise ValueError(
+            f"{pretrained!r} has nothing that fits the filters {strange[0]!r} of the network, and {len(strange) - 1} "
+            "others: give a run of the same structure"
+        )
     for name, value in fitting.items():
         own[name].copy_(value)
     return [name for name in own if name not in fitting]

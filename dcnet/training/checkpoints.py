@@ -33,18 +33,20 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str,
     """Writes tensors and notes into one file, with a sum over both."""
     dense = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     described = json.dumps(notes, allow_nan=False)
-    write_atomically(path, save(dense, {"notes": described, "sum": str(_sum(dense, described))}))
+    # Under one name, since several would be written in any order, and equal contents give equal files.
+    about = json.dumps({"sum": _sum(dense, described), "notes": described})
+    write_atomically(path, save(dense, {"dcnet": about}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `write_tensors` wrote; a ValueError in one sentence for any other file, and for a damaged one."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
+            about = json.loads((file.metadata() or {}).get("dcnet", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error}") from None
-    if "notes" not in about or str(_sum(tensors, about["notes"])) != about.get("sum"):
+    if "notes" not in about or _sum(tensors, about["notes"]) != about.get("sum"):
         raise ValueError(f"{str(path)!r} is damaged: its contents do not have the sum that was written with them")
     return tensors, json.loads(about["notes"])
 

@@ -49,7 +49,8 @@ def load_weights_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _whole(value: Tensor) -> Tensor:
-    return value.detach().full_tensor() if hasattr(value, "full_tensor") else value.detach()
+    whole = getattr(value.detach(), "full_tensor", None)
+    return value.detach() if whole is None else whole()
 
 
 def _placed(value: Tensor, like: Tensor) -> Tensor:

@@ -1,0 +1,89 @@
+"""`dcnet plot`: pictures where they are asked for, or beside the run, and one sentence where nothing can be drawn."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_runs import call, complaint, root, trained
+
+PNG = b"\x89PNG"
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A copy of a run, into which pictures may go."""
+    return shutil.copytree(trained()["tanh-cos"].folder, tmp_path / "runs" / "copied")
+
+
+def test_operators_are_drawn_here_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
+    monkeypatch.chdir(tmp_path)
+    assert call("plot", "operators") == 0
+    assert capsys.readouterr().out == "wrote operators.png\n"
+    assert Path("operators.png").read_bytes().startswith(PNG)
+
+
+def test_operators_of_ones_own_choice(tmp_path: Path):
+    out = tmp_path / "new" / "some.svg"
+    assert call("plot", "operators", "--operators", "conv", "seg(slope=0.2)-sqcos+product", "--out", out) == 0
+    assert "seg(slope=0.2)+product" in out.read_text()
+    assert "sqcos" in out.read_text()
+
+
+@pytest.mark.parametrize("kind", ["curves", "filters", "radius"])
+def test_a_picture_goes_beside_its_run(kind: str, run: Path, capsys: Capture):
+    assert call("plot", kind, "copied", "--runs", run.parent) == 0
+    assert capsys.readouterr().out == f"wrote {run / kind}.png\n"
+    assert (run / f"{kind}.png").read_bytes().startswith(PNG)
+
+
+def test_curves_of_several_runs_have_their_operators_as_labels(tmp_path: Path):
+    out = tmp_path / "curves.svg"
+    assert (
+        call("plot", "curves", *(run.folder for run in trained().values()), "--out", out, "--metric", "accuracy") == 0
+    )
+    text = out.read_text()
+    for words in ("tanh-cos", "conv", "test accuracy, %", "training loss", "learning rate", "digits, cnn9-small"):
+        assert f"<!-- {words} -->" in text
+
+
+def test_filters_of_another_layer(tmp_path: Path):
+    for name in ("body.conv2.layer1.conv", "network.body.conv2.layer1.conv"):
+        out = tmp_path / f"{name}.svg"
+        assert call("plot", "filters", trained()["conv"].folder, "--layer", name, "--out", out) == 0
+        assert "by 8 channels" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["operators", "--operators", "tnh-cos"], "unknown magnitude 'tnh'"),
+        (["operators", "--out", "a.pdf"], "--out is written as .png or .svg, not as '.pdf' of 'a.pdf'"),
+        (["curves"], "there is nothing to draw without a run"),
+        (["curves", "nothing-of-that-name"], "there is no run 'nothing-of-that-name'"),
+        (["curves", "digits"], "'digits' may be any of 2 runs"),
+        (["filters", "digits-cnn9-small-conv", "--layer", "conv9"], "--layer 'conv9' is no convolution of the network"),
+        (["filters", "digits-cnn9-small-conv", "--out", "a"], "--out is written as .png or .svg, not as '' of 'a'"),
+        (["radius", "digits-cnn9-small-conv"], "the network is a plain one, which has no radius"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_sentence(arguments: list[str], message: str, capsys: Capture):
+    runs = [] if arguments[0] == "operators" else ["--runs", root()]
+    assert message in complaint(capsys, "plot", *arguments, *runs)
+
+
+def test_a_run_without_curves_or_weights_is_refused(run: Path, capsys: Capture):
+    (run / "model.safetensors").unlink()
+    assert "has no weights yet" in complaint(capsys, "plot", "filters", run)
+    (run / "record.json").write_text('{"config": {}, "status": "running", "curves": {}}')
+    assert "has no curves: its status is 'running'" in complaint(capsys, "plot", "curves", run)
+    (run / "model.safetensors").touch()
+    assert "does not describe its network" in complaint(capsys, "plot", "radius", run)
+
+
+def test_damaged_weights_are_refused(run: Path, capsys: Capture):
+    weights = run / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    assert "is damaged" in complaint(capsys, "plot", "radius", run)

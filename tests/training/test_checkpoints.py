@@ -1,0 +1,103 @@
+"""Checkpoints are whole, or they are recognised."""
+
+import pytest
+import torch
+
+from dcnet.training.checkpoints import KEPT, Checkpoints, check_room, read_tensors, write_tensors
+
+TENSORS = {"a": torch.arange(6.0).view(2, 3), "b.c": torch.tensor(3), "half": torch.ones(5, dtype=torch.bfloat16)}
+
+
+def test_what_is_written_comes_back(tmp_path):
+    write_tensors(tmp_path / "x.safetensors", TENSORS, {"n": [1, None, 0.1]})
+    tensors, notes = read_tensors(tmp_path / "x.safetensors")
+    assert notes == {"n": [1, None, 0.1]}
+    assert tensors.keys() == TENSORS.keys()
+    for name, value in TENSORS.items():
+        assert torch.equal(tensors[name], value)
+        assert tensors[name].dtype == value.dtype
+
+
+def test_tensors_of_any_layout(tmp_path):
+    tensors = {"last": torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last), "t": torch.randn(3, 4).T}
+    write_tensors(tmp_path / "x.safetensors", tensors, {})
+    found, _ = read_tensors(tmp_path / "x.safetensors")
+    assert all(torch.equal(found[name], value) for name, value in tensors.items())
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert checkpoints.newest() == (None, [])
+    for step in (8, 9, 10, 100):
+        checkpoints.save(step, {"x": torch.tensor(step)}, {})
+    assert [path.name for path in checkpoints.files()] == ["step-00000010.safetensors", "step-00000100.safetensors"]
+    assert len(checkpoints.files()) == KEPT
+    found, complaints = checkpoints.newest()
+    assert (found.step, found.tensors["x"].item(), complaints) == (100, 100, [])
+
+
+def damage(content, how):
+    if how == "cut":
+        return content[: len(content) // 2]
+    if how == "empty":
+        return b""
+    if how == "cut in the header":
+        return content[:20]
+    place = len(content) - 3 if how == "a byte of a tensor" else content.index(b"notes") + 12
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "cut in the header", "a byte of a tensor", "a byte of the notes"])
+def test_a_damaged_one_is_recognised_and_the_one_before_is_used(tmp_path, how):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        newest = checkpoints.save(step, TENSORS, {"at": step * 1111})
+    newest.write_bytes(damage(newest.read_bytes(), how))
+    found, complaints = checkpoints.newest()
+    assert (found.step, found.notes) == (1, {"at": 1111})
+    assert len(complaints) == 1
+    assert newest.name in complaints[0]
+
+
+def test_what_an_interrupted_write_leaves_is_no_checkpoint(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, TENSORS, {})
+    leftover = tmp_path / ".step-00000002.safetensors.123.tmp"
+    leftover.write_bytes(b"half")
+    assert checkpoints.newest()[0].step == 1
+    checkpoints.remove_leftovers()
+    assert not leftover.exists()
+
+
+def test_files_of_others_are_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="does not have|damaged"):
+        read_tensors(tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="not a whole file of tensors"):
+        read_tensors(tmp_path / "none.safetensors")
+
+
+def test_a_write_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, TENSORS, {})
+
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.save(2, TENSORS, {})
+    assert checkpoints.newest()[0].step == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.safetensors"]
+
+
+def test_a_disk_without_room_is_noticed_before_training(tmp_path):
+    class Huge(torch.nn.Module):
+        def state_dict(self):
+            return {"x": torch.empty(2**50, device="meta")}
+
+    with pytest.raises(OSError, match=r"MiB left, and the checkpoints of this run need .*--runs"):
+        check_room(tmp_path, Huge())
+    check_room(tmp_path, torch.nn.Linear(2, 2))

@@ -1,0 +1,136 @@
+"""Configs: what they refuse, how they are written down, and when two are the same."""
+
+import dataclasses
+import json
+
+import pytest
+
+from dcnet.data import Augmentation
+from dcnet.training import RECIPES, RunConfig, config_of, recipe
+from dcnet.training.recipes import command_of
+from dcnet.training.schedules import SCHEDULES, Cosine, Plateau, Steps
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_come_back_from_json(name):
+    config = recipe(name)
+    again = config_of(json.loads(json.dumps(config.described())))
+    assert again == config
+    assert again.hash == config.hash
+
+
+def test_every_value_counts_in_the_hash():
+    base = recipe("digits")
+    others = {
+        "operator": "seg-cos", "seed": 1, "lr": 1e-4, "batch_size": 31, "width": 0.5, "label_smoothing": 0.1,
+        "schedule": Steps(), "augmentation": Augmentation(flip=True), "orthonormal": 1e-5, "optimizer": "sgd",
+    }  # fmt: skip
+    hashes = {base.hash, *(dataclasses.replace(base, **{name: value}).hash for name, value in others.items())}
+    assert len(hashes) == len(others) + 1
+
+
+def test_two_ways_to_write_an_operator_are_one_config():
+    assert recipe("digits", operator="tanh(scale=1.0)-cos").hash == recipe("digits", operator="tanh-cos").hash
+
+
+def test_a_plain_network_has_nothing_of_decoupled_ones():
+    plain = recipe("paper-cifar", operator="conv", projection_every=100, weighted_gradients="update")
+    assert (plain.projection_every, plain.weighted_gradients, plain.orthonormal) == (0, "none", 0.0)
+    assert plain == recipe("paper-cifar", operator="conv", projection_every=7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"optimizer": "adamax"}, "adamax"),
+        ({"precision": "float16"}, "float16"),
+        ({"lr": 0.0}, "lr must be positive, not 0.0"),
+        ({"lr": float("nan")}, "lr must be finite"),
+        ({"batch_size": 1}, "batch_size must be a whole number, 2 or more, not 1"),
+        ({"seed": -1}, "seed must be a whole number, 0 or more, not -1"),
+        ({"steps": 3, "epochs": 4}, "steps=3 and epochs=4"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be 0 or more and less than 1"),
+        ({"pixel_std": (0.0,)}, "pixel_std must be above 0"),
+        ({"operator": "tanh-cosine"}, "cosine"),
+        ({"operator": "tanh-cos+linear", "projection_every": 100}, "projection_every=100 needs an unweighted operator"),
+        ({"operator": "tanh-cos+joint", "weighted_gradients": "update"}, "weighted_gradients='update' needs"),
+        ({"weight_decay": -1.0}, "weight_decay must not be negative, not -1.0"),
+    ],
+)
+def test_bad_values_are_named(changes, words):
+    with pytest.raises((ValueError, TypeError)) as error:
+        recipe("digits", **changes)
+    assert words in str(error.value)
+
+
+def test_unknown_recipes_and_values_of_another_version():
+    with pytest.raises(ValueError, match="paper-cifar"):
+        recipe("paper-cfiar")
+    with pytest.raises(ValueError, match="warp"):
+        config_of({**recipe("digits").described(), "warp": 1})
+    with pytest.raises(ValueError, match="unknown schedule"):
+        config_of({**recipe("digits").described(), "schedule": {"name": "stairs"}})
+
+
+def test_drops_move_with_the_end_of_a_run():
+    assert recipe("paper-cifar", steps=425).schedule == Steps((200, 300, 375))
+    assert recipe("paper-cifar").schedule == Steps((20_000, 30_000, 37_500))
+    shares = recipe("paper-cifar", epochs=10).schedule.milestones
+    assert shares == pytest.approx((20_000 / 42_500, 30_000 / 42_500, 37_500 / 42_500))
+    assert recipe("paper-cifar", steps=425, schedule=Cosine()).schedule == Cosine()
+
+
+@pytest.mark.parametrize("changes", [{}, {"operator": "conv"}, {"seed": 3, "model": "cnn9", "activation": "none"}])
+def test_the_command_of_a_config(changes):
+    from dcnet.cli.app import commands, make_application
+
+    config = recipe("paper-cifar", **changes)
+    words = command_of(config).split()
+    assert words[:2] == ["dcnet", "train"]
+    command = make_application(commands).cli(prog="dcnet", args=words[1:])
+    assert command._configs()[0] == [config]
+
+
+# --- schedules ---
+
+
+def test_steps_drop_at_milestones():
+    schedule = Steps((10, 0.5), drop=0.1)
+    factors = [schedule.factor(step, 40, []) for step in (0, 9, 10, 19, 20, 39)]
+    assert factors == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_a_cosine_rises_and_falls():
+    schedule = Cosine(warmup=4, floor=0.1)
+    factors = [schedule.factor(step, 104, []) for step in range(105)]
+    assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert factors[54] == pytest.approx(0.55)
+    assert factors[104] == pytest.approx(0.1)
+    assert all(later < earlier for earlier, later in zip(factors[4:], factors[5:], strict=False))
+
+
+def test_a_plateau_is_a_function_of_the_losses():
+    schedule = Plateau(drop=0.5, patience=2)
+    losses = [1.0, 0.5, 0.6, 0.51, 0.4, 0.4, 0.41, 0.42, 0.43]
+    factors = [schedule.factor(0, 1, losses[:count]) for count in range(len(losses) + 1)]
+    assert factors == [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.125]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values())
+def test_schedules_stay_between_zero_and_one(schedule):
+    made = schedule()
+    assert all(0 <= made.factor(step, 50, [1.0] * 30) <= 1 for step in range(51))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Steps(drop=0.0), lambda: Steps((0,)), lambda: Cosine(floor=2.0), lambda: Plateau(patience=0)],
+)
+def test_schedules_that_make_no_sense(make):
+    with pytest.raises(ValueError):  # noqa: PT011 - each says something else
+        make()
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RunConfig(steps=1).lr = 2.0
