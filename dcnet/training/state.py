@@ -58,10 +58,10 @@ def _placed(value: Tensor, like: Tensor) -> Tensor:
     if not hasattr(like, "device_mesh"):
         # In the same layout in memory, too, which fused optimizers insist on.
         same = value.shape == like.shape
-        return torch.empty_like(like, dtype=value.dtype).copy_(value) if same else value.to(like.device)
+        return torch.empty_like(like, dtype=value.dtype).copy_(value) if same else value.to(like.device, copy=True)
     from torch.distributed.tensor import distribute_tensor
 
     if value.dim() == 0:
-        return value.to(like.device)
+        return value.to(like.device, copy=True)
     mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
     return distribute_tensor(value.to(like.device), mesh, placements)

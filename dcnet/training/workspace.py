@@ -134,5 +134,6 @@ class Workspace:
                 "graph": self.graph,
                 "compile": self.execution.compile,
                 "processes": self.processes,
+                "strategy": self.accelerator.distributed_type.value,
             },
         }

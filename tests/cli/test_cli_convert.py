@@ -132,7 +132,7 @@ def test_files_that_are_no_weights_of_a_run_are_refused(capsys: Capture, tmp_pat
     assert "there is no record at" in complaint(capsys, "convert", alone, "--operator", "conv")
     run = Run(shutil.copytree(trained()["tanh-cos"].folder, tmp_path / "run"))
     write_tensors(run.model_file, {"a": torch.ones(1)}, {})
-    assert "none of the filters of" in complaint(capsys, "convert", run.folder, "--operator", "conv")
+    assert "give a run of the same structure" in complaint(capsys, "convert", run.folder, "--operator", "conv")
     run.model_file.write_bytes(b"no tensors")
     assert "is not a whole file of tensors" in complaint(capsys, "convert", run.folder, "--onnx", tmp_path / "a.onnx")
     full = tmp_path / "full"

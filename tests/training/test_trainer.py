@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny_runs import ON_CPU, InterruptsAt, Remembers, tiny, train
+from small_runs import ON_CPU, InterruptsAt, Remembers, tiny, train
 from torch import nn
 
 import dcnet
@@ -186,7 +186,9 @@ def test_a_start_from_a_plain_network(finished, tmp_path):
     assert all(torch.equal(own[name.removeprefix("model.")], value) for name, value in trained.items())
     _, record = train(tiny(pretrained=str(plain.folder)), tmp_path)
     assert record["curves"]["train_loss"][0] < finished[1]["curves"]["train_loss"][0]
-    with pytest.raises(ValueError, match="nothing that fits the filters 'network.body.conv1.layer1.conv.weight' of the network, and 9"):
+    with pytest.raises(
+        ValueError, match="nothing that fits the filters 'network.body.conv1.layer1.conv.weight' of the network, and 9"
+    ):
         start_from_(build_model(tiny(width=0.3), 10, 1, 8), str(plain.folder))
     with pytest.raises(ValueError, match="no weights at"):
         start_from_(model, str(tmp_path / "nowhere"))

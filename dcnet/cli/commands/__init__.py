@@ -1,1 +1,4 @@
-"""Decoupled networks for PyTorch."""
+"""Decoupled networks for PyTorch.
+
+Begin with `dcnet train`, which trains a small one in seconds; `dcnet list` shows what there is to choose from.
+"""

@@ -1,0 +1,80 @@
+"""`dcnet train`, as it is typed."""
+
+import pytest
+
+from dcnet.cli.app import main
+from dcnet.training import all_runs
+
+SMALL = ["--train-images", "60", "--batch-size", "20", "--width", "0.1", "--epochs", "2", "--device", "cpu"]
+
+
+def train(root, *arguments):
+    return main(["train", *SMALL, "--runs", str(root), *arguments])
+
+
+def test_networks_are_compared(tmp_path, capsys):
+    assert train(tmp_path, "--operators", "conv", "tanh-cos", "--seeds", "0", "1") == 0
+    out = capsys.readouterr().out
+    assert "digits, cnn9-small, last step, mean ± deviation of 2 seeds" in " ".join(out.split())
+    assert "conv" in out
+    assert "tanh-cos" in out
+    assert "±" in out
+    assert len(all_runs(tmp_path)) == 4
+
+
+def test_what_is_done_is_not_done_again(tmp_path, capsys):
+    assert train(tmp_path) == 0
+    (run,) = all_runs(tmp_path)
+    before = run.record()
+    capsys.readouterr()
+    assert train(tmp_path) == 0
+    assert "is done already" in capsys.readouterr().out
+    assert run.record() == before
+    assert train(tmp_path, "--again") == 0
+    assert run.record()["environment"]["date"] != before["environment"]["date"] or run.record() != before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--operators", "tanh-cosine"], "cosine"),
+        (["--lr", "0"], "lr must be positive, not 0"),
+        (["--steps", "5"], "--steps 5 and --epochs 2 exclude each other"),
+        (["--resume", "nothing"], "no run 'nothing'"),
+        (["--checkpoint-every", "0"], "--checkpoint-every must be 1 or more, not 0"),
+        (["--operators", "tanh-cos+linear", "--projection-every", "3"], "needs an unweighted operator"),
+        (["--dataset", "cifr10"], "cifar10"),
+        (["--model", "resnet33"], "resnet32"),
+        (["--batch-size", "500"], "from 1 to 60 images"),
+        (["--pretrained", "nowhere"], "no weights at"),
+        (["--train-images", "9000"], "from 1 to 600 images, not 9000"),
+        (["--pad", "-1"], "pad"),
+        (["--seeds", "-1"], "seed must be a whole number, 0 or more, not -1"),
+    ],
+)
+def test_wrong_options_are_told_in_one_line(tmp_path, capsys, arguments, words):
+    assert train(tmp_path, *arguments) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_missing_dataset_says_how_to_get_it(tmp_path, capsys):
+    assert train(tmp_path, "--dataset", "imagefolder", "--data-dir", str(tmp_path)) == 2
+    assert "train" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("choice", ["--optimizer", "--precision", "--norm", "--schedule"])
+def test_choices_are_listed(tmp_path, capsys, choice):
+    with pytest.raises(SystemExit) as exit_:
+        train(tmp_path, choice, "nonsense")
+    assert exit_.value.code == 2
+
+
+def test_help_reads_well(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "--help"])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert "digits" in out
+    assert "--operators" in out

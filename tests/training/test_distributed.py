@@ -1,0 +1,76 @@
+"""Two processes give what one gives."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_runs import tiny, train
+
+from dcnet.training import Run
+
+SMALL = ["--train-images", "60", "--batch-size", "20", "--width", "0.25", "--steps", "12", "--norm", "none"]
+TRICKS = ["--projection-every", "4", "--orthonormal", "1e-3", "--weight-decay", "1e-3"]
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
+def launch(processes, *command, code=0):
+    """By torchrun, as users start it."""
+    start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
+    place = ["--master-addr=localhost", f"--master-port={free_port()}"]
+    here = str(Path(__file__).parent)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": here}
+    done = subprocess.run(
+        [*start, *place, *command], env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert (done.returncode == 0) == (code == 0), done.stderr[-3000:]
+    return done
+
+
+def the_config():
+    return tiny(steps=12, width=0.25, norm="none", projection_every=4, orthonormal=1e-3, weight_decay=1e-3)
+
+
+COMMAND = ["train", *SMALL, *TRICKS, "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    root = tmp_path_factory.mktemp("two")
+    launch(2, "-m", "dcnet", *COMMAND, "--runs", str(root))
+    assert len(list(root.iterdir())) == 1
+    return Run.of(the_config(), root)
+
+
+def test_two_processes_have_the_loss_curve_of_one_with_the_joint_batch(two_processes, tmp_path):
+    """But for the order of sums: after 12 steps in float32 the losses are seen to agree to 1e-7, and must to 1e-5."""
+    _, one = train(the_config(), tmp_path)
+    two = two_processes.record()
+    assert (one["execution"]["processes"], two["execution"]["processes"]) == (1, 2)
+    for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
+        assert one["curves"][name] == pytest.approx(two["curves"][name], rel=1e-5)
+
+
+def test_two_processes_go_on_where_two_were_stopped(two_processes, tmp_path):
+    """One of them is told to stop, and both do."""
+    launch(2, str(Path(__file__).with_name("stopping.py")), *COMMAND, "--runs", str(tmp_path), code=1)
+    run = Run.of(the_config(), tmp_path)
+    assert (run.record()["status"], run.record()["steps_done"]) == ("interrupted", 5)
+    launch(2, "-m", "dcnet", *COMMAND, "--runs", str(tmp_path))
+    assert run.model_file.read_bytes() == two_processes.model_file.read_bytes()
+
+
+def test_weights_and_moments_that_are_shared_out():
+    assert launch(2, str(Path(__file__).with_name("shards.py"))).stdout.count("equal") == 2
+
+
+def test_batches_that_cannot_be_shared(tmp_path):
+    done = launch(2, "-m", "dcnet", "train", "--batch-size", "21", "--device", "cpu", "--runs", str(tmp_path), code=1)
+    assert "cannot be shared by 2 processes" in done.stderr

@@ -1,0 +1,119 @@
+"""Runs as processes: killed, interrupted, short of disk, side by side."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from small_runs import tiny
+
+from dcnet.training import Run
+
+STEPS = 60
+
+
+def dcnet_train(root, *arguments, **options):
+    """`dcnet train` in a process of its own."""
+    small = ["--train-images", "60", "--batch-size", "20", "--width", "0.1", "--steps", str(STEPS)]
+    command = [sys.executable, "-m", "dcnet", "train", *small, "--device", "cpu", "--runs", str(root), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def finish(process, code=0):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == code, (process.returncode, out, err)
+    return out, err
+
+
+def the_run(root):
+    return Run.of(tiny(steps=STEPS), root)
+
+
+def wait_for_checkpoint(run, process, before=()):
+    """Until training is under way."""
+    for _ in range(6000):
+        if run.checkpoints.files() != [*before] or process.poll() is not None:
+            return
+        time.sleep(0.01)
+    raise AssertionError("no checkpoint was written")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    root = tmp_path_factory.mktemp("whole")
+    finish(dcnet_train(root))
+    return the_run(root).model_file.read_bytes()
+
+
+def test_kill_9_at_any_moment_and_the_same_bits_in_the_end(uninterrupted, tmp_path):
+    """The processes die wherever they are: in a step, in a write, or before there is anything to go on from."""
+    run, chance = the_run(tmp_path), random.Random()
+    for _ in range(3):
+        before = run.checkpoints.files()
+        process = dcnet_train(tmp_path, "--checkpoint-every", "1")
+        wait_for_checkpoint(run, process, before)
+        time.sleep(chance.uniform(0, 0.3))
+        process.kill()
+        process.communicate()
+        assert run.record()["status"] in ("running", "done")
+    finish(dcnet_train(tmp_path, "--resume", str(run.folder)))
+    assert run.record()["status"] == "done"
+    assert run.model_file.read_bytes() == uninterrupted
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(uninterrupted, tmp_path):
+    run = the_run(tmp_path)
+    process = dcnet_train(tmp_path, "--checkpoint-every", "1")
+    wait_for_checkpoint(run, process)
+    process.send_signal(signal.SIGINT)
+    out, _ = finish(process, code=130)
+    record = run.record()
+    assert record["status"] == "interrupted"
+    assert f"stopped after {record['steps_done']} of {STEPS} steps" in out
+    words = out[out.index("dcnet train --resume") :].split("\n")[0].split()
+    assert words[2] == "--resume"
+    out, _ = finish(dcnet_train(tmp_path, *words[2:]))
+    assert f"goes on after step {record['steps_done']}" in out
+    assert run.model_file.read_bytes() == uninterrupted
+
+
+def limit_files():
+    """A write beyond so many bytes fails, as it does on a disk that is full."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+
+
+def test_a_write_that_fails_is_told_and_loses_nothing(tmp_path):
+    """Weights alone are smaller than the limit; with what the optimizer remembers they are not."""
+    out, err = finish(dcnet_train(tmp_path, "--checkpoint-every", "5", preexec_fn=limit_files), code=1)
+    assert "Traceback" not in err
+    assert "File too large" in err
+    run = the_run(tmp_path)
+    assert run.record()["status"] == "running"
+    assert not run.checkpoints.files()
+    assert not list((run.folder / "checkpoints").glob(".*"))
+    finish(dcnet_train(tmp_path))
+
+
+def test_two_processes_do_not_write_the_same_run(tmp_path):
+    run = the_run(tmp_path)
+    first = dcnet_train(tmp_path, "--checkpoint-every", "1")
+    wait_for_checkpoint(run, first)
+    _, err = finish(dcnet_train(tmp_path), code=2)
+    assert "another process is working on" in err
+    finish(first)
+
+
+def test_json_is_all_there_is_on_stdout(tmp_path):
+    out, err = finish(dcnet_train(tmp_path, "--operators", "conv", "tanh-cos", "--json"))
+    records = json.loads(out)
+    assert [record["status"] for record in records] == ["done", "done"]
+    assert "step 60" in err
