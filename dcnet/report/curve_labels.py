@@ -41,6 +41,8 @@ def _differs(configs: Sequence[Record], name: str) -> bool:
 
 
 def _label(config: Record, names: Sequence[str]) -> str:
+    # What a run has not need not be said, unless it is all that there is to say.
+    names = [name for name in names if config.get(name) is not None] or names
     return ", ".join(str(config[name]) if name in KNOWN else f"{name}={_short(config.get(name))}" for name in names)
 
 

@@ -33,15 +33,18 @@ def build_model(config: RunConfig, num_classes: int, channels: int, image_size: 
     return Normalized(network, config.pixel_mean, config.pixel_std)
 
 
-def build_optimizer(config: RunConfig, model: nn.Module, device: torch.device) -> Optimizer:
-    """The optimizer, of the kind that takes one launch for all tensors and can be told to leave them alone."""
+def build_optimizer(config: RunConfig, model: nn.Module, device: torch.device, shared: bool = False) -> Optimizer:
+    """The optimizer, of the kind that takes one launch for all tensors and can be told to leave them alone.
+
+    There is none of that kind for SGD where processes hold weights in shares, as `shared` says.
+    """
     groups = param_groups(model, config.weight_decay)
     groups = [group for group in groups if group["params"]]
     on_gpu = device.type == "cuda"
     # A tensor, so that a captured step reads the learning rate of the day.
     rate: Any = torch.tensor(config.lr, device=device) if on_gpu else config.lr
     if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=config.momentum, nesterov=False, fused=True)
+        return torch.optim.SGD(groups, lr=rate, momentum=config.momentum, fused=not shared)
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     return kind(groups, lr=rate, fused=True, capturable=on_gpu)
 

@@ -3,10 +3,12 @@
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dcnet.data import Dataset, FolderDataset, load_dataset
+from dcnet.norm_tracking import sync_norms
 from dcnet.optim import WeightedGradients, WeightProjection
 from dcnet.training.build import build_model, build_optimizer, set_learning_rate, start_from_
 from dcnet.training.config import RunConfig
@@ -38,7 +40,8 @@ class Workspace:
         self.image_size = config.image_size or self.dataset.image_size
         self.graph = uses_graph(execution, self.accelerator)
         self.model = self._placed(model or self._new_model())
-        optimizer = build_optimizer(config, self.model, self.device)
+        shared = self.accelerator.distributed_type == DistributedType.FSDP
+        optimizer = build_optimizer(config, self.model, self.device, shared)
         prepared, wrapped = self.accelerator.prepare(self.model, optimizer)
         self.optimizer: Optimizer = wrapped.optimizer
         self.rate = float("nan")
@@ -61,8 +64,6 @@ class Workspace:
     def _placed(self, model: nn.Module) -> nn.Module:
         """The network on its device, as the device likes its filters."""
         if self.processes > 1:
-            from dcnet.norm_tracking import sync_norms
-
             sync_norms(model)
         if self.device.type != "cuda":
             return model.to(self.device)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_runs import answer, call, complaint, root, trained
 
+from dcnet.cli.convert_options import find_source
 from dcnet.layers import Decoupled
 from dcnet.training import Run, find_run, load_model, recipe
 from dcnet.training.build import build_model, start_from_
@@ -84,6 +85,7 @@ def test_a_checkpoint_can_be_converted(capsys: Capture, tmp_path: Path):
     name = "model.network.classifier.weight"
     tensors |= {name: tensors[name] + 1, "optimizer.a.step": torch.ones(1), "meter.step": torch.ones(1)}
     checkpoint = run.checkpoints.save(7, tensors, notes)
+    assert torch.equal(find_source(str(checkpoint), tmp_path).model().network.classifier.weight, tensors[name])
     run.model_file.unlink()
     assert "there are no weights at" in complaint(capsys, "convert", run.folder, "--operator", "conv")
     answer(capsys, "convert", checkpoint, "--operator", "conv", "--out", tmp_path / "plain")

@@ -62,6 +62,15 @@ def test_other_weights_are_told_from_those_of_the_record(capsys: Capture, run: R
     assert f"the record says {accuracy:.2f} %, so that this is" in capsys.readouterr().out
 
 
+def test_the_precision_is_that_of_the_run(capsys: Capture, run: Run):
+    record = run.record()
+    record["config"]["precision"] = "bfloat16"
+    run.write(record)
+    found, told = answer(capsys, "evaluate", run.folder, "--device", "cpu"), record["results"]
+    assert found["loss"] == pytest.approx(told["test_loss"], rel=0.1)
+    assert found["loss"] != pytest.approx(told["test_loss"], rel=1e-5)
+
+
 def test_a_folder_of_images_is_read_as_in_training(capsys: Capture, tmp_path: Path):
     run, images = colour_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
     options = ("--data-dir", images, "--workers", "0", "--device", "cpu")

@@ -104,11 +104,11 @@ def write(folder: Path, **values: object) -> None:
 
 def test_a_run_that_was_interrupted_shows_its_last_evaluation(capsys: Capture, tmp_path: Path):
     write(tmp_path / "half", steps=100, steps_done=40, environment={"date": "2026-02-01T10:00:00+00:00"})
-    write(tmp_path / "later", environment={"date": "2026-02-02T10:00:00+00:00"})
+    write(tmp_path / "afterwards", environment={"date": "2026-02-02T10:00:00+00:00"})
     write(tmp_path / "earlier", environment={"date": "2026-01-02T10:00:00+00:00"})
     assert call("list", "runs", "--runs", tmp_path) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "interrupted" in line]
-    assert [line.split()[1] for line in lines] == ["earlier", "half", "later"]
+    assert [line.split()[1] for line in lines] == ["earlier", "half", "afterwards"]
     assert "40/100" in lines[1]
     assert "33.25" in lines[1]
 

@@ -2,13 +2,13 @@
 
 import torch
 import torch.distributed as dist
+from small_runs import tiny
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import dcnet
 from dcnet.training.build import build_optimizer
 from dcnet.training.state import gather, restore_
-from small_runs import tiny
 
 
 def make(optimizer, shard):
@@ -17,7 +17,7 @@ def make(optimizer, shard):
     model = torch.nn.Sequential(dcnet.DecoupledConv2d(2, 3, 3, operator="tanh-cos"), torch.nn.Flatten())
     if shard:
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    return model, build_optimizer(tiny(optimizer=optimizer), model, torch.device("cpu"))
+    return model, build_optimizer(tiny(optimizer=optimizer), model, torch.device("cpu"), shared=shard)
 
 
 def steps(model, optimizer, count):

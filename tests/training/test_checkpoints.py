@@ -73,7 +73,7 @@ def test_files_of_others_are_refused(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match="does not have|damaged"):
+    with pytest.raises(ValueError, match="is damaged"):
         read_tensors(tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match="not a whole file of tensors"):
         read_tensors(tmp_path / "none.safetensors")

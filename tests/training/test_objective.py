@@ -80,7 +80,7 @@ def test_an_evaluation_sees_all_images_and_leaves_the_mode_as_it_was():
 
         def forward(self, input):
             assert not self.training
-            assert 0 <= input.min()
+            assert input.min() >= 0
             assert input.max() <= 1
             self.seen += len(input)
             bright = (input.mean((1, 2, 3)) > 0.5).float()

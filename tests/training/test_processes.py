@@ -93,7 +93,7 @@ def limit_files():
 
 def test_a_write_that_fails_is_told_and_loses_nothing(tmp_path):
     """Weights alone are smaller than the limit; with what the optimizer remembers they are not."""
-    out, err = finish(dcnet_train(tmp_path, "--checkpoint-every", "5", preexec_fn=limit_files), code=1)
+    _, err = finish(dcnet_train(tmp_path, "--checkpoint-every", "5", preexec_fn=limit_files), code=1)
     assert "Traceback" not in err
     assert "File too large" in err
     run = the_run(tmp_path)

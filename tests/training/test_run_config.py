@@ -1,6 +1,7 @@
 """Configs: what they refuse, how they are written down, and when two are the same."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -106,7 +107,7 @@ def test_a_cosine_rises_and_falls():
     assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert factors[54] == pytest.approx(0.55)
     assert factors[104] == pytest.approx(0.1)
-    assert all(later < earlier for earlier, later in zip(factors[4:], factors[5:], strict=False))
+    assert all(later < earlier for earlier, later in itertools.pairwise(factors[4:]))
 
 
 def test_a_plateau_is_a_function_of_the_losses():

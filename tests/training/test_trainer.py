@@ -187,7 +187,7 @@ def test_a_start_from_a_plain_network(finished, tmp_path):
     _, record = train(tiny(pretrained=str(plain.folder)), tmp_path)
     assert record["curves"]["train_loss"][0] < finished[1]["curves"]["train_loss"][0]
     with pytest.raises(
-        ValueError, match="nothing that fits the filters 'network.body.conv1.layer1.conv.weight' of the network, and 9"
+        ValueError, match=r"nothing that fits the filters 'network.body.conv1.layer1.conv.weight' of the network, and 9"
     ):
         start_from_(build_model(tiny(width=0.3), 10, 1, 8), str(plain.folder))
     with pytest.raises(ValueError, match="no weights at"):
@@ -272,13 +272,13 @@ def test_runs_are_found_by_name(finished, tmp_path):
 
 
 def test_weights_of_another_network_are_refused(finished, tmp_path):
-    run, record = finished
+    run, _ = finished
     changed = json.loads(run.record_file.read_text())
     changed["config"]["width"] = 0.2
     other = Run(tmp_path / "other")
     other.write(changed)
     other.model_file.write_bytes(weights(run))
-    with pytest.raises(ValueError, match="in this network and .* in the file"):
+    with pytest.raises(ValueError, match=r"in this network and .* in the file"):
         load_model(other)
     changed["config"] |= {"width": 0.1, "operator": "conv"}
     other.write(changed)
