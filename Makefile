@@ -7,7 +7,7 @@ INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constrai
 .PHONY: demo test lint bench clean
 
 demo: $(VENV)/.core
-	$(RUN) examples/digits.py
+	$(VENV)/bin/dcnet train --operators conv tanh-cos --seeds 0 1 2 --plot runs/curves.png
 
 test: $(VENV)/.dev
 	$(RUN) -m pytest -n auto

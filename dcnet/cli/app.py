@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from tyro.extras import SubcommandApp
 
 from dcnet.cli import commands
 
-USAGE, INTERRUPTED = 2, 130
+USAGE, INTERRUPTED, CUT_OFF = 2, 130, 141
 
 
 class Command(Protocol):
@@ -26,7 +27,7 @@ class Command(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command of the arguments, and gives the exit code: 2 for options that are wrong."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    application = make_application(commands)
+    application = make_application(commands, given)
     # Without a command there is nothing to do but to say which there are.
     command: Command = application.cli(
         prog="dcnet", description=commands.__doc__, args=given or ["--help"], config=(tyro.conf.FlagCreatePairsOff,)
@@ -37,20 +38,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"dcnet: {error}", file=sys.stderr)
         return USAGE
     try:
-        return work()
+        code = work()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("dcnet: interrupted before the end", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read along has seen enough; Python itself would complain once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CUT_OFF
+    return code
 
 
-def make_application(package: ModuleType) -> SubcommandApp:
-    """The commands in the files of a package, with the packages in it as groups of commands."""
+def make_application(package: ModuleType, words: Sequence[str] = ()) -> SubcommandApp:
+    """The commands in the files of a package, with the packages in it as groups of commands.
+
+    A command that the words do not name has the first line of its help alone, for the list of commands.
+    """
     application = SubcommandApp()
     for found in pkgutil.iter_modules(package.__path__):
         module = importlib.import_module(f"{package.__name__}.{found.name}")
         name = found.name.replace("_", "-")
         if found.ispkg:
-            application.command(make_application(module), name=name, help=module.__doc__)
+            application.command(make_application(module, words[1:]), name=name, help=module.__doc__)
         else:
-            application.command(module.Command, name=name)
+            chosen = name in words[:1]
+            application.command(module.Command, name=name, help=None if chosen else _first_line(module.Command))
     return application
+
+
+def _first_line(command: type) -> str:
+    return (command.__doc__ or "").strip().splitlines()[0]

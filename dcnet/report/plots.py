@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -13,17 +13,14 @@ from torch import Tensor
 
 from dcnet import magnitude
 from dcnet.files import write_atomically
-from dcnet.report.operator_plots import finish, label, magnitude_values, operator_curves
+from dcnet.report.operator_plots import label, magnitude_values, operator_curves
 from dcnet.report.options import Parser
 from dcnet.report.speed import speed
 
-__all__ = ["FORMATS", "Curves", "geometry", "main", "operator_curves", "save", "speed", "training_curves"]
+__all__ = ["FORMATS", "geometry", "main", "operator_curves", "save", "speed"]
 
 FORMATS = (".png", ".svg")
 ORIGINAL, PROJECTED, FILTER = "#7ccf7c", "#c81e1e", "tab:blue"
-
-# What one run leaves behind: the values of each curve, by its name, epoch by epoch.
-Curves = Mapping[str, Sequence[float]]
 
 
 def geometry() -> Figure:
@@ -39,26 +36,6 @@ def geometry() -> Figure:
     figure.suptitle("What a magnitude does to a patch: x becomes h(‖x‖) x / ‖x‖")
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    return figure
-
-
-def training_curves(histories: Mapping[str, Sequence[Curves]]) -> Figure:
-    """Draws training loss and test accuracy by epoch: the mean of each operator's runs, in a band from min to max.
-
-    Args:
-        histories: for each operator one entry a run, with the curves `train_loss` and `test_accuracy` (in percent).
-    """
-    if not any(histories.values()):
-        raise ValueError(f"training curves need one run at least, but histories are {dict(histories)!r}")
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    loss, accuracy = figure.subplots(1, 2)
-    for operator, runs in histories.items():
-        _draw_runs(loss, operator, [run["train_loss"] for run in runs])
-        _draw_runs(accuracy, operator, [run["test_accuracy"] for run in runs])
-    loss.set_yscale("log")
-    finish(loss, ("Training loss", "epoch", "cross entropy"))
-    finish(accuracy, ("Test accuracy", "epoch", "test accuracy, %"))
-    _show_from_below(accuracy, [run["test_accuracy"] for runs in histories.values() for run in runs])
     return figure
 
 
@@ -98,22 +75,6 @@ def _draw_arrows(axes: Axes, norms: Tensor, directions: Tensor, color: str, widt
     origin = [0.0] * len(x)
     arrows = axes.quiver(origin, origin, x, y, angles="xy", scale_units="xy", scale=1, color=color, width=width)
     arrows.set(label=label, zorder=2)
-
-
-def _draw_runs(axes: Axes, operator: str, runs: Sequence[Sequence[float]]) -> None:
-    by_epoch = list(zip(*runs, strict=True))
-    epochs = range(1, len(by_epoch) + 1)
-    means = [sum(values) / len(values) for values in by_epoch]
-    (line,) = axes.plot(epochs, means, label=f"{operator}, mean of {len(runs)}" if len(runs) > 1 else operator)
-    axes.fill_between(epochs, [*map(min, by_epoch)], [*map(max, by_epoch)], color=line.get_color(), alpha=0.2)
-
-
-def _show_from_below(axes: Axes, runs: Sequence[Sequence[float]]) -> None:
-    """Leaves the first quarter out of the vertical limits, where curves rise from chance and would flatten the rest."""
-    late = [value for run in runs for value in run[len(run) // 4 :]]
-    low, high = min(late), max(max(run) for run in runs)
-    margin = 0.05 * (high - low) or 1.0
-    axes.set_ylim(low - margin, high + margin)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

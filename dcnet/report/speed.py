@@ -28,7 +28,7 @@ def speed(record: Record) -> Figure:
     if not bars:
         raise ValueError(f"nothing was timed in this record of {record['benchmark']!r}, so there is nothing to draw")
     panels, groups, names = (_unique(getattr(bar, key) for bar in bars) for key in ("panel", "group", "name"))
-    width = max(7.0, 2.0 + 0.5 * len(groups) * len(names))
+    width = max(7.0, 2.0 + 0.5 * len(groups) * len(names)) if len(names) < 4 else 2.0 + 0.36 * len(groups) * len(names)
     figure = Figure(figsize=(width, 1.6 + 2.3 * len(panels)), layout="constrained")
     rows = figure.subplots(len(panels), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, panel in zip(rows, panels, strict=True):
@@ -50,14 +50,23 @@ def _draw_panel(axes: Axes, bars: Sequence[Bar], groups: Sequence[str], names: S
         labels = ["" if math.isnan(ratio) else f"{ratio:.2f}" for ratio in ratios]
         axes.bar_label(drawn, labels, fontsize=8, padding=1)
     axes.axhline(1.0, color="0.2", linestyle="--", linewidth=1, zorder=3)
-    axes.set_xticks(range(len(groups)), groups)
+    # The last word below the others, where names would run into each other.
+    labels = ["\n".join(group.rsplit(" ", 1)) if len(groups) > 3 else group for group in groups]
+    axes.set_xticks(range(len(groups)), labels)
     axes.tick_params(labelbottom=True)
     axes.grid(axis="y", color="0.9", zorder=0)
 
 
 def _layer_bars(record: Record) -> list[Bar]:
-    """A panel for each operator, with the shapes side by side; of one shape the operators are side by side."""
+    """A panel for each operator, with the shapes side by side; of one shape the operators are side by side.
+
+    Where there is one variant only, a bar is an operator.
+    """
     rows = [row for row in record["results"] if row["variant"] != "conv" and "ratio" in row.get("training", {})]
+    variants = _unique(row["variant"] for row in rows)
+    if len(variants) == 1 and len(record["config"]["shapes"]) > 1:
+        name = VARIANTS[variants[0]]
+        return [Bar(name, spell(row["shape"]), row["operator"], row["training"]["ratio"]) for row in rows]
     bars = []
     for row in rows:
         names = row["operator"], spell(row["shape"])

@@ -50,6 +50,8 @@ def layers_cuda(record: Record) -> str:
             ratios = [_training_ratio(rows[shape]) for shape in config["shapes"]]
             lines.append([f"`{operator}`", VARIANTS[variant], *ratios, *_mean_cells(means[operator, variant], naive)])
     headings = ["operator", "form", *map(spell, config["shapes"]), "mean", "forward", "launches", "memory", "naive"]
+    if not any(line[-1] for line in lines):
+        headings, lines = headings[:-1], [line[:-1] for line in lines]
     about = f"Forward and backward, x `nn.Conv2d`, by CUDA graphs{_setting(record)}:"
     return f"{about}\n\n{markdown(headings, lines)}"
 

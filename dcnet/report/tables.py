@@ -7,28 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from dcnet.files import write_atomically
-from dcnet.report import speed_tables
-from dcnet.report.markdown import markdown
+from dcnet.report import speed_tables, training_tables
 
 Record = dict[str, Any]
 
 
-def digits(record: Record) -> str:
-    """Accuracy of each operator on the digits."""
-    config = record["config"]
-    rows = [[f"`{name}`", f"{result['parameters']:,}", _spread(result)] for name, result in record["results"].items()]
-    about = f"Last of {config['epochs']} epochs, mean ± deviation of {len(config['seeds'])} seeds, one recipe for both:"
-    return f"{about}\n\n{markdown(['operator', 'parameters', 'test accuracy, %'], rows)}"
-
-
-def _spread(result: Record) -> str:
-    deviation = result["test_accuracy_deviation"]
-    return f"{result['test_accuracy_mean']:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
-
-
-# Each table stands between its own two marks in one of the files, and is made of the record of the same name.
-TABLES: dict[str, Callable[[Record], str]] = {
-    "digits": digits,
+# Each table stands between its own two marks in one of the files, and is made of the record of the same name, or of all
+# the records in the folder of that name.
+TABLES: dict[str, Callable[[Any], str]] = {
+    "digits": training_tables.digits,
+    "cifar100": training_tables.cifar100,
     "layers_cpu": speed_tables.layers_cpu,
     "layers_cuda": speed_tables.layers_cuda,
     "network_cuda": speed_tables.network,
@@ -36,20 +24,23 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "inference_cuda": speed_tables.inference,
 }
 
-FILES = ("README.md", "docs/benchmarks.md", "docs/inference.md")
+FILES = ("README.md", "docs/benchmarks.md", "docs/inference.md", "docs/results.md")
 
 
 def fill(text: str, results: Path) -> str:
     """The text with every table made anew whose record is there."""
     for name, table in TABLES.items():
-        file = results / f"{name}.json"
+        file, folder = results / f"{name}.json", results / name
         if file.exists():
-            text = _put(text, name, table(_complete(json.loads(file.read_text()), file)))
+            text = _put(text, name, table(_read(file)))
+        elif folder.is_dir():
+            text = _put(text, name, table([_read(path) for path in sorted(folder.glob("*.json"))]))
     return text
 
 
-def _complete(record: Record, file: Path) -> Record:
-    if not record.get("complete", True):
+def _read(file: Path) -> Record:
+    record: Record = json.loads(file.read_text())
+    if not record.get("complete", record.get("status", "done") == "done"):
         raise ValueError(f"{str(file)!r} is the record of a run that was interrupted: run it to the end")
     return record
 

@@ -35,12 +35,13 @@ class Session:
         as_json: bool = False,
     ):
         self.configs, self.root, self.execution, self.again = configs, root, execution, again
+        self.records: list[Record] = []
         self.as_json, self.is_first = as_json, int(os.environ.get("RANK", "0")) == 0
         self.console = Console(stderr=as_json, quiet=not self.is_first)
 
     def run(self) -> int:
         """The exit code: 1 if a run diverged or could not be written, 2 if it could not begin, 130 if interrupted."""
-        records, code = [], 0
+        code = 0
         with Shown(self.console) as shown:
             for config in self.configs:
                 try:
@@ -49,11 +50,11 @@ class Session:
                     self._complain(str(error), Run.of(config, self.root))
                     code = USAGE if isinstance(error, ValueError) else FAILED
                     continue
-                records.append(record)
+                self.records.append(record)
                 if record["status"] == "interrupted":
                     code = INTERRUPTED
                     break
-        self._close(records)
+        self._close()
         return code
 
     def _carry_out(self, config: RunConfig, shown: Shown) -> Record:
@@ -82,10 +83,15 @@ class Session:
         if files:
             print(f"dcnet train: the last good checkpoint is {files[-1]}", file=sys.stderr)
 
-    def _close(self, records: list[Record]) -> None:
-        finished = [record for record in records if record["status"] == "done"]
+    @property
+    def finished(self) -> list[Record]:
+        """The records of the runs that are done."""
+        return [record for record in self.records if record["status"] == "done"]
+
+    def _close(self) -> None:
+        finished = self.finished
         if self.as_json and self.is_first:
-            print(json.dumps([_short(record, self.root) for record in records], indent=2))
+            print(json.dumps([_short(record, self.root) for record in self.records], indent=2))
         elif finished:
             self.console.print(summary_table(finished))
             for record in finished:

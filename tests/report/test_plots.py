@@ -82,28 +82,6 @@ def test_geometry_has_one_panel_for_each_magnitude_and_one_legend():
     assert len(figure.legends) == 1
 
 
-def test_training_curves_are_means_in_a_band_of_extremes():
-    runs = [
-        {"train_loss": [1.0, 0.5], "test_accuracy": [50.0, 90.0]},
-        {"train_loss": [2.0, 0.7], "test_accuracy": [70.0, 94.0]},
-    ]
-    loss, accuracy = plots.training_curves({"tanh-cos": runs, "conv": runs[:1]}).axes
-    assert [list(line.get_ydata()) for line in loss.get_lines()] == [[1.5, 0.6], [1.0, 0.5]]
-    assert list(accuracy.get_lines()[0].get_ydata()) == [60.0, 92.0]
-    band = accuracy.collections[0].get_paths()[0].get_extents()
-    assert (band.ymin, band.ymax) == (50.0, 94.0)
-
-
-def test_training_curves_of_one_epoch_and_one_value():
-    loss, _ = plots.training_curves({"conv": [{"train_loss": [1.0], "test_accuracy": [50.0]}]}).axes
-    assert list(loss.get_lines()[0].get_xdata()) == [1]
-
-
-def test_training_curves_of_nothing_are_refused():
-    with pytest.raises(ValueError, match="one run at least"):
-        plots.training_curves({"conv": []})
-
-
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("A.PNG", b"\x89PNG")])
 def test_save_writes_the_format_of_the_suffix_into_a_new_folder(name: str, start: bytes, tmp_path: Path):
     path = tmp_path / "new" / "folder" / name

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -14,6 +14,7 @@ from dcnet.cli.train_options import MachineOptions, NetworkOptions, RecipeOption
 
 if TYPE_CHECKING:
     from dcnet.training import Execution, RunConfig
+    from dcnet.training.session import Session
 
 AUGMENTATION = ("pad", "flip", "cutout")
 
@@ -26,13 +27,16 @@ class Command:
     its curves and its weights; what is done already is not done again. Ctrl-C stops after the step, and the same
     command, or --resume, goes on to the same weights, to the last bit on the same CPU.
 
-    Examples:
-        dcnet train --operators conv tanh-cos --seeds 0 1 2
-        dcnet train --recipe paper-cifar --operators conv tanh-cos seg-cos --compile
-        dcnet train --recipe paper-cifar --dataset cifar10 --model cnn9 --operators seg-sqcos --activation none
+    Three to begin with:
+
+    dcnet train --operators conv tanh-cos --seeds 0 1 2
+
+    dcnet train --recipe paper-cifar --operators conv tanh-cos seg-cos --compile
+
+    dcnet train --recipe paper-cifar --dataset cifar10 --model cnn9 --operators seg-sqcos --activation none
     """
 
-    recipe: Literal["digits", "paper-cifar", "paper-imagenet", "paper-attack"] = "digits"
+    recipe: Annotated[str, tyro.conf.arg(metavar="NAME")] = "digits"
     """Where all values come from that are not given; see `dcnet list recipes`."""
 
     operators: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SPEC ...")] = ("tanh-cos",)
@@ -47,20 +51,39 @@ class Command:
     again: bool = False
     """Train anew what is done already."""
 
+    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")] = None
+    """Draw the curves of all runs into this file, .png or .svg."""
+
     json: bool = False
     """Print what came out as JSON, and all else to stderr."""
 
-    network: Annotated[NetworkOptions, tyro.conf.arg(name="")] = field(default_factory=NetworkOptions)
-    training: Annotated[RecipeOptions, tyro.conf.arg(name="")] = field(default_factory=RecipeOptions)
-    machine: Annotated[MachineOptions, tyro.conf.arg(name="")] = field(default_factory=MachineOptions)
+    network: tyro.conf.OmitArgPrefixes[NetworkOptions] = field(default_factory=NetworkOptions)
+    training: tyro.conf.OmitArgPrefixes[RecipeOptions] = field(default_factory=RecipeOptions)
+    machine: tyro.conf.OmitArgPrefixes[MachineOptions] = field(default_factory=MachineOptions)
 
     def prepare(self) -> Callable[[], int]:
+        from dcnet.cli.bench_options import check_plot
+        from dcnet.report.options import writable
         from dcnet.training.runs import runs_root
         from dcnet.training.session import Session
 
         configs, root = self._configs()
-        execution = self._execution()
-        return Session(configs, root or self.machine.runs or runs_root(), execution, self.again, self.json).run
+        if self.plot is not None:
+            check_plot(self.plot)
+            writable(str(self.plot))
+        where = root or self.machine.runs or runs_root()
+        session = Session(configs, where, self._execution(), self.again, self.json)
+        return lambda: self._draw(session, session.run())
+
+    def _draw(self, session: Session, code: int) -> int:
+        """Draws what was trained, in the first of several processes."""
+        if self.plot is not None and session.finished and session.is_first:
+            from dcnet.report import plots
+            from dcnet.report.curves import run_curves
+
+            plots.save(run_curves(session.finished), self.plot)
+            session.console.print(f"wrote {self.plot}", soft_wrap=True, highlight=False)
+        return code
 
     def _configs(self) -> tuple[list[RunConfig], Path | None]:
         """What to train, and the folder of a run that goes on."""
