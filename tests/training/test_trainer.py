@@ -9,7 +9,7 @@ from torch import nn
 
 import dcnet
 from dcnet.models.normalized import Normalized
-from dcnet.training import DivergenceError, Execution, Run, Trainer, Watcher, find_run, load_model, read_record
+from dcnet.training import DivergenceError, Execution, Run, Trainer, Watcher, find_run, load_model, read_record, recipe
 from dcnet.training.build import build_model, start_from_
 from dcnet.training.checkpoints import read_tensors
 from dcnet.training.records import CURVES
@@ -284,3 +284,50 @@ def test_weights_of_another_network_are_refused(finished, tmp_path):
     other.write(changed)
     with pytest.raises(ValueError, match="of another network"):
         load_model(other)
+
+
+# --- around it ---
+
+
+def test_a_tracker_gets_the_curves(tmp_path):
+    run, _ = train(tiny(), tmp_path, Execution(device="cpu", tracker="tensorboard"))
+    assert list((run.folder / "dcnet").rglob("events.out.tfevents.*"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_network_trains_alike(tmp_path):
+    config = tiny(operator="conv")
+    torch.compiler.reset()
+    curves = []
+    for compiled in (False, True):
+        model = Noisy()
+        model.layers[2].p = 0.0
+        _, record = train(config, tmp_path / str(compiled), Execution(device="cpu", compile=compiled), model=model)
+        assert record["execution"]["compile"] == compiled
+        curves.append(record["curves"]["train_loss"])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+
+
+def test_a_folder_of_images(tmp_path):
+    """As ImageNet lies on the disk; the smallest network on the smallest crops."""
+    import numpy
+    from PIL import Image
+
+    chance = numpy.random.default_rng(0)
+    for part, count in (("train", 6), ("val", 3)):
+        for i, name in enumerate(("cat", "dog")):
+            folder = tmp_path / "data" / part / name
+            folder.mkdir(parents=True)
+            for k in range(count):
+                pixels = chance.integers(128 * i, 128 * i + 128, (40, 50, 3), dtype=numpy.uint8)
+                Image.fromarray(pixels).save(folder / f"{k}.png")
+    small = {"model": "cnn9-small", "width": 0.1, "image_size": 16, "batch_size": 4, "precision": "float32"}
+    config = recipe("paper-imagenet", steps=6, evaluate_every=3, lr=0.01, **small)
+    execution = Execution(device="cpu", data_dir=tmp_path / "data", workers=0)
+    whole, record = train(config, tmp_path / "whole", execution)
+    assert record["data"]["classes"] == ["cat", "dog"]
+    assert (record["data"]["train_images"], record["data"]["test_images"]) == (12, 6)
+    assert record["steps_per_epoch"] == 3
+    train(config, tmp_path / "parts", execution, InterruptsAt(4))
+    parts, _ = train(config, tmp_path / "parts", execution)
+    assert weights(parts) == weights(whole)

@@ -1,0 +1,62 @@
+"""Runs on a GPU: captured steps compute what others compute, and go on after an interruption."""
+
+import pytest
+import torch
+from small_runs import InterruptsAt, tiny, train
+
+from dcnet.training import DivergenceError, Execution, load_model
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+GRAPH, NO_GRAPH, CPU = (Execution(device="cuda"), Execution(device="cuda", graph=False), Execution(device="cpu"))
+TRICKS = {"projection_every": 4, "orthonormal": 1e-3, "weight_decay": 1e-3}
+
+
+def losses(record):
+    return record["curves"]["train_loss"]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+def test_captured_steps_are_steps_like_others(tmp_path, optimizer):
+    config = tiny(steps=12, optimizer=optimizer, **TRICKS)
+    _, captured = train(config, tmp_path / "graph", GRAPH)
+    _, called = train(config, tmp_path / "calls", NO_GRAPH)
+    _, on_cpu = train(config, tmp_path / "cpu", CPU)
+    assert captured["execution"]["graph"]
+    assert not called["execution"]["graph"]
+    assert losses(captured) == pytest.approx(losses(called), rel=1e-3)
+    assert losses(captured) == pytest.approx(losses(on_cpu), rel=2e-2)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_an_interrupted_run_goes_on(tmp_path, optimizer):
+    """Filters are channels last on a GPU, and so must be what the optimizer remembers of them."""
+    config = tiny(steps=12, optimizer=optimizer, evaluate_every=1, **TRICKS)
+    _, whole = train(config, tmp_path / "whole", GRAPH)
+    train(config, tmp_path / "parts", GRAPH, InterruptsAt(7))
+    run, parts = train(config, tmp_path / "parts", GRAPH)
+    assert parts["resumed_at"] == [7]
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-3)
+    model, _ = load_model(run)
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+
+
+def test_half_precision_trains(tmp_path):
+    _, record = train(tiny(epochs=12, width=0.5, train_images=300, precision="bfloat16"), tmp_path, GRAPH)
+    assert record["results"]["test_accuracy"] > 85
+
+
+def test_the_learning_rate_reaches_captured_steps(tmp_path):
+    from dcnet.training.schedules import Steps
+
+    config = tiny(steps=12, optimizer="sgd", lr=1.0, schedule=Steps((6,), drop=1e-9), evaluate_every=1)
+    _, record = train(config, tmp_path, GRAPH)
+    rates = record["curves"]["learning_rate"]
+    assert rates[5] == 1.0
+    assert rates[6] == pytest.approx(1e-9)
+
+
+def test_a_loss_that_is_not_finite_is_found_in_captured_steps(tmp_path):
+    """It is seen some steps later, and the weights are still those before it."""
+    with pytest.raises(DivergenceError, match=r"the loss of step \d+ is not finite"):
+        train(tiny(steps=200, operator="conv", norm="none", optimizer="sgd", lr=1e6), tmp_path, GRAPH)
