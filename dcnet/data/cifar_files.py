@@ -47,7 +47,7 @@ class Pickled:
         if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (PIXELS,):
             found = f"{images.dtype} {list(images.shape)}" if isinstance(images, np.ndarray) else type(images).__name__
             raise broken(path, f"expected 'data' to be uint8 [N, {PIXELS}], found {found}", url)
-        if not (isinstance(labels, list) and len(labels) == len(images) > 0 and {*map(type, labels)} == {int}):
+        if not (isinstance(labels, list) and len(labels) == len(images) and {*map(type, labels)} == {int}):
             raise broken(path, f"expected {self.labels!r} to be a whole number for each of {len(images)} images", url)
         _check_labels(np.array(labels), self.limit, path, url)
         return images, np.array(labels)

@@ -51,7 +51,8 @@ def test_operators_are_those_of_the_registries(capsys: Capture, cube: None):
     assert {row["name"]: row["keeps_bound"] for row in listed["weightings"]}["linear"] is False
 
 
-def test_the_table_of_operators_has_equations_and_constants(capsys: Capture):
+def test_the_table_of_operators_has_equations_and_constants(capsys: Capture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
     assert call("list", "operators") == 0
     text = capsys.readouterr().out
     for part in ("alpha tanh(n / rho)", "rho = 1 x mean ||x|| (learned per channel)", "9 slopes = 1 (learned)"):

@@ -89,7 +89,10 @@ def test_images_in_colour_are_cut_as_in_training(capsys: Capture, tmp_path: Path
         )
 
 
-def test_the_table_has_three_classes_of_each_image(capsys: Capture, tmp_path: Path, wanted: list[float]):
+def test_the_table_has_three_classes_of_each_image(
+    capsys: Capture, tmp_path: Path, wanted: list[float], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "300")
     for name in ("a.png", "b.png"):
         Image.fromarray(digit()).save(tmp_path / name)
     assert call("predict", trained()["tanh-cos"].folder, tmp_path / "a.png", tmp_path / "b.png") == 0

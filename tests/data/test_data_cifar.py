@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from data_files import cifar_binary, cifar_files, cifar_python, pixels, python2_pickle, sentence_of, tar_gz, write_files
 
-from dcnet.data import Dataset, cifar, load_dataset
+from dcnet.data import Dataset, archive, cifar, load_dataset
 
 NAMES = ["cifar10", "cifar100"]
 LAYOUTS = ["binary", "python"]
@@ -153,6 +153,10 @@ def flipped(content: bytes) -> bytes:
         (b"no archive", "expected a whole .tar.gz, found that Not a gzipped file"),
         (gzip.compress(b"no archive"), "expected a whole .tar.gz"),
         (
+            gzip.compress(gzip.decompress(packed())[:5000]),
+            ".tar.gz, found that unexpected end of data",
+        ),
+        (
             tar_gz("cifar-100-binary", {"train.bin": b"x"}),
             "expected cifar-100-binary/test.bin in it, found no such file",
         ),
@@ -174,20 +178,28 @@ def test_what_is_wrong_with_an_archive_is_said(content: bytes, problem: str, tmp
     assert problem in message
 
 
+def test_files_of_an_archive_that_are_too_large_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "cifar-100-binary.tar.gz").write_bytes(packed())
+    monkeypatch.setattr(archive, "LARGEST", 4 * 3074)
+    assert len(load_dataset("cifar100", tmp_path, download=False).train) == 4
+    monkeypatch.setattr(archive, "LARGEST", 4 * 3074 - 1)
+    assert "expected cifar-100-binary/train.bin in it" in error_of("cifar100", tmp_path)
+
+
 def test_nothing_of_an_archive_is_written_and_links_are_not_followed(tmp_path: Path):
     folder, contents, arrays = cifar_files("cifar100", "binary")
     data, secret = tmp_path / "data", tmp_path / "secret"
     data.mkdir()
     secret.write_bytes(contents["train.bin"])
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+    with tarfile.open(fileobj=stream, mode="w:gz") as made:
         evil = tarfile.TarInfo("../escaped")
         evil.size = 4
-        archive.addfile(evil, io.BytesIO(b"evil"))
+        made.addfile(evil, io.BytesIO(b"evil"))
         for name in ("train.bin", "test.bin"):
             link = tarfile.TarInfo(f"{folder}/{name}")
             link.type, link.linkname = tarfile.SYMTYPE, str(secret)
-            archive.addfile(link)
+            made.addfile(link)
     (data / "cifar-100-binary.tar.gz").write_bytes(stream.getvalue())
     assert "expected cifar-100-binary/train.bin in it" in error_of("cifar100", data)
     (data / "cifar-100-binary.tar.gz").write_bytes(tar_gz(f"./{folder}", contents))

@@ -50,6 +50,13 @@ def test_each_has_its_own_folder_where_both_are(tmp_path: Path):
     assert_holds(load_dataset("fashion-mnist", tmp_path, download=False), clothes)
 
 
+def test_a_folder_of_its_own_comes_before_that_of_all_data(tmp_path: Path):
+    own, stray = mnist_arrays(), mnist_arrays()
+    write_mnist(tmp_path / "mnist", own, packed=True)
+    write_mnist(tmp_path, stray)
+    assert_holds(load_dataset("mnist", tmp_path, download=False), own)
+
+
 def test_plain_and_gzipped_files_may_be_mixed(tmp_path: Path):
     arrays = mnist_arrays()
     write_mnist(tmp_path, arrays)
