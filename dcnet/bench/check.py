@@ -43,14 +43,16 @@ class Gradients:
 
 def results(layer: Layer, call: Callable[[Tensor], Tensor], x: Tensor, gradients: Gradients) -> Results:
     """The output, and the gradients of the input, the filters and every learned constant, by name."""
-    output = call(x)
     parameters = dict(layer.named_parameters())
     direct = {"x": x, **{name: value for name, value in parameters.items() if name in ("weight", "bias")}}
     constants = {name: value for name, value in parameters.items() if name not in direct}
-    found = {"output": output.detach()}
+    found: Results = {}
     for wanted, gradient in ((direct, gradients.random), (constants, gradients.leaning)):
         if wanted:
-            values = torch.autograd.grad(output, list(wanted.values()), gradient.to(output), retain_graph=True)
+            # Each has a forward pass of its own: a compiled one may use up what it keeps for the backward pass.
+            output = call(x)
+            found.setdefault("output", output.detach())
+            values = torch.autograd.grad(output, list(wanted.values()), gradient.to(output))
             found.update({f"gradient of {name}": value for name, value in zip(wanted, values, strict=True)})
     return found
 
