@@ -1,6 +1,6 @@
 """Decoupled networks for PyTorch: a layer is a magnitude times an angle, each of them designed or learned."""
 
-from dcnet import angle, convert, export, functional, magnitude, models, optim, regularizers, testing, weighting
+from dcnet import angle, convert, export, functional, losses, magnitude, models, optim, regularizers, testing, weighting
 from dcnet.convert import decouple, recouple
 from dcnet.folding import fold
 from dcnet.layers import (
@@ -65,6 +65,7 @@ __all__ = [
     "functional",
     "is_plain",
     "linear",
+    "losses",
     "magnitude",
     "models",
     "optim",

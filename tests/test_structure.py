@@ -23,7 +23,7 @@ FLOORS = [
     ["functional"],
     ["layers"],
     ["presets", "testing"],
-    ["convert", "norm_tracking", "optim", "regularizers"],
+    ["convert", "losses", "norm_tracking", "optim", "regularizers"],
     ["folded"],
     ["folding"],
     ["export"],

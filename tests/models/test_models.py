@@ -256,7 +256,8 @@ def test_weights_start_as_the_authors_do() -> None:
 def test_constants_of_batch_normalization(name: str) -> None:
     def found(**given: float) -> set[tuple[float, float | None]]:
         kinds = (nn.BatchNorm1d, nn.BatchNorm2d)
-        return {(part.eps, part.momentum) for part in small(name, **given).modules() if isinstance(part, kinds)}
+        model = small(name, norm="batch", **given)
+        return {(part.eps, part.momentum) for part in model.modules() if isinstance(part, kinds)}
 
     assert found() == {(1e-3, 0.1)}
     assert found(norm_eps=1e-5, norm_momentum=1e-3) == {(1e-5, 1e-3)}

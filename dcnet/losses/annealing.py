@@ -1,0 +1,77 @@
+"""How a margin is let in: weakly at first, since training from scratch does not survive all of it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dcnet.learnable import check_number
+
+
+@dataclass(frozen=True)
+class Annealing:
+    """The target's logit is (lambda cos + psi) / (1 + lambda), lambda = max(floor, start / (1 + rate * step)).
+
+    SphereFace's own values; lambda is not the same as a weight, of which 1 / (1 + lambda) is what psi has.
+    """
+
+    start: float = 1000.0
+    rate: float = 0.12
+    floor: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("start", "rate", "floor"):
+            check_number(name, getattr(self, name))
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} of an annealing must not be negative, not {getattr(self, name)!r}")
+
+    def weight(self, step: Tensor) -> Tensor:
+        """The share of psi at a step, from 0 to 1."""
+        easing = torch.clamp(self.start / (1 + self.rate * step.double()), min=self.floor)
+        return (1 / (1 + easing)).float()
+
+
+@dataclass(frozen=True)
+class Automatic:
+    """The share of psi grows where the target angle allows it, and never falls.
+
+    A margin of m wants m * theta_y below the angles to other classes, which are near 90 degrees between random
+    directions. So the share moves towards how far the mean target angle has come from 90 degrees to `ready`, at which
+    all of psi is let in, by `pace` of the difference a step.
+
+    Attributes:
+        ready: the mean target angle in degrees at which the whole margin is used.
+        pace: how much of the way to where it should be is made in a step.
+        most: the largest share.
+    """
+
+    ready: float = 45.0
+    pace: float = 0.01
+    most: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ready < 90:
+            raise ValueError(f"ready must be an angle between 0 and 90 degrees, not {self.ready!r}")
+        for name in ("pace", "most"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be above 0 and at most 1, not {getattr(self, name)!r}")
+
+    def next_weight(self, weight: Tensor, degrees: Tensor) -> Tensor:
+        """The share after a batch whose mean target angle is so many degrees; nobody has to wait for it."""
+        allowed = ((90 - degrees) / (90 - self.ready)).clamp(0, 1) * self.most
+        return weight + self.pace * (allowed - weight).clamp(min=0)
+
+
+Easing = Annealing | Automatic
+BY_MARGIN = "by margin"
+
+
+def as_easing(given: Easing | str | None, eased: bool) -> Easing | None:
+    """The annealing that is asked for: "auto", one of the two, None, or what the margin is known to need."""
+    if given == BY_MARGIN:
+        return Annealing() if eased else None
+    if given == "auto":
+        return Automatic()
+    if given is not None and not isinstance(given, Annealing | Automatic):
+        raise ValueError(f"annealing must be an Annealing, 'auto' or None, not {given!r}")
+    return given

@@ -1,0 +1,93 @@
+"""Margins: what becomes of the cosine between a feature and the weights of its class, and of the others.
+
+theta_j is the angle between the feature x and the weights W_j of class j; y is the label of x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from dcnet.angle import safe_asin
+from dcnet.spec import unknown
+
+# Below this the slope of theta by cos(theta) stops growing; it is infinite at theta = 0 and pi.
+DELTA = 1e-6
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The logits s psi(theta_y) of the label and s eta(theta_j) of all others.
+
+    `unit_weights` says that ||W_j|| counts as 1; `unit_features` that ||x|| does, so that s must be given; `bias` that
+    the classes have one; `scale` is the s that a head takes by default, None for ||x||; `binary` that each class is
+    decided by itself, and not by a softmax over all; `eased` that training needs annealing.
+    """
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    unit_weights: ClassVar[bool] = True
+    bias: ClassVar[bool] = False
+    binary: ClassVar[bool] = False
+    eased: ClassVar[bool] = False
+    scale: ClassVar[float | None] = None
+
+    def target(self, cos: Tensor) -> Tensor:
+        """psi, as a function of cos(theta_y)."""
+        return cos
+
+    def others(self, cos: Tensor) -> Tensor:
+        """eta, as a function of cos(theta_j)."""
+        return cos
+
+
+registry: dict[str, type[Margin]] = {}
+Kind = TypeVar("Kind", bound=type[Margin])
+
+
+def register(kind: Kind) -> Kind:
+    """Enters a margin into the registry under its name."""
+    if kind.name in registry:
+        raise ValueError(f"{kind.name!r} is taken: {registry[kind.name].__name__} is a margin of that name")
+    registry[kind.name] = kind
+    return kind
+
+
+def as_margin(given: Margin | str) -> Margin:
+    """The margin of a name, with its own defaults, or the margin itself."""
+    if isinstance(given, Margin):
+        return given
+    if given not in registry:
+        raise unknown("margin", str(given), registry)
+    return registry[given]()
+
+
+def angle(cos: Tensor) -> Tensor:
+    """theta, with a slope that stays finite at 0 and pi."""
+    return math.pi / 2 - safe_asin(cos, DELTA)
+
+
+def multiplied(cos: Tensor, m: float) -> Tensor:
+    """(-1)^k cos(m theta) - 2k on [k pi/m, (k+1) pi/m]: cos(m theta) made to fall over all of [0, pi]."""
+    cos = cos.clamp(-1, 1)
+    bounds = [math.cos(k * math.pi / m) for k in range(1, math.ceil(m))]
+    k = torch.zeros_like(cos)
+    for bound in bounds:
+        k = k + (cos < bound).to(cos.dtype)
+    sign = 1 - 2 * torch.remainder(k, 2)
+    wave = CHEBYSHEV[m](cos) if m in CHEBYSHEV else torch.cos(m * angle(cos))
+    return sign * wave - 2 * k
+
+
+# cos(m theta) as a polynomial of c = cos(theta).
+CHEBYSHEV: dict[float, Callable[[Tensor], Tensor]] = {
+    1: lambda c: c,
+    2: lambda c: 2 * c * c - 1,
+    3: lambda c: (4 * c * c - 3) * c,
+    4: lambda c: 8 * c * c * (c * c - 1) + 1,
+}

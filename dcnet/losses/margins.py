@@ -1,0 +1,208 @@
+"""The margins of the literature; one more is one class here, or in a file of one's own."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dcnet.learnable import check_number
+from dcnet.losses.margin import Margin, angle, multiplied, register
+
+
+@register
+@dataclass(frozen=True)
+class Softmax(Margin):
+    """W_j x + b_j: no margin."""
+
+    name: ClassVar[str] = "softmax"
+    about: ClassVar[str] = "W_j x + b_j"
+    unit_weights: ClassVar[bool] = False
+    bias: ClassVar[bool] = True
+
+
+@register
+@dataclass(frozen=True)
+class MSoftmax(Margin):
+    """||x|| cos(theta_j): weights of norm 1, decided by angle alone."""
+
+    name: ClassVar[str] = "m-softmax"
+    about: ClassVar[str] = "||x|| cos(theta_j)"
+
+
+@register
+@dataclass(frozen=True)
+class ASoftmax(Margin):
+    """||x|| psi(theta_y), psi = (-1)^k cos(m theta) - 2k on [k pi/m, (k+1) pi/m] (SphereFace).
+
+    For m = 1, 2, 3, 4 by Chebyshev's polynomials of the cosine, exactly; any other real m by the angle.
+    """
+
+    name: ClassVar[str] = "a-softmax"
+    about: ClassVar[str] = "||x|| ((-1)^k cos(m theta_y) - 2k), ||x|| cos(theta_j)"
+    eased: ClassVar[bool] = True
+    m: float = 4
+
+    def __post_init__(self) -> None:
+        _check_multiple(self.name, self.m)
+
+    def target(self, cos: Tensor) -> Tensor:
+        return multiplied(cos, self.m)
+
+
+@register
+@dataclass(frozen=True)
+class LSoftmax(ASoftmax):
+    """||W_y|| ||x|| psi(theta_y): large-margin softmax, whose weights keep their norms."""
+
+    name: ClassVar[str] = "l-softmax"
+    about: ClassVar[str] = "||W_y|| ||x|| ((-1)^k cos(m theta_y) - 2k), W_j x"
+    unit_weights: ClassVar[bool] = False
+    m: float = 2
+
+
+@register
+@dataclass(frozen=True)
+class AMSoftmax(Margin):
+    """s (cos(theta_y) - m): additive-margin softmax, or CosFace."""
+
+    name: ClassVar[str] = "am-softmax"
+    about: ClassVar[str] = "s (cos(theta_y) - m), s cos(theta_j)"
+    scale: ClassVar[float | None] = 30.0
+    m: float = 0.35
+
+    def __post_init__(self) -> None:
+        _check_added(self.name, self.m, 2.0)
+
+    def target(self, cos: Tensor) -> Tensor:
+        return cos - self.m
+
+
+@register
+@dataclass(frozen=True)
+class ArcFace(Margin):
+    """s cos(theta_y + m), and s (cos(theta_y) - m sin(m)) where theta_y + m is beyond pi, so that it keeps falling."""
+
+    name: ClassVar[str] = "arcface"
+    about: ClassVar[str] = "s cos(theta_y + m), s cos(theta_j)"
+    scale: ClassVar[float | None] = 64.0
+    m: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_added(self.name, self.m, math.pi / 2)
+
+    def target(self, cos: Tensor) -> Tensor:
+        beyond = cos - self.m * math.sin(self.m)
+        return torch.where(cos >= math.cos(math.pi - self.m), torch.cos(angle(cos) + self.m), beyond)
+
+
+@register
+@dataclass(frozen=True)
+class NormFace(Margin):
+    """s cos(theta_j): features and weights of norm 1."""
+
+    name: ClassVar[str] = "normface"
+    about: ClassVar[str] = "s cos(theta_j)"
+    scale: ClassVar[float | None] = 20.0
+
+
+@register
+@dataclass(frozen=True)
+class L2Softmax(Margin):
+    """W_j (s x / ||x||) + b_j: features on a sphere of radius s."""
+
+    name: ClassVar[str] = "l2-softmax"
+    about: ClassVar[str] = "W_j (s x / ||x||) + b_j"
+    unit_weights: ClassVar[bool] = False
+    bias: ClassVar[bool] = True
+    scale: ClassVar[float | None] = 16.0
+
+
+@register
+@dataclass(frozen=True)
+class SphereFaceR(Margin):
+    """s cos(min(m theta_y, pi)) for version 1, and s cos(theta_j / m) for the others in version 2 (SphereFace Revived).
+
+    With `detach` the margin itself has no gradient, as the authors have it: that of the cosine is used in its place.
+    """
+
+    name: ClassVar[str] = "sphereface-r"
+    about: ClassVar[str] = "s cos(min(m theta_y, pi)), s cos(theta_j)"
+    scale: ClassVar[float | None] = 30.0
+    m: float = 1.5
+    version: int = 1
+    detach: bool = True
+
+    def __post_init__(self) -> None:
+        _check_multiple(self.name, self.m)
+        if self.version not in (1, 2):
+            raise ValueError(f"version of {self.name} must be 1 or 2, not {self.version!r}")
+
+    def target(self, cos: Tensor) -> Tensor:
+        if self.version == 2:
+            return cos
+        return self._passed(cos, lambda c: torch.cos((self.m * angle(c)).clamp(max=math.pi)))
+
+    def others(self, cos: Tensor) -> Tensor:
+        if self.version == 1:
+            return cos
+        return self._passed(cos, lambda c: torch.cos(angle(c) / self.m))
+
+    def _passed(self, cos: Tensor, margin: Callable[[Tensor], Tensor]) -> Tensor:
+        return cos + (margin(cos) - cos).detach() if self.detach else margin(cos)
+
+
+@register
+@dataclass(frozen=True)
+class SphereFace2(Margin):
+    """Each class by itself: r (g(cos) - m) + b for the label, r (g(cos) + m) + b for others; g(c) = 2((c+1)/2)^t - 1.
+
+    The loss is `share` / r of the logistic loss of the label, and (1 - share) / r of the sum of those of all others.
+    """
+
+    name: ClassVar[str] = "sphereface2"
+    about: ClassVar[str] = "s (g(cos(theta_y)) - m) + b, s (g(cos(theta_j)) + m) + b, g(c) = 2((c + 1)/2)^t - 1"
+    binary: ClassVar[bool] = True
+    scale: ClassVar[float | None] = 40.0
+    m: float = 0.4
+    t: float = 3.0
+    share: float = 0.7
+
+    def __post_init__(self) -> None:
+        _check_added(self.name, self.m, 1.0)
+        check_number(f"t of {self.name}", self.t)
+        if self.t < 1:
+            raise ValueError(f"t of {self.name} must be 1 or more, not {self.t!r}")
+        if not 0 < self.share < 1:
+            raise ValueError(f"share of {self.name} must be between 0 and 1, not {self.share!r}")
+
+    def target(self, cos: Tensor) -> Tensor:
+        return self._stretched(cos) - self.m
+
+    def others(self, cos: Tensor) -> Tensor:
+        return self._stretched(cos) + self.m
+
+    def _stretched(self, cos: Tensor) -> Tensor:
+        return 2 * ((cos.clamp(-1, 1) + 1) / 2) ** self.t - 1
+
+    def first_bias(self, classes: int, scale: float) -> float:
+        """b with which label and others pull equally at orthogonal weights."""
+        odds = self.share / ((1 - self.share) * max(classes - 1, 1))
+        zero = 2 * 0.5**self.t - 1
+        label, others = scale * (zero - self.m), scale * (zero + self.m)
+        root = math.sqrt((1 - odds) ** 2 + 4 * odds * math.exp(label - others))
+        return math.log(2 * odds) - others - math.log(1 - odds + root)
+
+
+def _check_multiple(name: str, m: Any) -> None:
+    check_number(f"m of {name}", m)
+    if m < 1:
+        raise ValueError(f"m of {name} multiplies the angle and must be 1 or more, not {m!r}")
+
+
+def _check_added(name: str, m: Any, limit: float) -> None:
+    check_number(f"m of {name}", m)
+    if not 0 <= m < limit:
+        raise ValueError(f"m of {name} must be from 0 to less than {limit:.3g}, not {m!r}")

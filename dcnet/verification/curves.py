@@ -1,0 +1,152 @@
+"""How often the same are accepted and others are, at every threshold: a pair is accepted where score >= threshold."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dcnet.verification.scores import ScoreHistogram
+
+
+@dataclass(frozen=True)
+class TarAtFar:
+    """The share of genuine pairs that are accepted where at most `far` of the impostor pairs are.
+
+    Args:
+        far: the rate that was asked for.
+        tar: the share; None where there are too few impostor pairs to tell.
+        threshold: the lowest one that holds the rate; None where there is none to tell.
+        note: why there is none, in a sentence.
+    """
+
+    far: float
+    tar: float | None
+    threshold: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Roc:
+    """The pairs that are accepted at every threshold that makes a difference.
+
+    Args:
+        thresholds: float64, falling; the first lies just above the highest score, the others are the distinct scores.
+        genuine: int64, the genuine pairs that are accepted at each; all of them at the last.
+        impostor: int64, the impostor pairs that are.
+    """
+
+    thresholds: Tensor
+    genuine: Tensor
+    impostor: Tensor
+
+    def __post_init__(self) -> None:
+        for kind, count in (("genuine", self.genuines), ("impostor", self.impostors)):
+            if count == 0:
+                raise ValueError(f"a curve needs genuine and impostor pairs, but there is no {kind} pair")
+
+    @property
+    def genuines(self) -> int:
+        return int(self.genuine[-1])
+
+    @property
+    def impostors(self) -> int:
+        return int(self.impostor[-1])
+
+    @property
+    def far(self) -> Tensor:
+        """The share of impostor pairs that are accepted, float64, rising from 0 to 1."""
+        return self.impostor.double() / self.impostors
+
+    @property
+    def tar(self) -> Tensor:
+        """The share of genuine pairs that are accepted, float64, rising from 0 to 1."""
+        return self.genuine.double() / self.genuines
+
+    @property
+    def frr(self) -> Tensor:
+        """The share of genuine pairs that are refused, float64, falling from 1 to 0."""
+        return (self.genuines - self.genuine).double() / self.genuines
+
+    def auc(self) -> float:
+        """The probability that a genuine pair scores above an impostor pair; equal scores count half."""
+        return float(torch.trapezoid(self.tar, self.far))
+
+    def eer(self) -> float:
+        """The rate at which as many impostor pairs are accepted as genuine ones refused, between points on a line."""
+        far, gap = self.far, self.far - self.frr
+        after = int((gap >= 0).nonzero()[0])
+        share = -gap[after - 1] / (gap[after] - gap[after - 1])
+        return float(far[after - 1] + share * (far[after] - far[after - 1]))
+
+    def lowest(self, far: float) -> int:
+        """The place of the lowest threshold at which at most `far` of the impostor pairs are accepted."""
+        return int((self.far <= far).sum()) - 1
+
+    def tar_at_far(self, far: float = 1e-3) -> TarAtFar:
+        """The share at the lowest threshold that holds the rate; nothing where one impostor would be more than it."""
+        check_rate("far", far)
+        if note := unresolved(far, self.impostors, "impostor pairs"):
+            return TarAtFar(far, None, None, note)
+        at = self.lowest(far)
+        return TarAtFar(far, float(self.tar[at]), float(self.thresholds[at]))
+
+
+def roc(scores: Tensor, same: Tensor) -> Roc:
+    """The curve of pairs, by their scores [P] and whether they are the same [P]; equal scores are one point."""
+    return Roc(*accepted(scores, same))
+
+
+def roc_of_histogram(histogram: ScoreHistogram) -> Roc:
+    """The curve at the lower ends of the bins that are not empty: scores are told apart as far as bins do."""
+    filled = (histogram.genuine + histogram.impostor).nonzero()[:, 0].flip(0)
+    if not len(filled):
+        raise ValueError("a curve needs genuine and impostor pairs, but the histogram is empty")
+    counts = [part[filled].cumsum(0) for part in (histogram.genuine, histogram.impostor)]
+    edges = histogram.edges()
+    return Roc(*_from_none(float(edges[filled[0]]) + 2 / histogram.bins, edges[filled], *counts))
+
+
+def accepted(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Thresholds, and the genuine and impostor pairs that are accepted at each, as in `Roc`; one kind may be absent."""
+    scores, same = checked_scores(scores, same)
+    order = scores.argsort(descending=True)
+    scores, same = scores[order], same[order]
+    last = torch.cat([scores[1:] != scores[:-1], torch.tensor([True])]).nonzero()[:, 0]
+    genuine, impostor = same.cumsum(0)[last], (~same).cumsum(0)[last]
+    return _from_none(math.nextafter(float(scores[0]), math.inf), scores[last], genuine, impostor)
+
+
+def _from_none(above: float, thresholds: Tensor, genuine: Tensor, impostor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """With the point before, at which nothing is accepted."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    above_all = torch.tensor([above], dtype=torch.float64)
+    return torch.cat([above_all, thresholds]), torch.cat([zero, genuine]), torch.cat([zero, impostor])
+
+
+def checked_scores(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores as float64 and answers as bool, on the CPU; what is no score of a pair is an error."""
+    scores = torch.as_tensor(scores).detach().cpu().double()
+    same = torch.as_tensor(same).detach().cpu()
+    if scores.dim() != 1 or scores.shape != same.shape or not len(scores):
+        raise ValueError(f"scores and same must be [P] and not empty, not {list(scores.shape)} and {list(same.shape)}")
+    if not torch.isfinite(scores).all():
+        at = int((~torch.isfinite(scores)).nonzero()[0])
+        raise ValueError(f"scores must be finite, but that of pair {at} is {float(scores[at])}")
+    if not ((same == 0) | (same == 1)).all():
+        raise ValueError(f"same must be True or False for each pair, not {same[(same != 0) & (same != 1)][0].item()}")
+    return scores, same.bool()
+
+
+def check_rate(name: str, rate: float) -> None:
+    """Refuses what is no rate of errors that one could ask for."""
+    if not 0 < rate < 1:
+        raise ValueError(f"{name} must be above 0 and below 1, not {rate}")
+
+
+def unresolved(rate: float, count: int, things: str) -> str:
+    """A sentence where one of so few things would already be more than the rate; nothing otherwise."""
+    if 1 / count <= rate:
+        return ""
+    needed = math.ceil(1 / rate)
+    return f"{count:,} {things} are too few for a rate of {rate:g}: one of them is {1 / count:g}; {needed:,} are needed"

@@ -1,0 +1,143 @@
+"""Cosines of pairs of embeddings: of listed pairs, and of all pairs, block by block."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dcnet.verification.embeddings import normalized
+
+BINS = 20_000
+BLOCK = 2048
+PAIR_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class ScoreHistogram:
+    """How many genuine and impostor pairs, int64 [bins] each, have a score in each bin of [-1, 1]."""
+
+    genuine: Tensor
+    impostor: Tensor
+
+    @property
+    def bins(self) -> int:
+        return len(self.genuine)
+
+    def edges(self) -> Tensor:
+        """The lower ends of the bins, float64."""
+        return torch.arange(self.bins, dtype=torch.float64) * (2 / self.bins) - 1
+
+    def __add__(self, other: "ScoreHistogram") -> "ScoreHistogram":
+        if self.bins != other.bins:
+            raise ValueError(f"histograms of {self.bins} and of {other.bins} bins cannot be added: bins must be alike")
+        return ScoreHistogram(self.genuine + other.genuine, self.impostor + other.impostor)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The highest scores float32 [N, k] of each probe, falling, and the int64 [N, k] of whom they are."""
+
+    scores: Tensor
+    indices: Tensor
+
+
+def cosines(rows: Tensor, columns: Tensor) -> Tensor:
+    """The cosines [R, C] of embeddings of norm 1, in full float32 whatever training left as the precision."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(rows.device.type, enabled=False):
+            return (rows @ columns.T).clamp_(-1, 1)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def pair_scores(embeddings: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """The cosines float32 [P] of the embeddings at the indices `first` with those at `second`, both int64 [P]."""
+    unit = normalized(embeddings)
+    first, second = (_index(part, len(unit)).to(unit.device) for part in (first, second))
+    if first.shape != second.shape:
+        raise ValueError(f"pairs need as many first as second images, not {len(first)} and {len(second)}")
+    blocks = zip(first.split(PAIR_BLOCK), second.split(PAIR_BLOCK), strict=True)
+    return torch.cat([(unit[left] * unit[right]).sum(1).clamp_(-1, 1) for left, right in blocks])
+
+
+def score_histogram(embeddings: Tensor, labels: Tensor, bins: int = BINS, block: int = BLOCK) -> ScoreHistogram:
+    """Every pair of two embeddings once: genuine where their labels are equal; holds block x block scores at a time."""
+    if bins < 2:
+        raise ValueError(f"bins must be at least 2, not {bins}")
+    unit = normalized(embeddings)
+    labels = checked_labels(labels, unit)
+    counts = torch.zeros(2 * bins, dtype=torch.int64, device=unit.device)
+    for rows in _blocks(len(unit), block):
+        for columns in _blocks(len(unit), block, start=rows.start):
+            scores = cosines(unit[rows], unit[columns])
+            slots = _bin(scores, bins) + bins * (labels[rows, None] == labels[columns])
+            # On the diagonal there are pairs of one image with itself, and the others twice.
+            taken = slots[_above(slots)] if rows == columns else slots.flatten()
+            counts += torch.bincount(taken, minlength=2 * bins)
+    impostor, genuine = counts.cpu().split(bins)
+    return ScoreHistogram(genuine, impostor)
+
+
+def nearest(probes: Tensor, gallery: Tensor | None = None, count: int = 1, block: int = BLOCK) -> Neighbours:
+    """The `count` most similar of the gallery for each probe, of equal ones any.
+
+    Without a gallery the probes are compared with each other, and none with itself.
+    """
+    rows = normalized(probes)
+    columns = rows if gallery is None else normalized(gallery).to(rows.device)
+    available = len(columns) - (gallery is None)
+    if not 1 <= count <= available:
+        raise ValueError(f"count must be from 1 to {available}, as many as there are to compare with, not {count}")
+    found = [_nearest(rows, part, columns, gallery is None, count, block) for part in _blocks(len(rows), block)]
+    return Neighbours(torch.cat([scores for scores, _ in found]), torch.cat([indices for _, indices in found]))
+
+
+def _nearest(
+    probes: Tensor, part: slice, gallery: Tensor, same: bool, count: int, block: int
+) -> tuple[Tensor, Tensor]:
+    own = torch.arange(len(probes), device=probes.device)[part, None]
+    scores = torch.empty(len(own), 0, device=probes.device)
+    indices = torch.empty(len(own), 0, dtype=torch.int64, device=probes.device)
+    for columns in _blocks(len(gallery), block):
+        found = cosines(probes[part], gallery[columns])
+        at = torch.arange(len(gallery), device=probes.device)[columns].expand_as(found)
+        if same:
+            found = found.masked_fill(at == own, -torch.inf)
+        found, local = found.topk(min(count, found.shape[1]))
+        joined, at = torch.cat([scores, found], 1), torch.cat([indices, at.gather(1, local)], 1)
+        scores, best = joined.topk(min(count, joined.shape[1]))
+        indices = at.gather(1, best)
+    return scores, indices
+
+
+def checked_labels(labels: Tensor, embeddings: Tensor) -> Tensor:
+    """The labels on the device of the embeddings; one whole number for each is wanted."""
+    if labels.shape != embeddings.shape[:1] or labels.is_floating_point():
+        raise ValueError(f"labels must be integers [{len(embeddings)}], not {labels.dtype} {list(labels.shape)}")
+    return labels.to(embeddings.device)
+
+
+def _index(index: Tensor, count: int) -> Tensor:
+    if index.dim() != 1 or not len(index) or index.is_floating_point() or index.dtype == torch.bool:
+        raise ValueError(f"indices of pairs must be integers [P] and not none, not {index.dtype} {list(index.shape)}")
+    low, high = int(index.min()), int(index.max())
+    if low < 0 or high >= count:
+        raise ValueError(f"indices of pairs must be from 0 to {count - 1}, not {low if low < 0 else high}")
+    return index
+
+
+def _blocks(count: int, block: int, start: int = 0) -> Iterator[slice]:
+    if block < 1:
+        raise ValueError(f"block must be at least 1, not {block}")
+    return (slice(begin, min(begin + block, count)) for begin in range(start, count, block))
+
+
+def _bin(scores: Tensor, bins: int) -> Tensor:
+    return ((scores + 1) * (bins / 2)).long().clamp_(0, bins - 1)
+
+
+def _above(square: Tensor) -> Tensor:
+    return torch.ones_like(square, dtype=torch.bool).triu_(1)
