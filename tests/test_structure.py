@@ -30,6 +30,7 @@ FLOORS = [
     ["models"],
     ["data"],
     ["training"],
+    ["verification"],
     ["report"],
     ["bench"],
     ["cli"],

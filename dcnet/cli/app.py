@@ -33,13 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="dcnet", description=commands.__doc__, args=given or ["--help"], config=(tyro.conf.FlagCreatePairsOff,)
     )
     try:
-        work = command.prepare()
-    except (ValueError, argparse.ArgumentTypeError) as error:
-        print(f"dcnet: {error}", file=sys.stderr)
-        return USAGE
-    try:
-        code = work()
-        sys.stdout.flush()
+        return _run(command)
     except KeyboardInterrupt:
         print("dcnet: interrupted before the end", file=sys.stderr)
         return INTERRUPTED
@@ -47,6 +41,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read along has seen enough; Python itself would complain once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CUT_OFF
+    except SystemExit as ended:
+        # It is rich that ends the program so, with 1, when its reader has gone.
+        if isinstance(ended.__context__, BrokenPipeError):
+            return CUT_OFF
+        raise
+
+
+def _run(command: Command) -> int:
+    try:
+        work = command.prepare()
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        print(f"dcnet: {error}", file=sys.stderr)
+        return USAGE
+    code = work()
+    sys.stdout.flush()
     return code
 
 

@@ -17,6 +17,7 @@ from dcnet.losses.margins import (
     SphereFace2,
     SphereFaceR,
 )
+from dcnet.losses.sharded import ShardedMarginSoftmax
 
 __all__ = [
     "AMSoftmax",
@@ -31,6 +32,7 @@ __all__ = [
     "Margin",
     "MarginSoftmax",
     "NormFace",
+    "ShardedMarginSoftmax",
     "Softmax",
     "SphereFace2",
     "SphereFaceR",

@@ -49,19 +49,23 @@ class MarginSoftmax(nn.Module):
         self.margin = as_margin(margin)
         self.in_features, self.num_classes, self.label_smoothing = in_features, num_classes, label_smoothing
         self.annealing = as_easing(annealing, self.margin.eased)
-        self.weight = nn.Parameter(torch.empty(num_classes, in_features))
+        self.weight = nn.Parameter(torch.empty(self._held(num_classes), in_features))
         self.scale = FeatureScale(self.margin.scale if scale is None else scale, self.margin.scale)
         if self.margin.binary and self.scale.is_norm:
             raise ValueError(f"{self.margin.name} decides each class by itself and needs a scale that is a number")
-        self.bias = nn.Parameter(torch.zeros(num_classes)) if self.margin.bias else None
+        self.bias = nn.Parameter(torch.zeros(len(self.weight))) if self.margin.bias else None
         self.offset = nn.Parameter(torch.zeros(())) if self.margin.binary else None
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         # How much of the margin is used; all of it where nothing is annealed.
         self.register_buffer("eased_in", torch.tensor(0.0 if isinstance(self.annealing, Automatic) else 1.0))
         self.reset_parameters()
 
+    def _held(self, num_classes: int) -> int:
+        """How many of the classes this head holds."""
+        return num_classes
+
     def reset_parameters(self) -> None:
-        nn.init.xavier_normal_(self.weight)
+        nn.init.normal_(self.weight, std=(2 / (self.num_classes + self.in_features)) ** 0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         if self.offset is not None and isinstance(self.margin, SphereFace2):

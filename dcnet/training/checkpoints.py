@@ -90,9 +90,10 @@ class Checkpoints:
         return None, complaints
 
     def clear(self) -> None:
+        """Removes all of them, and their folder unless somebody put something else there."""
         for path in self.files():
             path.unlink()
-        if self.folder.is_dir():
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 
     def remove_leftovers(self) -> None:

@@ -17,6 +17,10 @@ from dcnet.training.schedules import Cosine, Schedule, schedule_of
 OPTIMIZERS = ("adam", "adamw", "sgd")
 PRECISIONS = ("float32", "bfloat16")
 WEIGHTED = ("none", "gradient", "update")
+# Of the largest seed that torch takes.
+SEED_BITS = 63
+# Folders have names of 255 bytes at most, which also hold the hash and may get something in front.
+LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +104,8 @@ class RunConfig:
         for name in ("momentum", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 0 or more and less than 1, not {getattr(self, name)!r}")
+        if self.seed >= 2**SEED_BITS:
+            raise ValueError(f"seed must be below 2^{SEED_BITS}, not {self.seed}")
         if not all(value > 0 for value in self.pixel_std):
             raise ValueError(f"pixel_std must be above 0, not {self.pixel_std}")
         if self.decoupled and Operator.parse(self.operator).weighted:
@@ -134,8 +140,10 @@ class RunConfig:
     @property
     def name(self) -> str:
         """What the run is, in words that a folder can have."""
-        words = [self.dataset, self.model, self.operator, f"seed{self.seed}"]
-        return "-".join(re.sub(r"[^A-Za-z0-9.-]+", "_", word).strip("_") for word in words)
+        words = [self.dataset, self.model, self.operator]
+        name = "-".join(re.sub(r"[^A-Za-z0-9.-]+", "_", word).strip("_") for word in words)
+        seed = f"-seed{self.seed}"
+        return name[: LONGEST_NAME - len(seed)] + seed
 
 
 def config_of(described: Mapping[str, Any]) -> RunConfig:

@@ -23,8 +23,8 @@ class Reading:
 class Meter:
     """Counts images, correct ones and losses, and remembers the first step whose loss was not finite."""
 
-    def __init__(self, device: torch.device, join: Join | None = None):
-        self.join = join
+    def __init__(self, device: torch.device, join: Join | None = None, is_first: bool = True):
+        self.join, self.is_first = join, is_first
         # Losses, correct ones and images.
         self.totals = torch.zeros(3, dtype=torch.float64, device=device)
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
@@ -56,8 +56,13 @@ class Meter:
         return Reading(loss / images, 100 * correct / images, None if bad < 0 else int(bad))
 
     def state(self) -> dict[str, Tensor]:
-        return {f"meter.{name}": getattr(self, name).clone() for name in NAMES}
+        """What a checkpoint keeps; all processes have to ask, since the sums are those of all of them."""
+        totals = self.totals.clone() if self.join is None else self.join(self.totals.clone())
+        return {f"meter.{name}": getattr(self, name).clone() for name in NAMES} | {"meter.totals": totals}
 
     def restore_(self, tensors: dict[str, Tensor]) -> None:
         for name in NAMES:
             getattr(self, name).copy_(tensors[f"meter.{name}"])
+        if not self.is_first:
+            # One of the processes has the sums of all.
+            self.totals.zero_()

@@ -50,4 +50,5 @@ class Shown(Watcher):
             )
 
     def note(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, highlight=False)
+        # Without styles, since paths may have brackets.
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False)

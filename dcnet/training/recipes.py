@@ -121,7 +121,8 @@ def recipe(name: str, **changes: Any) -> RunConfig:
 def _moved(schedule: Steps, before: int, after: int | None) -> Steps:
     """The drops at the same shares of the run, as steps where their number is known."""
     shares = [milestone / before for milestone in schedule.milestones]
-    return dataclasses.replace(schedule, milestones=tuple(round(share * after) if after else share for share in shares))
+    moved = (max(1, round(share * after)) if after else share for share in shares)
+    return dataclasses.replace(schedule, milestones=tuple(moved))
 
 
 def command_of(config: RunConfig) -> str:
@@ -134,6 +135,8 @@ def command_of(config: RunConfig) -> str:
         value = getattr(config, declared.name)
         if declared.name in OPTIONS and value is not None and value != getattr(base, declared.name):
             words.append(f"{OPTIONS[declared.name]} {shlex.quote(str(value))}")
+    if config.schedule != recipe(config.recipe, steps=config.steps, epochs=config.epochs).schedule:
+        words.append(f"--schedule {config.schedule.name}")
     for name in ("pad", "flip", "cutout"):
         if getattr(config.augmentation, name) != getattr(base.augmentation, name):
             words.append(f"--{name} {getattr(config.augmentation, name)}")

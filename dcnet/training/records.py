@@ -59,6 +59,30 @@ def new_record(config: RunConfig, dataset: Dataset | FolderDataset, image_size: 
     }
 
 
+def notes_of(config: RunConfig, record: Record, clock: Clock) -> dict[str, Any]:
+    """What a checkpoint has beside tensors."""
+    return {
+        "hash": config.hash,
+        "classes": record["data"]["classes"],
+        "curves": record["curves"],
+        "seconds": clock.seconds,
+        "resumed_at": record.get("resumed_at", []),
+    }
+
+
+def go_on(record: Record, notes: dict[str, Any], step: int) -> Clock:
+    """Takes over into a new record what a checkpoint of this step noted, and gives the time that was spent."""
+    if notes["hash"] != record["hash"]:
+        raise ValueError(f"the checkpoints of the run are of another config, {notes['hash']}")
+    known, found = notes.get("classes"), record["data"]["classes"]
+    if known is not None and known != found:
+        some = [", ".join(names[:3]) for names in (known, found)]
+        raise ValueError(f"the run was begun with the classes {some[0]}, ..., and the data have {some[1]}, ... now")
+    record["curves"] = notes["curves"]
+    record["resumed_at"] = [*notes["resumed_at"], step]
+    return Clock(notes["seconds"])
+
+
 def add_point(record: Record, **values: float) -> None:
     """One more evaluation; JSON has no word for what is not finite but null."""
     for name in CURVES:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,20 @@ class Run:
 
     def write(self, record: Record) -> None:
         write_json(self.record_file, record)
+
+    def empty(self) -> None:
+        """Removes whatever is in the folder, but for the lock of who is working on it."""
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != ".lock":
+                path.unlink()
+
+    def remove_leftovers(self) -> None:
+        """Removes the temporary files of writes that were interrupted."""
+        for path in self.folder.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+        self.checkpoints.remove_leftovers()
 
     @property
     def done(self) -> bool:

@@ -2,11 +2,10 @@
 
 import json
 import os
-import shutil
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -24,51 +23,62 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 class Session:
-    """Carries out runs that are not done yet, shows how they go, and compares them in the end."""
+    """Carries out configs, each in the folder of its run, unless they are done; shows how it goes, and compares."""
 
     def __init__(
         self,
-        configs: Sequence[RunConfig],
-        root: Path,
+        work: Sequence[tuple[RunConfig, Run]],
         execution: Execution,
         again: bool = False,
         as_json: bool = False,
     ):
-        self.configs, self.root, self.execution, self.again = configs, root, execution, again
-        self.records: list[Record] = []
+        self.work, self.execution, self.again = work, execution, again
+        self.runs: list[tuple[Run, Record]] = []
+        self.trained: list[Run] = []
+        self.stopped = False
         self.as_json, self.is_first = as_json, int(os.environ.get("RANK", "0")) == 0
+        self.alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
         self.console = Console(stderr=as_json, quiet=not self.is_first)
 
     def run(self) -> int:
         """The exit code: 1 if a run diverged or could not be written, 2 if it could not begin, 130 if interrupted."""
         code = 0
         with Shown(self.console) as shown:
-            for config in self.configs:
-                try:
-                    record = self._carry_out(config, shown)
-                except (DivergenceError, OSError, ValueError) as error:
-                    self._complain(str(error), Run.of(config, self.root))
-                    code = USAGE if isinstance(error, ValueError) else FAILED
-                    continue
-                self.records.append(record)
-                if record["status"] == "interrupted":
-                    code = INTERRUPTED
+            for place, (config, run) in enumerate(self.work):
+                code = self._attempt(config, run, shown) or code
+                left = len(self.work) - place - 1
+                if self.stopped and left:
+                    runs = "run has" if left == 1 else "runs have"
+                    shown.note(f"{left} more {runs} not begun; the same command goes on")
+                    code = code or INTERRUPTED
                     break
         self._close()
         return code
 
-    def _carry_out(self, config: RunConfig, shown: Shown) -> Record:
-        run = Run.of(config, self.root)
+    def _attempt(self, config: RunConfig, run: Run, shown: Shown) -> int:
+        try:
+            record = self._carry_out(config, run, shown)
+        except (DivergenceError, OSError, ValueError) as error:
+            self._complain(str(error), run)
+            # Other processes may have got further in this run, and would meet this one in the next.
+            self.stopped = not self.alone
+            return USAGE if isinstance(error, ValueError) else FAILED
+        self.runs.append((run, record))
+        return INTERRUPTED if record["status"] == "interrupted" else 0
+
+    def _carry_out(self, config: RunConfig, run: Run, shown: Shown) -> Record:
         with self._hold(run):
             if run.done and not self.again:
                 shown.note(f"{run.folder.name}: is done already, see {run.record_file}; --again trains it anew")
                 return run.record()
-            if self.again and self.is_first and run.folder.exists():
-                _empty(run.folder)
-            record = Trainer(config, run, self.execution, shown).run()
+            trainer = Trainer(config, run, self.execution, shown, again=self.again)
+            record = trainer.run()
+        self.stopped = trainer.stopped
         if record["status"] == "interrupted":
             steps = f"{record['steps_done']} of {record['steps']} steps"
-            shown.note(f"stopped after {steps}; go on with: dcnet train --resume {run.folder}")
+            shown.note(f"stopped after {steps}; go on with: dcnet train --resume {shlex.quote(str(run.folder))}")
+        else:
+            self.trained.append(run)
         return record
 
     def _hold(self, run: Run) -> AbstractContextManager[None]:
@@ -86,28 +96,22 @@ class Session:
     @property
     def finished(self) -> list[Record]:
         """The records of the runs that are done."""
-        return [record for record in self.records if record["status"] == "done"]
+        return [record for _, record in self.runs if record["status"] == "done"]
 
     def _close(self) -> None:
-        finished = self.finished
         if self.as_json and self.is_first:
-            print(json.dumps([_short(record, self.root) for record in self.records], indent=2))
-        elif finished:
-            self.console.print(summary_table(finished))
-            for record in finished:
-                folder = self.root / f"{record['name']}-{record['hash']}"
-                self.console.print(f"wrote {folder / 'record.json'}", soft_wrap=True, highlight=False)
+            print(json.dumps([_short(record, run) for run, record in self.runs], indent=2))
+        elif self.finished:
+            self.console.print(summary_table(self.finished))
+            for run in self.trained:
+                self.say(f"wrote {run.record_file}")
+
+    def say(self, text: str) -> None:
+        """One line as it is, whatever there is in it."""
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def _short(record: Record, root: Path) -> dict[str, Any]:
+def _short(record: Record, run: Run) -> dict[str, Any]:
     """What a program wants to know of a run; the rest is in its record."""
     names = ("name", "hash", "status", "steps", "steps_done", "results", "timings")
-    return {"folder": str(root / f"{record['name']}-{record['hash']}"), **{name: record.get(name) for name in names}}
-
-
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != ".lock":
-            path.unlink()
+    return {"folder": str(run.folder), **{name: record.get(name) for name in names}}

@@ -107,6 +107,25 @@ def make_source(
     workers: int,
 ) -> Source:
     """The source for a kind of dataset; `share` is this process's number and how many there are."""
+    _check(dataset, config)
     if isinstance(dataset, FolderDataset):
         return Streamed(dataset, config, device, share, workers)
     return Resident(dataset, config, device, share, graph)
+
+
+def _check(dataset: Dataset | FolderDataset, config: RunConfig) -> None:
+    """Refuses what would be written down about a run and not be done."""
+    if isinstance(dataset, FolderDataset):
+        asked = {
+            "train_images": config.train_images,
+            "pad": config.augmentation.pad,
+            "cutout": config.augmentation.cutout,
+        }
+        for name, value in asked.items():
+            if value:
+                raise ValueError(f"{name}={value} does not apply to a folder of images, as {dataset.name}: omit it")
+    elif config.image_size not in (None, dataset.image_size):
+        size = dataset.image_size
+        raise ValueError(
+            f"image_size={config.image_size} does not fit {dataset.name}, whose images have {size}: use that"
+        )

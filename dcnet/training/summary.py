@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 Record = dict[str, Any]
 
@@ -47,7 +48,8 @@ def summary_table(records: Sequence[Record]) -> Table:
         table.add_column(heading, justify="right")
     for name, members in rows.items():
         own = [name[i] for i in range(2) if not common[i]]
-        table.add_row(*own, name[2], *_numbers(members))
+        # As text, since specs may have brackets that rich would take for styles.
+        table.add_row(*(Text(word) for word in (*own, name[2], *_numbers(members))))
     return table
 
 

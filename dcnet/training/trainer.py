@@ -11,7 +11,7 @@ from dcnet.training.divergence import DivergenceError, first_bad_layer
 from dcnet.training.execution import Execution
 from dcnet.training.interruption import Interruption, interruptible
 from dcnet.training.meter import Reading
-from dcnet.training.records import Clock, Record, add_point, new_record, results, timings
+from dcnet.training.records import Clock, Record, add_point, go_on, new_record, notes_of, results, timings
 from dcnet.training.runs import Run
 from dcnet.training.state import MODEL
 from dcnet.training.watching import Watcher
@@ -24,7 +24,10 @@ STARTING = 5
 
 
 class Trainer:
-    """One run; `run` carries it out, from its newest checkpoint if it has one."""
+    """One run; `run` carries it out, from its newest checkpoint if it has one, or anew if it is to be done again.
+
+    `stopped` says afterwards whether somebody asked to stop, be it too late for this run.
+    """
 
     def __init__(
         self,
@@ -34,39 +37,38 @@ class Trainer:
         watcher: Watcher | None = None,
         dataset: Dataset | FolderDataset | None = None,
         model: nn.Module | None = None,
+        again: bool = False,
     ):
         self.config, self.folder, self.execution = config, run, execution or Execution()
-        self.watcher = watcher or Watcher()
-        self.space = Workspace(config, run, self.execution, dataset, model)
+        self.watcher, self.stopped = watcher or Watcher(), False
+        found, complaints = (None, []) if again else run.checkpoints.newest()
+        self.space = Workspace(config, run, self.execution, dataset, model, begins=found is None)
         self.record = new_record(config, self.space.dataset, self.space.image_size) | self.space.described()
         self.total, self.done, self.begun_at = self.space.total_steps, 0, 0
         self.clock, self.last_saved = Clock(), time.monotonic()
         self.look_every = LOOK_EVERY[self.space.device.type]
         self.evaluate_every = config.evaluate_every or self.space.source.steps_per_epoch
         self.since, self.since_time = 0, 0.0
-        self._resume()
-
-    def _resume(self) -> None:
-        checkpoints = self.folder.checkpoints
-        checkpoints.remove_leftovers()
-        found, complaints = checkpoints.newest()
+        if self.space.is_first:
+            run.remove_leftovers()
         for complaint in complaints:
-            self.watcher.note(f"{complaint}; the one before it is used")
+            self.watcher.note(f"{complaint}; {'the one before it is used' if found else 'the run begins anew'}")
         if found is not None:
             self._go_on_from(found)
         elif self.space.is_first:
-            self._write("running")
-            check_room(self.folder.folder, self.space.model)
+            self._begin(again)
+
+    def _begin(self, again: bool) -> None:
+        # Only now, when all else is known to be there, may what was done before go.
+        if again:
+            self.folder.empty()
+        self._write("running")
+        check_room(self.folder.folder, self.space.model)
 
     def _go_on_from(self, checkpoint: Checkpoint) -> None:
-        notes = checkpoint.notes
-        if notes["hash"] != self.config.hash:
-            raise ValueError(f"the checkpoints in {str(self.folder.folder)!r} are of another config, {notes['hash']}")
+        self.clock = go_on(self.record, checkpoint.notes, checkpoint.step)
         self.space.restore_(checkpoint.step, checkpoint.tensors)
         self.done = self.begun_at = checkpoint.step
-        self.record["curves"] = notes["curves"]
-        self.record["resumed_at"] = [*notes["resumed_at"], checkpoint.step]
-        self.clock = Clock(notes["seconds"])
 
     def run(self) -> Record:
         """Trains to the end, or to an interruption, and gives the record; see its status for which."""
@@ -75,16 +77,19 @@ class Trainer:
             accelerator.init_trackers("dcnet", {"name": self.config.name, "seed": self.config.seed})
         self.watcher.starts(self.config.name, self.done, self.total)
         with interruptible() as interruption:
-            status = self._train(interruption)
+            self._close(self._train(interruption))
+            self.stopped = self.space.any_process(interruption.asked)
+        self.watcher.ends(self.record)
+        if tracker:
+            accelerator.end_training()
+        return self.record
+
+    def _close(self, status: str) -> None:
         if status == "done":
             self._keep_weights()
         self._write(status)
         if status == "done" and self.space.is_first:
             self.folder.checkpoints.clear()
-        self.watcher.ends(self.record)
-        if tracker:
-            accelerator.end_training()
-        return self.record
 
     def _train(self, interruption: Interruption) -> str:
         self.space.model.train()
@@ -159,13 +164,7 @@ class Trainer:
             tensors = self.space.tensors()
             self.last_saved = time.monotonic()
             if self.space.is_first:
-                notes = {
-                    "hash": self.config.hash,
-                    "curves": self.record["curves"],
-                    "seconds": self.clock.seconds,
-                    "resumed_at": self.record.get("resumed_at", []),
-                }
-                self.folder.checkpoints.save(self.done, tensors, notes)
+                self.folder.checkpoints.save(self.done, tensors, notes_of(self.config, self.record, self.clock))
 
     def _save_if_due(self, evaluated: bool) -> None:
         every = self.execution.checkpoint_every

@@ -23,7 +23,10 @@ from dcnet.training.step import Step
 
 
 class Workspace:
-    """Made from a config, a folder and a machine; a network or a dataset of one's own may take the config's place."""
+    """Made from a config, a folder and a machine; a network or a dataset of one's own may take the config's place.
+
+    A run that does not begin here is given its weights by `restore_`.
+    """
 
     def __init__(
         self,
@@ -32,8 +35,9 @@ class Workspace:
         execution: Execution,
         dataset: Dataset | FolderDataset | None = None,
         model: nn.Module | None = None,
+        begins: bool = True,
     ):
-        self.config, self.execution = config, execution
+        self.config, self.execution, self.begins = config, execution, begins
         self.accelerator = make_accelerator(config, execution, run.folder)
         self.device, self.processes = self.accelerator.device, int(self.accelerator.num_processes)
         self.dataset = dataset or load_dataset(config.dataset, execution.data_dir)
@@ -45,7 +49,7 @@ class Workspace:
         prepared, wrapped = self.accelerator.prepare(self.model, optimizer)
         self.optimizer: Optimizer = wrapped.optimizer
         self.rate = float("nan")
-        self.meter = Meter(self.device, self.joined if self.processes > 1 else None)
+        self.meter = Meter(self.device, self.joined if self.processes > 1 else None, self.is_first)
         network: Any = torch.compile(prepared) if execution.compile else prepared
         self.step = Step(self.accelerator, network, self.optimizer, Objective(config, self.model), self.meter)
         share = (self.accelerator.process_index, self.processes)
@@ -57,7 +61,8 @@ class Workspace:
         torch.manual_seed(self.config.seed)
         data = self.dataset
         model = build_model(self.config, len(data.classes), data.channels, self.image_size)
-        if self.config.pretrained:
+        # A run that goes on has its weights, and the others may be gone or elsewhere by now.
+        if self.config.pretrained and self.begins:
             start_from_(model, self.config.pretrained)
         return model
 
@@ -106,7 +111,7 @@ class Workspace:
             set_learning_rate(self.optimizer, rate)
             self.rate = rate
         # Whatever is random in a network, such as dropout, is a function of the step as well.
-        torch.manual_seed((config.seed * 1_000_003 + step) * 4_099 + self.accelerator.process_index)
+        torch.manual_seed(((config.seed * 1_000_003 + step) * 4_099 + self.accelerator.process_index) % 2**64)
         self.source.train(step, self.step)
         if self.projection is not None:
             self.projection.step()

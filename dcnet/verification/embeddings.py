@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 JOINS = ("sum", "concatenate")
-# Resizing may leave a float image a little beyond its range; images from 0 to 255, or normalised ones, are far beyond it.
+# Resizing may leave a float image a little beyond its range; bytes as floats, and normalised images, are far beyond.
 SLACK = 1e-3
 
 
@@ -69,7 +69,7 @@ def normalized(embeddings: Tensor) -> Tensor:
 def _pixels(images: Tensor, number: int) -> Tensor:
     pixels = images.float() / 255 if images.dtype == torch.uint8 else images.float()
     low, high = (float(end) for end in pixels.aminmax()) if pixels.numel() else (0.0, 0.0)
-    if not (-SLACK <= low and high <= 1 + SLACK):
+    if not (low >= -SLACK and high <= 1 + SLACK):
         raise ValueError(
             f"images must be uint8, or float from 0 to 1, but batch {number} is {images.dtype} from {low:g} to {high:g}"
         )

@@ -95,9 +95,7 @@ def nearest(probes: Tensor, gallery: Tensor | None = None, count: int = 1, block
     return Neighbours(torch.cat([scores for scores, _ in found]), torch.cat([indices for _, indices in found]))
 
 
-def _nearest(
-    probes: Tensor, part: slice, gallery: Tensor, same: bool, count: int, block: int
-) -> tuple[Tensor, Tensor]:
+def _nearest(probes: Tensor, part: slice, gallery: Tensor, same: bool, count: int, block: int) -> tuple[Tensor, Tensor]:
     own = torch.arange(len(probes), device=probes.device)[part, None]
     scores = torch.empty(len(own), 0, device=probes.device)
     indices = torch.empty(len(own), 0, dtype=torch.int64, device=probes.device)

@@ -134,25 +134,32 @@ def calibrate_curve(curve: Roc, far: float = 1e-3, frr: float = 1e-2) -> Decisio
     check_rate("far", far)
     check_rate("frr", frr)
     upper, lower = curve.lowest(far), int((curve.frr <= frr).nonzero()[0])
-    if lower < upper:
+    highest, lowest = float(curve.thresholds[upper]), float(curve.thresholds[lower])
+    if lowest > highest:
         # Each threshold between them holds both rates: one in the middle, and nothing is too close to call.
-        middle = float(curve.thresholds[lower] + curve.thresholds[upper]) / 2
-        lower = upper = int((curve.thresholds >= middle).sum()) - 1
-        ends = (middle, middle)
-    else:
-        ends = (float(curve.thresholds[lower]), float(curve.thresholds[upper]))
-    rates = [float(rate) for rate in (curve.far[upper], curve.frr[lower])]
-    opened = [float(curve.far[lower]) - rates[0], float(curve.frr[upper]) - rates[1]]
-    counts = (curve.genuines, curve.impostors)
-    return Decision(*ends, far, frr, *rates, *opened, *counts, notes=_notes(curve, upper, lower, far, frr))
+        highest = lowest = (highest + lowest) / 2
+        upper = lower = int((curve.thresholds >= highest).sum()) - 1
+    return Decision(
+        lower=lowest,
+        upper=highest,
+        wanted_far=far,
+        wanted_frr=frr,
+        far=float(curve.far[upper]),
+        frr=float(curve.frr[lower]),
+        open_impostor=int(curve.impostor[lower] - curve.impostor[upper]) / curve.impostors,
+        open_genuine=int(curve.genuine[lower] - curve.genuine[upper]) / curve.genuines,
+        genuine=curve.genuines,
+        impostor=curve.impostors,
+        notes=_notes(curve, upper, lower, far, frr),
+    )
 
 
 def _notes(curve: Roc, upper: int, lower: int, far: float, frr: float) -> tuple[str, ...]:
     notes = [_too_few(curve.impostors, far, "impostor"), _too_few(curve.genuines, frr, "genuine")]
     if curve.genuine[upper] == 0:
-        notes.append(f"no pair can be called the same: an impostor pair scores highest, and {far:g} allows for no more")
+        notes.append(f"no genuine pair is called the same where at most {far:g} of the impostor pairs may be")
     if curve.impostor[lower] == curve.impostors:
-        notes.append(f"no pair can be called different: a genuine pair scores lowest, and {frr:g} allows for no more")
+        notes.append(f"no impostor pair is called different where at most {frr:g} of the genuine pairs may be")
     return tuple(note for note in notes if note)
 
 

@@ -89,7 +89,7 @@ def test_the_command_of_a_config(changes):
     words = command_of(config).split()
     assert words[:2] == ["dcnet", "train"]
     command = make_application(commands).cli(prog="dcnet", args=words[1:])
-    assert command._configs()[0] == [config]
+    assert command._configs() == [config]
 
 
 # --- schedules ---

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from dcnet.cli.resume_options import begun, weights_of
 from dcnet.cli.train_options import MachineOptions, NetworkOptions, RecipeOptions, given
 
 if TYPE_CHECKING:
-    from dcnet.training import Execution, RunConfig
+    from dcnet.training import Execution, Run, RunConfig
     from dcnet.training.session import Session
 
 AUGMENTATION = ("pad", "flip", "cutout")
@@ -64,15 +65,13 @@ class Command:
     def prepare(self) -> Callable[[], int]:
         from dcnet.cli.bench_options import check_plot
         from dcnet.report.options import writable
-        from dcnet.training.runs import runs_root
         from dcnet.training.session import Session
 
-        configs, root = self._configs()
+        work = self._work()
         if self.plot is not None:
             check_plot(self.plot)
             writable(str(self.plot))
-        where = root or self.machine.runs or runs_root()
-        session = Session(configs, where, self._execution(), self.again, self.json)
+        session = Session(work, self._execution(), self.again, self.json)
         return lambda: self._draw(session, session.run())
 
     def _draw(self, session: Session, code: int) -> int:
@@ -82,22 +81,28 @@ class Command:
             from dcnet.report.curves import run_curves
 
             plots.save(run_curves(session.finished), self.plot)
-            session.console.print(f"wrote {self.plot}", soft_wrap=True, highlight=False)
+            session.say(f"wrote {self.plot}")
         return code
 
-    def _configs(self) -> tuple[list[RunConfig], Path | None]:
-        """What to train, and the folder of a run that goes on."""
-        from dcnet.training import config_of, find_run, recipe
+    def _work(self) -> list[tuple[RunConfig, Run]]:
+        """What to train, and in which folders."""
+        from dcnet.training import Run
 
         if self.resume is not None:
-            run = find_run(self.resume, self.machine.runs)
-            return [config_of(run.record()["config"])], run.folder.parent
+            return [begun(self.resume, self.machine.runs)]
+        return [(config, Run.of(config, self.machine.runs)) for config in self._configs()]
+
+    def _configs(self) -> list[RunConfig]:
+        """What to train, and nothing twice, however its operator may be written."""
+        from dcnet.training import recipe
+
         changes = self._changes()
-        return [
+        configs = [
             recipe(self.recipe, **changes, operator=operator, seed=seed)
-            for seed in dict.fromkeys(self.seeds)
-            for operator in dict.fromkeys(self.operators)
-        ], None
+            for seed in self.seeds
+            for operator in self.operators
+        ]
+        return list(dict.fromkeys(configs))
 
     def _changes(self) -> dict[str, Any]:
         """The values that are not the recipe's."""
@@ -105,6 +110,8 @@ class Command:
         from dcnet.training.schedules import SCHEDULES
 
         changes = given(self.network) | given(self.training)
+        if "pretrained" in changes:
+            changes["pretrained"] = weights_of(changes["pretrained"], self.machine.runs)
         drawn = {name: changes.pop(name) for name in AUGMENTATION if name in changes}
         if drawn:
             changes["augmentation"] = dataclasses.replace(recipe(self.recipe).augmentation, **drawn)

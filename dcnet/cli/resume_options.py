@@ -1,0 +1,39 @@
+"""Runs that a training goes on with, or starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dcnet.cli.convert_options import STATUS
+from dcnet.cli.run_options import described
+
+if TYPE_CHECKING:
+    from dcnet.training import Run, RunConfig
+
+
+def begun(name: str, root: Path | None) -> tuple[RunConfig, Run]:
+    """The config of a run that was begun, and its folder, whatever that is called by now."""
+    from dcnet.training import config_of, find_run
+
+    run = find_run(name, root)
+    record = run.record()
+    if record["status"] == STATUS:
+        raise ValueError(
+            f"the run {name!r} was converted and never begun, so that it cannot go on: give it to --pretrained"
+        )
+    with described(run):
+        return config_of(record["config"]), run
+
+
+def weights_of(name: str, root: Path | None) -> str:
+    """The folder of a run by its name, or what was given where it is a path."""
+    from dcnet.training import all_runs, find_run
+
+    if Path(name).exists() or not any(_named(run, name) for run in all_runs(root)):
+        return name
+    return str(find_run(name, root).folder)
+
+
+def _named(run: Run, name: str) -> bool:
+    return run.folder.name.startswith(name) or run.folder.name.endswith(name)

@@ -1,0 +1,80 @@
+"""Sums over processes that know about gradients."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Group = Any
+
+
+def rank_of(group: Group) -> tuple[int, int]:
+    """The number of this process in its group, and how many there are; one where nothing is distributed."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+class Gathered(torch.autograd.Function):
+    """The rows of all processes, one after the other.
+
+    The gradient is the sum over the processes, each of which sees all rows, times their number: what comes before is
+    under DistributedDataParallel, which takes the mean of gradients as if each process had a loss of its own.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: Group) -> Tensor:
+        ctx.group, ctx.count = group, len(rows)
+        return gather_rows(rows, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        rank, world = rank_of(ctx.group)
+        gradient = gradient.contiguous().clone()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient[rank * ctx.count : (rank + 1) * ctx.count] * world, None
+
+
+class Summed(torch.autograd.Function):
+    """The sum over the processes, of which each goes on with the same: its gradient is that of its own term."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: Group) -> Tensor:
+        total = value.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class Shared(torch.autograd.Function):
+    """A value that all processes have, and each uses for its own part: the gradients add up."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        gradient = gradient.contiguous().clone()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+def gather_rows(rows: Tensor, group: Group) -> Tensor:
+    """The rows of all processes, which have equally many."""
+    _, world = rank_of(group)
+    found = [torch.empty_like(rows) for _ in range(world)]
+    dist.all_gather(found, rows.contiguous(), group=group)
+    return torch.cat(found)
+
+
+def largest(value: Tensor, group: Group) -> Tensor:
+    """The largest of each entry over the processes, without a gradient."""
+    found = value.detach().clone()
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    return found

@@ -1,0 +1,149 @@
+"""Heads for many classes: each process holds its share of them, and the softmax is over all."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dcnet.losses.annealing import BY_MARGIN, Easing
+from dcnet.losses.collectives import Gathered, Shared, Summed, gather_rows, largest, rank_of
+from dcnet.losses.head import MarginSoftmax, _full_precision, _normalized
+from dcnet.losses.margin import Margin
+from dcnet.losses.scale import Scale
+
+
+class ShardedMarginSoftmax(MarginSoftmax):
+    """MarginSoftmax with the classes shared out over the processes of a group; all of them call it together.
+
+    Each gives its own features and labels, equally many, and gets the mean loss over the joint batch. The features'
+    gradients are those that DistributedDataParallel expects, and the weights' are exact: keep the head out of it.
+    Without torch.distributed it is a MarginSoftmax.
+
+    Args:
+        in_features: as in MarginSoftmax, like the others.
+        num_classes: over all processes.
+        margin: by name, or a Margin.
+        scale: a number, "norm", "learned" or a Learnable.
+        annealing: as in MarginSoftmax.
+        sample: the share of the classes that is used in a step: those of the batch, and others at random.
+        group: of torch.distributed; None for all processes.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        margin: Margin | str = "a-softmax",
+        scale: Scale = None,
+        annealing: Easing | str | None = BY_MARGIN,
+        sample: float = 1.0,
+        group: Any = None,
+    ):
+        # Before torch's own module is there, since it decides how many weights there are.
+        object.__setattr__(self, "group", group)
+        if not 0 < sample <= 1:
+            raise ValueError(f"sample must be a share above 0 and at most 1, not {sample!r}")
+        super().__init__(in_features, num_classes, margin, scale, annealing)
+        self.sample = sample
+        self.rank, self.world = rank_of(group)
+        self.first = self._bounds(self.rank)
+
+    def _bounds(self, rank: int) -> int:
+        """The first class of a process; shares differ by one at most."""
+        return rank * self.num_classes // rank_of(self.group)[1]
+
+    def _held(self, num_classes: int) -> int:
+        rank, world = rank_of(self.group)
+        if num_classes < world:
+            raise ValueError(f"{num_classes} classes cannot be shared by {world} processes")
+        return (rank + 1) * num_classes // world - rank * num_classes // world
+
+    def reset_parameters(self) -> None:
+        """From chance of its own in each process, which would have the same weights otherwise."""
+        rank, _ = rank_of(self.group)
+        generator = torch.Generator(self.weight.device).manual_seed(torch.initial_seed() + 7919 * rank)
+        super().reset_parameters()
+        deviation = math.sqrt(2 / (self.num_classes + self.in_features))
+        nn.init.normal_(self.weight, std=deviation, generator=generator)
+
+    def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+        if self.world == 1:
+            return super().forward(features, labels)
+        self._check(features, labels)
+        with _full_precision(features):
+            joint = Gathered.apply(features.to(self._dtype), self.group)
+            return self._shared_loss(joint, gather_rows(labels, self.group))
+
+    def _shared_loss(self, features: Tensor, labels: Tensor) -> Tensor:
+        unit, norms = self._directions(features)
+        size = self._shared_scale(norms)
+        own = (labels >= self.first) & (labels < self.first + len(self.weight))
+        weight, bias, places = self._used((labels - self.first).clamp(0, len(self.weight) - 1), own)
+        weights, weight_norms = _normalized(weight.to(self._dtype))
+        target = Summed.apply(self._target(unit, size, weights, weight_norms, bias, places, own), self.group)
+        logits = self._scaled(self.margin.others(F.linear(unit, weights)), size, weight_norms)
+        logits = logits if bias is None else logits + bias
+        hidden = own[:, None] & (torch.arange(len(weights), device=logits.device) == places[:, None])
+        if self.margin.binary:
+            return self._shared_binary(logits, target, hidden) / size.detach()
+        return self._shared_softmax(logits.masked_fill(hidden, -math.inf), target)
+
+    def _shared_scale(self, norms: Tensor) -> Tensor:
+        size = self.scale(norms)
+        return size if self.scale.log is None else Shared.apply(size, self.group)
+
+    def _target(
+        self,
+        unit: Tensor,
+        size: Tensor,
+        weights: Tensor,
+        weight_norms: Tensor,
+        bias: Tensor | None,
+        places: Tensor,
+        own: Tensor,
+    ) -> Tensor:
+        """The target logits of the classes that are held here, and 0 for all others."""
+        cos = (unit * weights[places]).sum(1) * own
+        share = self._next_share(Summed.apply(cos, self.group))
+        psi = self.margin.target(cos)
+        eased = psi if share is None else cos + share * (psi - cos)
+        target = eased * size if self.margin.unit_weights else eased * size * weight_norms[places]
+        return (target if bias is None else target + bias[places]) * own
+
+    def _shared_softmax(self, logits: Tensor, target: Tensor) -> Tensor:
+        highest = torch.maximum(largest(logits.amax(1), self.group), target.detach())
+        others = Summed.apply((logits - highest[:, None]).exp().sum(1), self.group)
+        total = others + (target - highest).exp()
+        return (highest + total.log() - target).mean()
+
+    def _shared_binary(self, logits: Tensor, target: Tensor, hidden: Tensor) -> Tensor:
+        assert self.offset is not None
+        offset = Shared.apply(self.offset, self.group)
+        # The label's own part is computed by all, and must count once in what they share.
+        own = F.softplus(-(target + offset / self.world - offset.detach() / self.world + offset.detach()))
+        others = Summed.apply(F.softplus(logits + offset).masked_fill(hidden, 0.0).sum(1), self.group)
+        share = self.margin.share  # type: ignore[attr-defined]
+        return (share * own + (1 - share) * others).mean()
+
+    def _used(self, places: Tensor, own: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Weights and biases of the classes of this step, and where the labels are among them."""
+        if self.sample == 1 or not self.training:
+            return self.weight, self.bias, places
+        chance = torch.rand(len(self.weight), device=places.device)
+        chance[places[own]] = 2.0
+        wanted = max(math.ceil(self.sample * len(self.weight)), int((chance == 2).sum()), 1)
+        chosen = chance.topk(wanted).indices.sort().values
+        where = torch.searchsorted(chosen, places).clamp(max=wanted - 1)
+        return self.weight[chosen], None if self.bias is None else self.bias[chosen], where
+
+    def full_weight(self) -> Tensor:
+        """The weights of all classes, in every process."""
+        if self.world == 1:
+            return self.weight.detach()
+        most = -(-self.num_classes // self.world)
+        padded = F.pad(self.weight.detach(), (0, 0, 0, most - len(self.weight)))
+        shares = gather_rows(padded, self.group).view(self.world, most, -1)
+        counts = [self._bounds(rank + 1) - self._bounds(rank) for rank in range(self.world)]
+        return torch.cat([share[:count] for share, count in zip(shares, counts, strict=True)])

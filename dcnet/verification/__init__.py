@@ -1,0 +1,59 @@
+"""Are these two the same, and who is it? For people and classes that a network was never trained on."""
+
+from dcnet.verification.curves import Roc, TarAtFar, roc, roc_of_histogram
+from dcnet.verification.embeddings import embed, normalized
+from dcnet.verification.identification import Identified, OpenSetRate, cmc, identify, open_set_rate
+from dcnet.verification.image_files import ImageFiles, labels_of, people_folders
+from dcnet.verification.lfw import LfwData
+from dcnet.verification.open_set import OpenSet, sample_pairs, split_classes
+from dcnet.verification.pairs import Disjoint, Pairs, people_disjoint, read_pairs
+from dcnet.verification.protocol import (
+    DevelopmentAccuracy,
+    FoldAccuracy,
+    accuracy,
+    best_threshold,
+    development_accuracy,
+    fold_accuracy,
+)
+from dcnet.verification.scores import Neighbours, ScoreHistogram, nearest, pair_scores, score_histogram
+from dcnet.verification.threshold import Decision, Verdict, calibrate, calibrate_curve
+
+__all__ = [
+    "Decision",
+    "DevelopmentAccuracy",
+    "Disjoint",
+    "FoldAccuracy",
+    "Identified",
+    "ImageFiles",
+    "LfwData",
+    "Neighbours",
+    "OpenSet",
+    "OpenSetRate",
+    "Pairs",
+    "Roc",
+    "ScoreHistogram",
+    "TarAtFar",
+    "Verdict",
+    "accuracy",
+    "best_threshold",
+    "calibrate",
+    "calibrate_curve",
+    "cmc",
+    "development_accuracy",
+    "embed",
+    "fold_accuracy",
+    "identify",
+    "labels_of",
+    "nearest",
+    "normalized",
+    "open_set_rate",
+    "pair_scores",
+    "people_disjoint",
+    "people_folders",
+    "read_pairs",
+    "roc",
+    "roc_of_histogram",
+    "sample_pairs",
+    "score_histogram",
+    "split_classes",
+]

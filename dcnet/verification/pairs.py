@@ -1,0 +1,129 @@
+"""Lists of pairs: which two images, and whether they show the same."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import torch
+from torch import Tensor
+
+ANSWERS = {"1": True, "same": True, "0": False, "different": False}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """P pairs of images.
+
+    Args:
+        first: int64 [P], the index of the one image of each pair.
+        second: int64 [P], of the other.
+        same: bool [P], whether both show the same.
+        folds: int64 [P], the fold of each pair; None without folds.
+        names: the images that the indices count, each once, as files below a folder; none where they are no files.
+    """
+
+    first: Tensor
+    second: Tensor
+    same: Tensor
+    folds: Tensor | None = None
+    names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.same)
+
+    @classmethod
+    def of_names(cls, pairs: Iterable[tuple[str, str, bool]], folds: Sequence[int] | None = None) -> "Pairs":
+        """Pairs of two names of files and an answer; every image gets its index where it is first named."""
+        rows = list(pairs)
+        names = tuple(dict.fromkeys(name for first, second, _ in rows for name in (first, second)))
+        index = {name: at for at, name in enumerate(names)}
+        indices = torch.tensor([(index[first], index[second]) for first, second, _ in rows], dtype=torch.int64)
+        first, second = indices.view(-1, 2).T.contiguous()
+        same = torch.tensor([same for *_, same in rows], dtype=torch.bool)
+        return cls(first, second, same, None if folds is None else torch.tensor(folds), names)
+
+    def rows(self) -> list[tuple[str, str, bool]]:
+        """The pairs by names."""
+        found = zip(self.first.tolist(), self.second.tolist(), self.same.tolist(), strict=True)
+        return [(self.names[first], self.names[second], same) for first, second, same in found]
+
+
+@dataclass(frozen=True)
+class Disjoint:
+    """The pairs of people who were not trained on.
+
+    Args:
+        pairs: those that are kept, with their folds.
+        same: how many of them show the same person.
+        different: how many show two.
+        left_out: how many pairs have a person who was trained on.
+        people_left_out: how many people of the pairs were trained on.
+    """
+
+    pairs: Pairs
+    same: int
+    different: int
+    left_out: int
+    people_left_out: int
+
+
+def person_of(name: str) -> str:
+    """Who an image shows: the folder that it is in."""
+    person = PurePosixPath(name).parent.name
+    if not person:
+        raise ValueError(f"the image {name!r} is in no folder, which would name its person: expected person/{name}")
+    return person
+
+
+def people_disjoint(pairs: Pairs, trained_people: Iterable[str]) -> Disjoint:
+    """Leaves out every pair in which there is a person who was trained on, by the folders that the images are in."""
+    trained, rows = set(trained_people), pairs.rows()
+    people = {name: person_of(name) for name in pairs.names}
+    keep = [at for at, row in enumerate(rows) if not {people[row[0]], people[row[1]]} & trained]
+    if not keep:
+        raise ValueError(f"no pair is left: all {len(rows):,} pairs have a person who was trained on")
+    folds = None if pairs.folds is None else pairs.folds[keep].tolist()
+    kept = Pairs.of_names([rows[at] for at in keep], folds)
+    same = int(kept.same.sum())
+    return Disjoint(kept, same, len(kept) - same, len(rows) - len(keep), len(trained & set(people.values())))
+
+
+def read_pairs(file: Path | str, root: Path | str | None = None) -> Pairs:
+    """Pairs from a file with two paths and 1 or 0, or same or different, on each line.
+
+    Args:
+        file: its lines are separated by commas, tabs or spaces, the first of these that there is; a path with spaces
+            needs commas or tabs. Empty lines, and lines that begin with #, are skipped.
+        root: where the paths begin; None for the folder of the file.
+    """
+    file = Path(file)
+    base = file.parent if root is None else Path(root)
+    rows = [_pair(file, base, number, text) for number, text in numbered_lines(file) if not text.startswith("#")]
+    if not rows:
+        raise ValueError(f"{file} has no pairs: expected lines such as 'a/1.jpg,b/1.jpg,0'")
+    return Pairs.of_names(rows)
+
+
+def numbered_lines(file: Path) -> list[tuple[int, str]]:
+    """The lines of a file that are not empty, with their numbers from 1."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} cannot be read as a list: {error}") from None
+    return [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def bad_line(file: Path, number: int, text: str, expected: str) -> ValueError:
+    """The error for a line that is not as it should be."""
+    return ValueError(f"{file}, line {number}: {text!r}: expected {expected}")
+
+
+def _pair(file: Path, base: Path, number: int, text: str) -> tuple[str, str, bool]:
+    separator = next((mark for mark in ",\t" if mark in text), None)
+    parts = [part.strip() for part in text.split(separator)]
+    if len(parts) != 3 or parts[2].lower() not in ANSWERS:
+        raise bad_line(file, number, text, "two paths and one of 0, 1, same, different")
+    for name in parts[:2]:
+        if not (base / name).is_file():
+            raise bad_line(file, number, text, f"images that are there, but there is no {base / name}")
+    return parts[0], parts[1], ANSWERS[parts[2].lower()]

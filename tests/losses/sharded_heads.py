@@ -1,0 +1,88 @@
+"""Run by each of several processes: a head whose classes are shared out, against one that has them all."""
+
+import torch
+import torch.distributed as dist
+
+from dcnet.learnable import Learnable
+from dcnet.losses import Annealing, MarginSoftmax, ShardedMarginSoftmax, SphereFaceR, registry
+
+FEATURES, CLASSES, OWN = 6, 11, 3
+
+
+def batch(rank, seed):
+    generator = torch.Generator().manual_seed(100 * seed + rank)
+    x = torch.randn(OWN, FEATURES, generator=generator, dtype=torch.float64)
+    return x, torch.randint(CLASSES, (OWN,), generator=generator)
+
+
+def compare(margin, **options):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    sharded = ShardedMarginSoftmax(FEATURES, CLASSES, margin, **options).double()
+    if sharded.bias is not None:
+        torch.nn.init.normal_(sharded.bias)
+    whole = MarginSoftmax(FEATURES, CLASSES, margin, **options).double()
+    first = rank * CLASSES // world
+    rows = slice(first, first + len(sharded.weight))
+    with torch.no_grad():
+        whole.weight.copy_(sharded.full_weight())
+        if whole.bias is not None:
+            torch.manual_seed(1)
+            torch.nn.init.normal_(whole.bias)
+            sharded.bias.copy_(whole.bias[rows])
+    for step in range(2):
+        parts = [batch(r, step) for r in range(world)]
+        x = torch.cat([part[0] for part in parts]).requires_grad_()
+        labels = torch.cat([part[1] for part in parts])
+        own = parts[rank][0].requires_grad_()
+        expected, found = whole(x, labels), sharded(own, parts[rank][1])
+        close(found, expected)
+        names = [name for name, _ in sharded.named_parameters()]
+        wanted, given = gradients(whole, expected, names), gradients(sharded, found, names)
+        for name, value in wanted.items():
+            close(given[name], value[rows] if name in ("weight", "bias") else value)
+        (by_feature,) = torch.autograd.grad(expected, x)
+        (own_gradient,) = torch.autograd.grad(found, own)
+        close(own_gradient, world * by_feature[OWN * rank : OWN * (rank + 1)])
+
+
+def gradients(head, loss, names):
+    found = torch.autograd.grad(loss, [head.get_parameter(name) for name in names], retain_graph=True)
+    return dict(zip(names, found, strict=True))
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+
+
+def check_samples():
+    """All classes of the batch are among those that are used, so that a loss over fewer classes is a smaller one."""
+    torch.manual_seed(5)
+    whole = ShardedMarginSoftmax(FEATURES, CLASSES, "am-softmax").double()
+    some = ShardedMarginSoftmax(FEATURES, CLASSES, "am-softmax", sample=0.3).double()
+    some.load_state_dict(whole.state_dict())
+    x, labels = batch(dist.get_rank(), 0)
+    loss = some(x, labels)
+    assert 0 < loss <= whole(x, labels) + 1e-12
+    close(some.eval()(x, labels), whole(x, labels))
+    some.train()(x, labels).backward()
+    used = (some.weight.grad.abs().sum(1) > 0).sum().item()
+    assert used < len(some.weight) or len(some.weight) < 4
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    torch.manual_seed(3)
+    for kind in registry:
+        compare(kind, annealing=None)
+    compare("a-softmax", annealing=Annealing(start=3, rate=1, floor=1))
+    compare("a-softmax", annealing="auto")
+    compare("arcface", scale=Learnable(10.0))
+    compare("sphereface2", scale="learned")
+    compare(SphereFaceR(version=2, detach=False))
+    check_samples()
+    weight = ShardedMarginSoftmax(FEATURES, 4000).full_weight()
+    assert weight.shape == (4000, FEATURES)
+    assert len(weight.unique(dim=0)) == 4000
+    dist.barrier()
+    dist.destroy_process_group()
+    print("equal", flush=True)

@@ -1,0 +1,48 @@
+"""Heads with their classes shared out over processes."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dcnet.losses import MarginSoftmax, ShardedMarginSoftmax
+
+SCRIPT = Path(__file__).with_name("sharded_heads.py")
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_shares_give_the_loss_and_the_gradients_of_the_whole(processes):
+    """In float64 to 1e-8; 11 classes, which no number of processes shares out evenly."""
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        port = found.getsockname()[1]
+    start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
+    done = subprocess.run(
+        [*start, "--master-addr=localhost", f"--master-port={port}", str(SCRIPT)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("equal") == processes
+
+
+def test_one_process_alone_has_all_classes():
+    torch.manual_seed(0)
+    sharded, whole = ShardedMarginSoftmax(5, 7, "arcface"), MarginSoftmax(5, 7, "arcface")
+    whole.load_state_dict(sharded.state_dict())
+    x, labels = torch.randn(4, 5), torch.randint(7, (4,))
+    assert sharded(x, labels) == whole(x, labels)
+    assert torch.equal(sharded.full_weight(), whole.weight)
+
+
+@pytest.mark.parametrize("sample", [0.0, 1.5, -1])
+def test_samples_that_make_no_sense(sample):
+    with pytest.raises(ValueError, match="share above 0 and at most 1"):
+        ShardedMarginSoftmax(5, 7, sample=sample)
