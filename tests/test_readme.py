@@ -29,7 +29,7 @@ def test_readme_runs(capsys):
     assert names["penalty"].item() > 0
 
 
-@pytest.mark.parametrize("file", ["docs/networks.md", "docs/training.md", "docs/inference.md"])
+@pytest.mark.parametrize("file", ["docs/networks.md", "docs/training.md", "docs/inference.md", "docs/losses.md"])
 def test_docs_run(file, tmp_path, monkeypatch):
     """With a small network in place of the reader's."""
     monkeypatch.chdir(tmp_path)

@@ -123,6 +123,17 @@ def recipes() -> Listing:
     return Listing("recipes", columns, rows, long=("about", "main values"), caption=caption)
 
 
+def margins() -> Listing:
+    """The margins of losses, with the logits they give."""
+    rows = [
+        {"name": name, "about": kind.about, "scale": kind.scale, "settings": dataclasses.asdict(kind())}
+        for name, kind in dcnet.losses.registry.items()
+    ]
+    columns = {"name": _of("name"), "logits of the label, of others": _of("about")}
+    caption = 'In Python: dcnet.losses.MarginSoftmax(512, 100, margin="a-softmax").'
+    return Listing("margins", columns, rows, long=("logits of the label, of others",), caption=caption)
+
+
 def _main_values(config: RunConfig) -> str:
     length = f"{config.steps:,} steps" if config.steps else f"{config.epochs} epochs"
     schedule: Mapping[str, Any] = config.described()["schedule"]

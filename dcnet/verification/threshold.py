@@ -97,6 +97,9 @@ class Decision:
         for name in names[:-1]:
             if type(values[name]) not in (int, float) or not math.isfinite(values[name]):
                 raise ValueError(f"{name} of a decision must be a finite number, not {values[name]!r}")
+        if values["lower"] > values["upper"]:
+            found = f"{values['lower']} and {values['upper']}"
+            raise ValueError(f"lower of a decision must not be above upper, not {found}")
         return cls(**{**values, "notes": tuple(notes)})
 
     def save(self, path: Path | str) -> None:

@@ -71,11 +71,13 @@ def test_models_have_the_parameters_of_the_real_ones(capsys: Capture):
 def test_datasets_and_recipes_are_those_of_the_registries(capsys: Capture):
     found = {row["name"]: row["about"] for row in answer(capsys, "list", "datasets")}
     assert found == {name: entry.about for name, entry in datasets.items()}
+    margins = {row["name"]: row["about"] for row in answer(capsys, "list", "margins")}
+    assert margins == {name: kind.about for name, kind in dcnet.losses.registry.items()}
     recipes = {row["name"]: row["config"] for row in answer(capsys, "list", "recipes")}
     assert recipes == {name: made().described() for name, made in RECIPES.items()}
 
 
-@pytest.mark.parametrize("kind", ["operators", "models", "datasets", "recipes"])
+@pytest.mark.parametrize("kind", ["operators", "models", "datasets", "recipes", "margins"])
 def test_tables_fit_a_terminal_of_80_columns(kind: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert call("list", kind) == 0

@@ -24,7 +24,9 @@ def split(rows):
 
 
 def curve(rows):
-    return roc(torch.tensor([score for score, _ in rows], dtype=torch.float64), torch.tensor([same for _, same in rows]))
+    return roc(
+        torch.tensor([score for score, _ in rows], dtype=torch.float64), torch.tensor([same for _, same in rows])
+    )
 
 
 def share(scores, threshold):
@@ -37,10 +39,11 @@ def test_points_are_those_of_the_definition(rows):
     found = curve(rows)
     assert found.thresholds[1:].tolist() == sorted({score for score, _ in rows}, reverse=True)
     assert found.thresholds[0] > found.thresholds[1]
-    for threshold, far, tar, frr in zip(found.thresholds, found.far, found.tar, found.frr, strict=True):
+    points = (part.tolist() for part in (found.thresholds, found.far, found.tar, found.frr))
+    for threshold, far, tar, frr in zip(*points, strict=True):
         assert far == share(impostor, threshold)
         assert tar == share(genuine, threshold)
-        assert float(frr) == sum(score < threshold for score in genuine) / len(genuine)
+        assert frr == sum(score < threshold for score in genuine) / len(genuine)
     assert (float(found.far[0]), float(found.tar[0]), float(found.far[-1]), float(found.tar[-1])) == (0, 0, 1, 1)
 
 
@@ -118,7 +121,12 @@ def test_perfect_reversed_and_constant_scores():
 def test_the_curve_of_a_histogram_is_that_of_the_bins(rows, bins):
     places = [min(int((score + 1) / 2 * bins), bins - 1) for score, _ in rows]
     counts = [
-        torch.tensor([sum(place == b and same is kind for place, (_, same) in zip(places, rows, strict=True)) for b in range(bins)])
+        torch.tensor(
+            [
+                sum(place == b and same is kind for place, (_, same) in zip(places, rows, strict=True))
+                for b in range(bins)
+            ]
+        )
         for kind in (True, False)
     ]
     found = roc_of_histogram(ScoreHistogram(*counts))

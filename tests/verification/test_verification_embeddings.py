@@ -84,9 +84,7 @@ def test_a_network_of_the_library():
         assert torch.equal(found, model.eval().features(pixels))
 
 
-@pytest.mark.parametrize(
-    ("value", "says"), [(0.0, "zero"), (float("nan"), "not finite"), (float("inf"), "not finite")]
-)
+@pytest.mark.parametrize(("value", "says"), [(0.0, "zero"), (float("nan"), "not finite"), (float("inf"), "not finite")])
 def test_an_embedding_without_direction_is_named(value, says):
     class Broken(nn.Module):
         def features(self, batch: Tensor) -> Tensor:

@@ -32,7 +32,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        sizes = [leaf.untyped_storage().nbytes() // leaf.element_size() for leaf in tree_leaves(out) if torch.is_tensor(leaf)]
+        sizes = [
+            leaf.untyped_storage().nbytes() // leaf.element_size() for leaf in tree_leaves(out) if torch.is_tensor(leaf)
+        ]
         self.elements = max([self.elements, *sizes])
         return out
 

@@ -1,0 +1,156 @@
+"""Closed and open set identification, against plain loops."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcnet.verification import Identified, cmc, identify, open_set_rate
+
+# Vectors whose cosines are exact, with many ties among them.
+directions = st.sampled_from([(1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0), (2.0, 0.0), (3.0, 4.0), (4.0, 3.0)])
+people = st.integers(0, 4)
+sets = st.tuples(
+    st.lists(st.tuples(directions, people), min_size=1, max_size=8),
+    st.lists(st.tuples(directions, people), min_size=1, max_size=12),
+)
+
+
+def cosine(first, second):
+    product = sum(a * b for a, b in zip(first, second, strict=True))
+    return product / math.hypot(*first) / math.hypot(*second)
+
+
+def by_hand(probes, gallery, pool):
+    """Best score, whether the right person beats all others, and the rank of the right one, for each probe."""
+    found = []
+    for vector, who in probes:
+        scores = {}
+        for person in sorted({person for _, person in gallery}):
+            all_scores = [cosine(vector, other) for other, owner in gallery if owner == person]
+            scores[person] = max(all_scores) if pool == "max" else sum(all_scores) / len(all_scores)
+        ahead = [p for p, score in scores.items() if p != who and score >= scores.get(who, math.inf) - 1e-6]
+        found.append((max(scores.values()), scores, len(ahead) + 1 if who in scores else 0))
+    return found
+
+
+def tensors(rows):
+    return torch.tensor([row[0] for row in rows]), torch.tensor([row[1] for row in rows])
+
+
+@given(sets, st.sampled_from(["max", "mean"]), st.sampled_from([1, 3, 100]))
+def test_scores_people_and_ranks(both, pool, block):
+    probes, gallery = both
+    found = identify(*tensors(probes), *tensors(gallery), pool=pool, block=block)
+    for at, (best, scores, rank) in enumerate(by_hand(probes, gallery, pool)):
+        assert float(found.scores[at]) == pytest.approx(best, abs=1e-6)
+        assert scores[int(found.people[at])] == pytest.approx(best, abs=1e-6)
+        # A mean is rounded, and what is equal to six digits may come before or after.
+        if pool == "max" or not near(scores):
+            assert int(found.ranks[at]) == rank
+
+
+def near(scores):
+    values = sorted(scores.values())
+    return any(b - a < 1e-5 for a, b in zip(values, values[1:], strict=False))
+
+
+@pytest.mark.parametrize("pool", ["max", "mean"])
+@pytest.mark.parametrize("block", [1, 4, 1000])
+def test_random_embeddings(pool, block, device):
+    probes = [
+        (vector, who) for vector, who in zip(torch.randn(30, 5).tolist(), (torch.arange(30) % 9).tolist(), strict=True)
+    ]
+    gallery = [
+        (vector, who) for vector, who in zip(torch.randn(40, 5).tolist(), (torch.arange(40) % 7).tolist(), strict=True)
+    ]
+    found = identify(*(part.to(device) for part in (*tensors(probes), *tensors(gallery))), pool=pool, block=block)
+    expected = by_hand(probes, gallery, pool)
+    assert found.ranks.tolist() == [rank for *_, rank in expected]
+    assert found.known.tolist() == [who < 7 for _, who in probes]
+    assert found.scores.tolist() == pytest.approx([best for best, *_ in expected], abs=1e-6)
+
+
+def test_accuracy_by_rank():
+    found = Identified(torch.zeros(5), torch.zeros(5), torch.tensor([1, 1, 2, 4, 9]))
+    assert cmc(found, 4) == pytest.approx((0.4, 0.6, 0.6, 0.8))
+    with pytest.raises(ValueError, match="ranks must be at least 1, not 0"):
+        cmc(found, 0)
+
+
+def test_a_network_that_says_the_same_of_all_knows_nobody():
+    ones = torch.ones(6, 2)
+    found = identify(ones, torch.arange(6), ones, torch.arange(6))
+    assert found.ranks.tolist() == [6] * 6
+    assert cmc(found, 6) == (0, 0, 0, 0, 0, 1)
+    assert found.people.tolist() == [0] * 6
+
+
+def test_strangers_have_no_place_in_a_closed_set():
+    found = Identified(torch.zeros(3), torch.zeros(3), torch.tensor([1, 0, 0]))
+    with pytest.raises(ValueError, match="the person of every probe, but 2 of 3 are not in it"):
+        cmc(found)
+
+
+def open_set_by_hand(found, fpir):
+    """The best of all thresholds that accept few enough strangers."""
+    rows = list(zip(found.scores.tolist(), found.ranks.tolist(), strict=True))
+    strangers = [score for score, rank in rows if rank == 0]
+    known = [(score, rank) for score, rank in rows if rank > 0]
+    best = 0.0
+    for threshold in {score for score, _ in rows}:
+        if sum(score >= threshold for score in strangers) <= fpir * len(strangers) + 1e-9:
+            best = max(best, sum(score >= threshold and rank == 1 for score, rank in known) / len(known))
+    return best
+
+
+@given(
+    st.lists(st.tuples(st.integers(-5, 5), st.integers(0, 3)), min_size=2, max_size=30).filter(
+        lambda rows: {rank > 0 for _, rank in rows} == {True, False}
+    ),
+    st.sampled_from([0.05, 0.1, 0.25, 0.5, 0.9]),
+)
+def test_open_set_is_the_best_threshold_that_holds_the_rate(rows, fpir):
+    found = Identified(
+        torch.tensor([row[0] / 5 for row in rows]), torch.zeros(1), torch.tensor([row[1] for row in rows])
+    )
+    rate = open_set_rate(found, fpir)
+    strangers = [score for score, rank in zip(found.scores.tolist(), found.ranks.tolist(), strict=True) if rank == 0]
+    assert (rate.unknown, rate.known) == (len(strangers), len(rows) - len(strangers))
+    if len(strangers) * fpir < 1 - 1e-9:
+        assert (rate.tpir, rate.threshold) == (None, None)
+        assert f"{len(strangers)} unknown probes are too few for a rate of {fpir:g}" in rate.note
+        return
+    assert rate.tpir == pytest.approx(open_set_by_hand(found, fpir))
+    assert sum(score >= rate.threshold for score in strangers) <= fpir * len(strangers) + 1e-9
+
+
+def test_accepted_but_wrong_does_not_count():
+    ranks = torch.tensor([1, 2, 1, 0, 0])
+    found = Identified(torch.tensor([0.9, 0.8, 0.2, 0.5, 0.1]), torch.zeros(5), ranks)
+    assert open_set_rate(found, 0.5).tpir == pytest.approx(2 / 3)
+    assert open_set_rate(found, 0.5).threshold == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"pool": "sum"}, "pool must be one of max, mean, not 'sum'"),
+        ({"block": 0}, "block must be at least 1, not 0"),
+        ({"probe_people": torch.zeros(2)}, "labels must be integers"),
+        ({"gallery_people": torch.zeros(4).long()}, r"labels must be integers \[3\]"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(options, says):
+    given = {"probe_people": torch.zeros(2).long(), "gallery_people": torch.zeros(3).long(), **options}
+    with pytest.raises(ValueError, match=says):
+        identify(torch.randn(2, 3), gallery=torch.randn(3, 3), **given)
+
+
+def test_an_open_set_needs_strangers_and_a_rate():
+    with pytest.raises(ValueError, match="an open set needs known and unknown probes, not 2 and 0 of them"):
+        open_set_rate(Identified(torch.zeros(2), torch.zeros(2), torch.tensor([1, 1])))
+    with pytest.raises(ValueError, match="fpir must be above 0 and below 1, not 1"):
+        open_set_rate(Identified(torch.zeros(2), torch.zeros(2), torch.tensor([1, 0])), 1)

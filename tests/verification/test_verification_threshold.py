@@ -1,0 +1,144 @@
+"""Decisions: which rates they hold, what they say, and that they can be kept."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcnet.verification import Decision, calibrate, calibrate_curve, roc_of_histogram, score_histogram
+
+scores = st.lists(st.one_of(st.sampled_from([-0.5, 0.0, 0.25, 0.5]), st.floats(-1, 1)), min_size=1, max_size=30)
+rates = st.sampled_from([0.01, 0.1, 0.3, 0.5, 0.9])
+
+
+def calibrated(genuine, impostor, **rates) -> Decision:
+    return calibrate(*(torch.tensor(part, dtype=torch.float64) for part in (genuine, impostor)), **rates)
+
+
+@given(scores, scores, rates, rates)
+def test_rates_are_held_and_are_those_of_what_is_said(genuine, impostor, far, frr):
+    found = calibrated(genuine, impostor, far=far, frr=frr)
+    said = {kind: [found.decide(score).same for score in part] for kind, part in (("g", genuine), ("i", impostor))}
+    assert said["i"].count(True) / len(impostor) == found.far <= far
+    assert said["g"].count(False) / len(genuine) == found.frr <= frr
+    assert said["i"].count(None) / len(impostor) == pytest.approx(found.open_impostor)
+    assert said["g"].count(None) / len(genuine) == pytest.approx(found.open_genuine)
+    assert found.lower <= found.upper
+    assert (found.genuine, found.impostor) == (len(genuine), len(impostor))
+
+
+@given(scores, scores, rates, rates)
+def test_no_narrower_range_holds_them(genuine, impostor, far, frr):
+    found = calibrated(genuine, impostor, far=far, frr=frr)
+    if found.lower == found.upper:
+        return
+    inside = [score for score in genuine + impostor if found.lower <= score < found.upper]
+    highest, lowest = max(inside), min(inside)
+    assert sum(score >= highest for score in impostor) / len(impostor) > far
+    above = [score for score in genuine + impostor if score > lowest] or [float("inf")]
+    assert sum(score < min(above) for score in genuine) / len(genuine) > frr
+
+
+def test_well_separated_scores_have_one_threshold_in_the_middle():
+    found = calibrated([0.8, 0.9], [0.0, 0.2], far=0.4, frr=0.4)
+    assert found.lower == found.upper == pytest.approx(0.8)
+    found = calibrated([0.7] * 10, [0.1] * 10, far=0.05, frr=0.05)
+    assert (found.far, found.frr, found.open_genuine, found.open_impostor) == (0, 0, 0, 0)
+    assert 0.1 < found.lower == found.upper <= 0.7
+
+
+def test_what_is_said():
+    found = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.25, frr=0.25)
+    assert found.lower == found.upper == pytest.approx(0.5)
+    strict = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.1, frr=0.1)
+    same, close, different = strict.decide(0.7), strict.decide(0.6), strict.decide(0.05)
+    assert (same.words, same.same, same.rate) == ("the same", True, 0)
+    assert (close.words, close.same, close.rate) == ("too close to call", None, None)
+    assert (different.words, different.same, different.rate) == ("different", False, 0)
+    assert str(close) == "too close to call (score 0.600)"
+    assert str(found.decide(0.7)) == "the same (score 0.700; so were 25 % of impostor pairs)"
+    assert str(found.decide(0.2)) == "different (score 0.200; so were 25 % of genuine pairs)"
+    for score in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="a score must be a finite number"):
+            found.decide(score)
+
+
+def test_too_few_pairs_are_noted():
+    genuine, impostor = torch.linspace(0.5, 1, 300), torch.linspace(-1, 0.6, 3000)
+    assert calibrate(genuine, impostor, far=1e-3, frr=1e-2).notes == ()
+    notes = calibrate(genuine[:299], impostor[:2999], far=1e-3, frr=1e-2).notes
+    assert len(notes) == 2
+    assert notes[0] == (
+        "2,999 impostor pairs are too few to support a rate of 0.001: with no error among them it may still be 0.001 "
+        "(rule of three, 95 %), and 3,000 would be needed"
+    )
+    assert notes[1].startswith("299 genuine pairs are too few to support a rate of 0.01")
+
+
+def test_what_is_never_said_is_noted():
+    found = calibrated([0.0] * 300, [0.5] * 300, far=0.01, frr=0.01)
+    assert "no genuine pair is called the same where at most 0.01 of the impostor pairs may be" in found.notes
+    assert "no impostor pair is called different where at most 0.01 of the genuine pairs may be" in found.notes
+    assert found.decide(0.5).same is None
+    assert (found.open_genuine, found.open_impostor) == (1, 1)
+
+
+def test_it_can_be_kept(tmp_path):
+    found = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.1, frr=0.1)
+    assert Decision.from_json(json.loads(json.dumps(found.to_json()))) == found
+    found.save(tmp_path / "run" / "decision.json")
+    assert Decision.load(tmp_path / "run" / "decision.json") == found
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"more": 1}, "a decision has the keys lower, upper"),
+        ({"lower": "0.5"}, "lower of a decision must be a finite number, not '0.5'"),
+        ({"upper": float("nan")}, "upper of a decision must be a finite number, not nan"),
+        ({"far": True}, "far of a decision must be a finite number, not True"),
+        ({"lower": 0.9, "upper": 0.1}, "lower of a decision must not be above upper, not 0.9 and 0.1"),
+        ({"notes": "none"}, "notes of a decision must be a list of sentences, not 'none'"),
+        ({"notes": [1]}, "notes of a decision must be a list of sentences"),
+    ],
+)
+def test_what_is_no_decision_is_refused(change, says):
+    values = calibrated([0.5], [0.1]).to_json()
+    with pytest.raises(ValueError, match=says):
+        Decision.from_json({**values, **change})
+
+
+def test_files_that_are_no_decision_are_refused(tmp_path):
+    file = tmp_path / "decision.json"
+    with pytest.raises(ValueError, match="is not a decision"):
+        Decision.load(file)
+    for content in ("{", "[]", "{}"):
+        file.write_text(content)
+        with pytest.raises(ValueError, match="is not a decision"):
+            Decision.load(file)
+
+
+def test_from_the_histogram_of_all_pairs():
+    labels = torch.arange(200) % 5
+    embeddings = torch.eye(5)[labels] + 0.5 * torch.randn(200, 5)
+    unit = embeddings / embeddings.norm(dim=1, keepdim=True)
+    first, second = torch.triu_indices(200, 200, 1)
+    all_scores, same = (unit[first] * unit[second]).sum(1), labels[first] == labels[second]
+    exact = calibrate(all_scores[same], all_scores[~same], far=0.01, frr=0.05)
+    found = calibrate_curve(roc_of_histogram(score_histogram(embeddings, labels)), far=0.01, frr=0.05)
+    assert (found.lower, found.upper) == pytest.approx((exact.lower, exact.upper), abs=1e-3)
+    assert found.far <= 0.01
+    assert found.frr <= 0.05
+
+
+@pytest.mark.parametrize(("name", "rate"), [("far", 0), ("frr", 1), ("far", 2)])
+def test_rates_that_are_none_are_refused(name, rate):
+    with pytest.raises(ValueError, match=f"{name} must be above 0 and below 1, not {rate}"):
+        calibrated([0.5], [0.1], **{name: rate})
+
+
+def test_both_kinds_are_needed():
+    with pytest.raises(ValueError, match="there is no impostor pair"):
+        calibrated([0.5], [])
