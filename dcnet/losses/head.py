@@ -24,7 +24,7 @@ class MarginSoftmax(nn.Module):
     Args:
         in_features: of the features, [N, in_features].
         num_classes: labels are from 0 to one less.
-        margin: one of `dcnet.losses.margins.registry` by name, or a Margin.
+        margin: a spec such as "a-softmax" or "arcface(m=0.3)", or a Margin.
         scale: s: a number, "norm" for ||x||, "learned" or a Learnable; None for what the margin takes by default.
         annealing: an `Annealing`, an `Automatic` or "auto", or None; by default what the margin is known to need.
         label_smoothing: share of the label that is spread over all classes; not for margins that are binary.
@@ -148,7 +148,7 @@ class MarginSoftmax(nn.Module):
 
     def extra_repr(self) -> str:
         sizes = f"{self.in_features}, {self.num_classes}"
-        return f"{sizes}, margin={self.margin}, s={self.scale}, annealing={self.annealing}"
+        return f"{sizes}, margin={str(self.margin)!r}, s={self.scale}, annealing={self.annealing}"
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -5,10 +5,12 @@ theta_j is the angle between the feature x and the weights W_j of class j; y is 
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +39,14 @@ class Margin:
     eased: ClassVar[bool] = False
     scale: ClassVar[float | None] = None
 
+    def __str__(self) -> str:
+        """The spec, which `as_margin` reads; what is as by default is left out."""
+        given = [
+            (declared.name, getattr(self, declared.name), declared.default) for declared in dataclasses.fields(self)
+        ]
+        changed = [f"{name}={value!r}" for name, value, default in given if value != default]
+        return f"{self.name}({','.join(changed)})" if changed else self.name
+
     def target(self, cos: Tensor) -> Tensor:
         """psi, as a function of cos(theta_y)."""
         return cos
@@ -59,12 +69,31 @@ def register(kind: Kind) -> Kind:
 
 
 def as_margin(given: Margin | str) -> Margin:
-    """The margin of a name, with its own defaults, or the margin itself."""
+    """The margin of a spec such as `a-softmax` or `arcface(m=0.3)`, or the margin itself."""
     if isinstance(given, Margin):
         return given
-    if given not in registry:
-        raise unknown("margin", str(given), registry)
-    return registry[given]()
+    name, _, settings = str(given).partition("(")
+    if name not in registry:
+        raise unknown("margin", name, registry)
+    kind = registry[name]
+    return kind(**_settings(kind, str(given), settings)) if settings else kind()
+
+
+def _settings(kind: type[Margin], spec: str, text: str) -> dict[str, Any]:
+    """The values between the parentheses of a spec."""
+    known = {declared.name for declared in dataclasses.fields(kind)}
+    try:
+        call = ast.parse(f"f({text}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError(text)
+        found = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError):
+        raise ValueError(f"{spec!r} is no margin: write it as {kind.name} or {kind.name}(name=number,...)") from None
+    if strange := sorted(found.keys() - known):
+        raise ValueError(
+            f"{kind.name} has no {strange[0]!r} in {spec!r}: it has {', '.join(sorted(known)) or 'nothing'}"
+        )
+    return found
 
 
 def angle(cos: Tensor) -> Tensor:

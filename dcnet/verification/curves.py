@@ -138,6 +138,12 @@ def checked_scores(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
     return scores, same.bool()
 
 
+def middle(below: float, above: float) -> float:
+    """The middle of two numbers, or the upper one where none lies between them: a threshold that parts the two."""
+    found = below + (above - below) / 2
+    return found if found > below else above
+
+
 def check_rate(name: str, rate: float) -> None:
     """Refuses what is no rate of errors that one could ask for."""
     if not 0 < rate < 1:

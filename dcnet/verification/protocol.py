@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dcnet.verification.curves import accepted, checked_scores
+from dcnet.verification.curves import accepted, checked_scores, middle
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,7 @@ def development_accuracy(
 def _midway(thresholds: Tensor, at: int) -> float:
     if at == 0 or at == len(thresholds) - 1:
         return float(thresholds[at])
-    below, above = float(thresholds[at + 1]), float(thresholds[at])
-    middle = below + (above - below) / 2
-    # Between neighbouring numbers there is no middle, and the lower one would be accepted, too.
-    return middle if middle > below else above
+    return middle(float(thresholds[at + 1]), float(thresholds[at]))
 
 
 def _check_balance(genuines: int, impostors: int, balanced: bool) -> None:

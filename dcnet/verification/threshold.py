@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dcnet.files import write_json
-from dcnet.verification.curves import Roc, check_rate, roc
+from dcnet.verification.curves import Roc, check_rate, middle, roc
 
 SAME, DIFFERENT, OPEN = "the same", "different", "too close to call"
 
@@ -138,9 +138,9 @@ def calibrate_curve(curve: Roc, far: float = 1e-3, frr: float = 1e-2) -> Decisio
     check_rate("frr", frr)
     upper, lower = curve.lowest(far), int((curve.frr <= frr).nonzero()[0])
     highest, lowest = float(curve.thresholds[upper]), float(curve.thresholds[lower])
-    if lowest > highest:
-        # Each threshold between them holds both rates: one in the middle, and nothing is too close to call.
-        highest = lowest = (highest + lowest) / 2
+    if lowest >= highest:
+        # Every threshold up to there and above the next score holds both rates: take the middle, and none is open.
+        highest = lowest = middle(float(curve.thresholds[upper + 1]), lowest)
         upper = lower = int((curve.thresholds >= highest).sum()) - 1
     return Decision(
         lower=lowest,

@@ -1,6 +1,7 @@
 """`dcnet train`, as it is typed."""
 
 import pytest
+from tiny_runs import colour_run
 
 from dcnet.cli.app import main
 from dcnet.training import all_runs
@@ -50,6 +51,7 @@ def test_what_is_done_is_not_done_again(tmp_path, capsys):
         (["--train-images", "9000"], "from 1 to 600 images, not 9000"),
         (["--pad", "-1"], "pad"),
         (["--seeds", "-1"], "seed must be a whole number, 0 or more, not -1"),
+        (["--image-size", "16"], "image_size=16 does not fit digits, whose images have 8"),
     ],
 )
 def test_wrong_options_are_told_in_one_line(tmp_path, capsys, arguments, words):
@@ -62,6 +64,63 @@ def test_wrong_options_are_told_in_one_line(tmp_path, capsys, arguments, words):
 def test_a_missing_dataset_says_how_to_get_it(tmp_path, capsys):
     assert train(tmp_path, "--dataset", "imagefolder", "--data-dir", str(tmp_path)) == 2
     assert "train" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["train-images", "pad", "cutout"])
+def test_what_a_folder_of_images_cannot_have_is_refused(tmp_path, capsys, option):
+    colour_run(tmp_path / "run", tmp_path / "images")
+    small = ["--dataset", "imagefolder", "--data-dir", str(tmp_path / "images"), "--image-size", "14"]
+    others = ["--batch-size", "2", "--width", "0.1", "--epochs", "1", "--device", "cpu", "--workers", "0"]
+    assert main(["train", *small, *others, f"--{option}", "4", "--runs", str(tmp_path)]) == 2
+    assert f"{option.replace('-', '_')}=4 does not apply to a folder of images" in capsys.readouterr().err
+
+
+def test_one_operator_in_two_spellings_is_one_run(tmp_path, capsys):
+    assert train(tmp_path, "--operators", "tanh-cos", "tanh(scale=1.0)-cos", "--seeds", "0", "0") == 0
+    out = capsys.readouterr().out
+    assert "one seed" in out
+    assert out.count("wrote") == 1
+
+
+def test_large_seeds(tmp_path):
+    assert train(tmp_path, "--seeds", str(2**63 - 1)) == 0
+
+
+# --- runs that are there already ---
+
+
+@pytest.mark.parametrize("where", ["renamed", "."])
+def test_a_run_goes_on_in_its_folder_whatever_that_is_called(tmp_path, capsys, monkeypatch, where):
+    assert train(tmp_path) == 0
+    (run,) = all_runs(tmp_path)
+    folder = run.folder.rename(tmp_path / "renamed")
+    monkeypatch.chdir(tmp_path if where == "renamed" else folder)
+    capsys.readouterr()
+    assert main(["train", "--resume", where, "--device", "cpu"]) == 0
+    assert "is done already" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("digits-*"))
+
+
+def test_runs_that_cannot_go_on(tmp_path, capsys):
+    assert train(tmp_path, "--operators", "conv") == 0
+    assert (
+        main(["convert", "digits", "--runs", str(tmp_path), "--operator", "tanh-cos", "--out", str(tmp_path / "x")])
+        == 0
+    )
+    capsys.readouterr()
+    assert main(["train", "--resume", "x", "--runs", str(tmp_path)]) == 2
+    assert "was converted and never begun, so that it cannot go on" in capsys.readouterr().err
+    (tmp_path / "x" / "record.json").write_text('{"config": {}, "status": "running", "curves": {}}')
+    assert main(["train", "--resume", "x", "--runs", str(tmp_path)]) == 2
+    assert "does not describe its network" in capsys.readouterr().err
+
+
+def test_a_start_by_the_name_of_a_run(tmp_path):
+    assert train(tmp_path, "--operators", "conv") == 0
+    (plain,) = all_runs(tmp_path)
+    assert train(tmp_path, "--pretrained", plain.folder.name[-8:]) == 0
+    found = {run.record()["config"]["pretrained"] for run in all_runs(tmp_path)}
+    assert found == {None, str(plain.folder)}
 
 
 @pytest.mark.parametrize("choice", ["--optimizer", "--precision", "--norm", "--schedule"])

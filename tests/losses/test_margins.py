@@ -171,6 +171,17 @@ def test_another_library_gives_the_same(margin, theirs, options):
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("margin", MARGINS, ids=str)
+def test_specs_come_back(margin):
+    assert as_margin(str(margin)) == margin
+
+
+def test_specs_are_short():
+    assert str(ASoftmax()) == "a-softmax"
+    assert str(ASoftmax(m=2)) == "a-softmax(m=2)"
+    assert as_margin("sphereface-r(m=2.0, version=2)") == SphereFaceR(m=2.0, version=2)
+
+
 # --- annealing, scale, prediction ---
 
 
@@ -313,6 +324,11 @@ def test_incay():
         (lambda: SphereFaceR(version=3), "version of sphereface-r must be 1 or 2, not 3"),
         (lambda: dcnet.losses.SphereFace2(share=1.0), "share of sphereface2 must be between 0 and 1"),
         (lambda: MarginSoftmax(2, 3, "a-sofmax"), "did you mean 'a-softmax'"),
+        (lambda: as_margin("arcface(0.3)"), "'arcface(0.3)' is no margin: write it as arcface or arcface(name=number"),
+        (lambda: as_margin("arcface(m=0.3"), "is no margin"),
+        (lambda: as_margin("arcface(m=__import__('os'))"), "is no margin"),
+        (lambda: as_margin("arcface(k=0.3)"), "arcface has no 'k' in 'arcface(k=0.3)': it has m"),
+        (lambda: as_margin("a-softmax(m=0.3)"), "must be 1 or more, not 0.3"),
         (lambda: MarginSoftmax(2, 1), "two classes at least"),
         (lambda: MarginSoftmax(2, 3, scale="big"), "scale must be a number, 'norm' or 'learned', not 'big'"),
         (lambda: MarginSoftmax(2, 3, scale=0.0), "scale must be positive, not 0.0"),

@@ -65,6 +65,10 @@ def test_two_processes_go_on_where_two_were_stopped(two_processes, tmp_path):
     assert (run.record()["status"], run.record()["steps_done"]) == ("interrupted", 5)
     launch(2, "-m", "dcnet", *COMMAND, "--runs", str(tmp_path))
     assert run.model_file.read_bytes() == two_processes.model_file.read_bytes()
+    expected, found = two_processes.record()["curves"], run.record()["curves"]
+    for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
+        # Sums of an epoch that was interrupted are added up in another order.
+        assert found[name] == pytest.approx(expected[name], rel=1e-12)
 
 
 def test_weights_and_moments_that_are_shared_out():

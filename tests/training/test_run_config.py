@@ -56,6 +56,7 @@ def test_a_plain_network_has_nothing_of_decoupled_ones():
         ({"operator": "tanh-cos+linear", "projection_every": 100}, "projection_every=100 needs an unweighted operator"),
         ({"operator": "tanh-cos+joint", "weighted_gradients": "update"}, "weighted_gradients='update' needs"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative, not -1.0"),
+        ({"seed": 2**63}, "seed must be below 2^63, not 9223372036854775808"),
     ],
 )
 def test_bad_values_are_named(changes, words):
@@ -79,9 +80,28 @@ def test_drops_move_with_the_end_of_a_run():
     shares = recipe("paper-cifar", epochs=10).schedule.milestones
     assert shares == pytest.approx((20_000 / 42_500, 30_000 / 42_500, 37_500 / 42_500))
     assert recipe("paper-cifar", steps=425, schedule=Cosine()).schedule == Cosine()
+    assert recipe("paper-cifar", steps=1).schedule == Steps((1, 1, 1))
 
 
-@pytest.mark.parametrize("changes", [{}, {"operator": "conv"}, {"seed": 3, "model": "cnn9", "activation": "none"}])
+def test_names_fit_into_a_folder():
+    long = "&".join(f"linear(scale=1.{i})" for i in range(60)) + "-cos"
+    configs = [recipe("digits", operator=long, seed=seed) for seed in (0, 2**62)]
+    assert [len(config.name) for config in configs] == [200, 200]
+    assert configs[0].name.endswith("-seed0")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"operator": "conv"},
+        {"seed": 3, "model": "cnn9", "activation": "none"},
+        {"steps": 100},
+        {"epochs": 3},
+        {"steps": 100, "schedule": Plateau()},
+        {"schedule": Cosine()},
+    ],
+)
 def test_the_command_of_a_config(changes):
     from dcnet.cli.app import commands, make_application
 

@@ -1,5 +1,6 @@
 """Closed and open set identification, against plain loops."""
 
+import itertools
 import math
 
 import pytest
@@ -54,7 +55,7 @@ def test_scores_people_and_ranks(both, pool, block):
 
 def near(scores):
     values = sorted(scores.values())
-    return any(b - a < 1e-5 for a, b in zip(values, values[1:], strict=False))
+    return any(b - a < 1e-5 for a, b in itertools.pairwise(values))
 
 
 @pytest.mark.parametrize("pool", ["max", "mean"])

@@ -43,15 +43,16 @@ def test_no_narrower_range_holds_them(genuine, impostor, far, frr):
 
 def test_well_separated_scores_have_one_threshold_in_the_middle():
     found = calibrated([0.8, 0.9], [0.0, 0.2], far=0.4, frr=0.4)
-    assert found.lower == found.upper == pytest.approx(0.8)
-    found = calibrated([0.7] * 10, [0.1] * 10, far=0.05, frr=0.05)
+    assert found.lower == found.upper == pytest.approx(0.5)
+    found = calibrated([0.5, 0.7, 0.8, 0.9], [-0.2, 0.0, 0.2, 0.3], far=0.25, frr=0.25)
+    # From above 0.2 on one impostor of four is accepted, and up to 0.7 one genuine pair of four is refused.
+    assert found.lower == found.upper == pytest.approx(0.45)
     assert (found.far, found.frr, found.open_genuine, found.open_impostor) == (0, 0, 0, 0)
-    assert 0.1 < found.lower == found.upper <= 0.7
 
 
 def test_what_is_said():
     found = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.25, frr=0.25)
-    assert found.lower == found.upper == pytest.approx(0.5)
+    assert found.lower == found.upper == pytest.approx(0.35)
     strict = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.1, frr=0.1)
     same, close, different = strict.decide(0.7), strict.decide(0.6), strict.decide(0.05)
     assert (same.words, same.same, same.rate) == ("the same", True, 0)

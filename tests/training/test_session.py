@@ -1,0 +1,91 @@
+"""Runs one after the other: what stops all of them, and what is lost by none."""
+
+import os
+import signal
+
+import pytest
+from small_runs import ON_CPU, tiny
+
+from dcnet.training import Run
+from dcnet.training import session as sessions
+from dcnet.training import workspace as workspaces
+from dcnet.training.session import INTERRUPTED, USAGE, Session
+
+STEPS = 6
+
+
+def work(root, *configs):
+    return [(config, Run.of(config, root)) for config in configs]
+
+
+def interrupting(monkeypatch, at):
+    """Ctrl-C after a step of the first run."""
+
+    class Presses(sessions.Shown):
+        pressed = False
+
+        def steps(self, done, loss, accuracy, images_per_second):
+            if done == at and not self.pressed:
+                self.pressed = True
+                os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(sessions, "Shown", Presses)
+
+
+@pytest.mark.parametrize(("at", "status"), [(STEPS - 1, "interrupted"), (STEPS, "done")])
+def test_ctrl_c_in_any_step_keeps_the_next_run_from_beginning(tmp_path, monkeypatch, capsys, at, status):
+    """In the last step it comes too late for the run, but not for those that wait."""
+    interrupting(monkeypatch, at)
+    first, second = work(tmp_path, tiny(), tiny(seed=1))
+    assert Session([first, second], ON_CPU).run() == INTERRUPTED
+    assert first[1].record()["status"] == status
+    assert not second[1].folder.exists()
+    assert "1 more run has not begun; the same command goes on" in capsys.readouterr().out
+
+
+def test_ctrl_c_in_the_last_step_of_all_changes_nothing(tmp_path, monkeypatch):
+    interrupting(monkeypatch, STEPS)
+    assert Session(work(tmp_path, tiny()), ON_CPU).run() == 0
+
+
+def test_a_run_is_kept_until_it_can_be_done_again(tmp_path, monkeypatch, capsys):
+    ((config, run),) = work(tmp_path, tiny())
+    assert Session([(config, run)], ON_CPU).run() == 0
+    weights = run.model_file.read_bytes()
+
+    def missing(name, folder):
+        raise ValueError("the data are gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(workspaces, "load_dataset", missing)
+        assert Session([(config, run)], ON_CPU, again=True).run() == USAGE
+    assert "the data are gone" in capsys.readouterr().err
+    assert run.model_file.read_bytes() == weights
+    assert run.record()["status"] == "done"
+    (run.folder / "old.png").write_text("")
+    assert Session([(config, run)], ON_CPU, again=True).run() == 0
+    assert run.model_file.read_bytes() == weights
+    assert not (run.folder / "old.png").exists()
+
+
+@pytest.mark.parametrize("name", ["a[/b]", "a[bold]b"])
+def test_folders_with_brackets_are_named_as_they_are(tmp_path, capsys, name):
+    ((config, run),) = work(tmp_path / name, tiny())
+    assert Session([(config, run)], ON_CPU).run() == 0
+    assert f"wrote {run.record_file}" in capsys.readouterr().out
+    assert Session([(config, run)], ON_CPU).run() == 0
+    out = capsys.readouterr().out
+    assert f"is done already, see {run.record_file}" in out
+    assert "wrote" not in out
+
+
+def test_of_several_processes_none_goes_on_alone(tmp_path, monkeypatch):
+    """The other one may be in the run that failed here."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    session = Session(work(tmp_path, tiny(batch_size=61), tiny()), ON_CPU)
+    monkeypatch.delenv("WORLD_SIZE")
+    assert session.run() == USAGE
+    assert not session.runs
+    alone = Session(work(tmp_path, tiny(batch_size=61), tiny()), ON_CPU)
+    assert alone.run() == USAGE
+    assert len(alone.runs) == 1
