@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from dcnet.layers import Decoupled
 from dcnet.learnable import check_number
-from dcnet.norms import accumulation_dtype, vector_norm
+from dcnet.norms import accumulation_dtype
 
 # Far below the square of any filter's norm, so that it matters to a filter of zeros only.
 NORM_EPS = 1e-12
@@ -158,9 +158,31 @@ def _filters(layer: nn.Module) -> Tensor:
 
 def _gram(filters: Tensor, normalize: bool) -> Tensor:
     """<w_i, w_j>, or cos(theta_ij), of each block: [blocks, filters, values] -> [blocks, filters, filters]."""
-    if normalize:
-        filters = filters / vector_norm(filters, NORM_EPS)
-    return torch.bmm(filters, filters.mT)
+    products: Tensor = _Products.apply(filters)
+    if not normalize:
+        return products
+    # The norms are on the diagonal: the filters, of which there are far more numbers, need not be divided.
+    inverse = (products.diagonal(dim1=-2, dim2=-1) + NORM_EPS).rsqrt()
+    return products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
+
+
+class _Products(torch.autograd.Function):
+    """W W^T of each block, whose gradient is one product, where torch takes two that are each other's mirror."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(filters: Tensor) -> Tensor:
+        return torch.bmm(filters, filters.mT)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (filters,) = ctx.saved_tensors
+        return torch.bmm(gradient + gradient.mT, filters)
 
 
 def _diagonal(products: Tensor) -> Tensor:
