@@ -134,8 +134,15 @@ class RunConfig:
 
     @property
     def hash(self) -> str:
-        """Eight digits that two configs share only if they are the same."""
-        return hashlib.sha256(json.dumps(self.described(), sort_keys=True).encode()).hexdigest()[:8]
+        """Eight digits that two configs share only if they are the same.
+
+        Of what differs from the defaults: a value that a later version has as well does not make runs other runs.
+        """
+        own, by_default = self.described(), RunConfig(epochs=1).described() | {"epochs": None}
+        changed = {name: value for name, value in own.items() if value != by_default[name]}
+        changed["schedule"] = {"name": self.schedule.name, **_changed(self.schedule)}
+        changed["augmentation"] = _changed(self.augmentation)
+        return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
     def name(self) -> str:
@@ -144,6 +151,12 @@ class RunConfig:
         name = "-".join(re.sub(r"[^A-Za-z0-9.-]+", "_", word).strip("_") for word in words)
         seed = f"-seed{self.seed}"
         return name[: LONGEST_NAME - len(seed)] + seed
+
+
+def _changed(made: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not as by default."""
+    given = {declared.name: (getattr(made, declared.name), declared.default) for declared in dataclasses.fields(made)}
+    return {name: value for name, (value, default) in given.items() if value != default}
 
 
 def config_of(described: Mapping[str, Any]) -> RunConfig:

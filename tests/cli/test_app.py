@@ -1,5 +1,6 @@
 """The command line: help that helps, errors in one sentence, exit codes."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -100,13 +101,28 @@ def test_what_cannot_be_parsed_ends_with_code_two(arguments: list[str], capsys: 
     assert capsys.readouterr().err
 
 
-def test_an_interruption_ends_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize(
+    "place", ["dcnet.bench.session.Session.run", "dcnet.cli.commands.bench.layers.Command.prepare"]
+)
+def test_an_interruption_ends_in_one_line(
+    place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     def interrupted(self: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dcnet.bench.session.Session.run", interrupted)
+    monkeypatch.setattr(place, interrupted)
     assert app.main(["bench", "layers", "--device", "cpu"]) == 130
     assert capsys.readouterr().err == "dcnet: interrupted before the end\n"
+
+
+def test_a_reader_who_has_seen_enough():
+    """As in `dcnet list operators | head -1`: the code of a broken pipe, and no complaint."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        command = [sys.executable, "-m", "dcnet", "list", "operators"]
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_file_is_a_command_and_a_folder_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

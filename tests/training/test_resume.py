@@ -27,7 +27,7 @@ def test_other_classes_are_refused(tmp_path):
     data = load_dataset("digits")
     train(tiny(), tmp_path, watcher=InterruptsAt(4), dataset=data)
     other = dataclasses.replace(data, classes=tuple("abcdefghij"))
-    with pytest.raises(ValueError, match="begun with the classes 0, 1, 2, ..., and the data have a, b, c, ... now"):
+    with pytest.raises(ValueError, match=r"begun with the classes 0, 1, 2, \.\.\., and the data have a, b, c"):
         train(tiny(), tmp_path, dataset=other)
 
 

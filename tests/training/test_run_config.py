@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,8 @@ from dcnet.data import Augmentation
 from dcnet.training import RECIPES, RunConfig, config_of, recipe
 from dcnet.training.recipes import command_of
 from dcnet.training.schedules import SCHEDULES, Cosine, Plateau, Steps
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -155,3 +158,17 @@ def test_schedules_that_make_no_sense(make):
 def test_a_config_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         RunConfig(steps=1).lr = 2.0
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*/*.json")), ids=lambda file: file.stem)
+def test_records_have_the_names_and_hashes_of_their_configs(file):
+    record = json.loads(file.read_text())
+    config = config_of(record["config"])
+    assert file.stem == f"{config.name}-{config.hash}"
+    assert (record["name"], record["hash"], record["command"]) == (config.name, config.hash, command_of(config))
+
+
+def test_what_is_as_by_default_is_not_in_the_hash():
+    """So that a value that is added later leaves all runs what they are."""
+    assert recipe("paper-cifar").hash == "efce513e"
+    assert recipe("digits", operator="conv", seed=1).hash == "a8a7cbb4"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from largest_tensor import Largest
 
 from dcnet.verification import Identified, cmc, identify, open_set_rate
 
@@ -72,6 +73,15 @@ def test_random_embeddings(pool, block, device):
     assert found.ranks.tolist() == [rank for *_, rank in expected]
     assert found.known.tolist() == [who < 7 for _, who in probes]
     assert found.scores.tolist() == pytest.approx([best for best, *_ in expected], abs=1e-6)
+
+
+@pytest.mark.parametrize("pool", ["max", "mean"])
+def test_probes_and_gallery_are_never_compared_at_once(pool):
+    embeddings, people = torch.randn(3000, 8), torch.arange(3000) // 2
+    with Largest() as largest:
+        found = identify(embeddings, people, embeddings, people, pool, block=256)
+    assert largest.elements <= 2 * 256 * 256
+    assert pool == "mean" or found.ranks.tolist() == [1] * 3000
 
 
 def test_accuracy_by_rank():

@@ -135,7 +135,7 @@ def test_pairs_of_people_who_were_not_trained_on(folder):
 
 
 def test_an_image_in_no_folder_has_no_person():
-    with pytest.raises(ValueError, match="the image '1.jpg' is in no folder, which would name its person"):
+    with pytest.raises(ValueError, match=r"the image '1\.jpg' is in no folder, which would name its person"):
         people_disjoint(Pairs.of_names([("1.jpg", "a/2.jpg", True)]), [])
 
 

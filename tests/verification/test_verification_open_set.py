@@ -56,7 +56,7 @@ def test_no_image_is_lost_and_the_order_is_kept():
     }
     assert all(part == sorted(part) for part in numbers.values())
     assert max(numbers["train"]) < 60 <= min(numbers["test"])
-    assert sorted(sum(numbers.values(), [])) == list(range(120))
+    assert sorted(number for part in numbers.values() for number in part) == list(range(120))
 
 
 def test_the_seed_tells_which():

@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from largest_tensor import Largest
 
 from dcnet.verification import ScoreHistogram, nearest, pair_scores, score_histogram
 
@@ -23,20 +22,6 @@ def brute_force_histogram(embeddings, labels, bins):
             place = min(int((cosine(rows[i], rows[j]) + 1) / 2 * bins), bins - 1)
             (genuine if labels[i] == labels[j] else impostor)[place] += 1
     return genuine, impostor
-
-
-class Largest(TorchDispatchMode):
-    """The most elements that any tensor which torch made had."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        sizes = [
-            leaf.untyped_storage().nbytes() // leaf.element_size() for leaf in tree_leaves(out) if torch.is_tensor(leaf)
-        ]
-        self.elements = max([self.elements, *sizes])
-        return out
 
 
 def test_scores_of_listed_pairs(device):
