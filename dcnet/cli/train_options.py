@@ -39,6 +39,18 @@ class NetworkOptions:
     classifier: Annotated[Literal["linear", "normalized"] | None, by_recipe("{linear,normalized}")] = None
     """The last layer; normalized is that of the weight-normalised softmax."""
 
+    margin: Annotated[str | None, by_recipe("SPEC")] = None
+    """End with a head that has this margin, such as a-softmax or "arcface(m=0.3)"; see `dcnet list margins`."""
+
+    margin_scale: Annotated[str | None, by_recipe("NUMBER")] = None
+    """Scale of that head: a number, norm or learned."""
+
+    annealing: Annotated[Literal["auto", "none"] | None, by_recipe("{auto,none}")] = None
+    """How that margin is let in: auto watches the angle, none is at once."""
+
+    features: Annotated[int | None, by_recipe("N")] = None
+    """Leave so many features for that head: 2 can be drawn."""
+
     norm_momentum: Annotated[float | None, by_recipe("NUMBER")] = None
     """Weight of the newest batch in the statistics of batch normalisation."""
 

@@ -18,8 +18,9 @@ class Normalized(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
 
-    def forward(self, input: Tensor) -> Tensor:
-        return self.network(self.normalize(input))
+    def forward(self, input: Tensor, *labels: Tensor) -> Tensor:
+        """What the network gives; one with a head of its own takes labels as well."""
+        return self.network(self.normalize(input), *labels)
 
     def normalize(self, input: Tensor) -> Tensor:
         return (input - self.mean) / self.std

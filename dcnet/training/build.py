@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dcnet.models import create_model
+from dcnet.losses import MarginSoftmax
+from dcnet.losses.annealing import BY_MARGIN
+from dcnet.models import Network, create_model
+from dcnet.models.margin_network import MarginNetwork
 from dcnet.models.normalized import Normalized
 from dcnet.optim import param_groups
 from dcnet.training.checkpoints import read_tensors
@@ -21,7 +24,7 @@ def build_model(config: RunConfig, num_classes: int, channels: int, image_size: 
     network = create_model(
         config.model,
         operator=config.operator,
-        num_classes=num_classes,
+        num_classes=num_classes if config.margin is None else 0,
         norm=config.norm,
         activation=config.activation,
         classifier=config.classifier,
@@ -30,7 +33,18 @@ def build_model(config: RunConfig, num_classes: int, channels: int, image_size: 
         image_size=image_size,
         norm_momentum=config.norm_momentum,
     )
-    return Normalized(network, config.pixel_mean, config.pixel_std)
+    ended = network if config.margin is None else _with_head(config, network, num_classes)
+    return Normalized(ended, config.pixel_mean, config.pixel_std)
+
+
+def _with_head(config: RunConfig, network: Network, num_classes: int) -> MarginNetwork:
+    """The network with the head of the config in the classifier's place."""
+    assert config.margin is not None
+    annealing = {None: BY_MARGIN, "none": None}.get(config.annealing, config.annealing)
+    count = config.features or network.num_features
+    smoothing = config.label_smoothing
+    head = MarginSoftmax(count, num_classes, config.margin, config.margin_scale, annealing, smoothing)
+    return MarginNetwork(network, head, config.features)
 
 
 def build_optimizer(config: RunConfig, model: nn.Module, device: torch.device, shared: bool = False) -> Optimizer:

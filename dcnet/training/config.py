@@ -10,6 +10,7 @@ from typing import Any
 
 from dcnet.data import Augmentation
 from dcnet.learnable import check_number
+from dcnet.losses import as_margin
 from dcnet.operator import PLAIN, Operator, is_plain
 from dcnet.spec import unknown
 from dcnet.training.schedules import Cosine, Schedule, schedule_of
@@ -17,6 +18,7 @@ from dcnet.training.schedules import Cosine, Schedule, schedule_of
 OPTIMIZERS = ("adam", "adamw", "sgd")
 PRECISIONS = ("float32", "bfloat16")
 WEIGHTED = ("none", "gradient", "update")
+ANNEALINGS = ("auto", "none")
 # Of the largest seed that torch takes.
 SEED_BITS = 63
 # Folders have names of 255 bytes at most, which also hold the hash and may get something in front.
@@ -32,6 +34,10 @@ class RunConfig:
         train_images: how many of the training images are used, each class in proportion; None for all.
         norm, activation, classifier, norm_momentum: as in `dcnet.create_model`; None for the network's own choice.
         image_size: side of the crops from a folder of images; other datasets have their own.
+        margin: a spec such as "a-softmax(m=2)" for a head with a margin in place of the classifier; None for none.
+        margin_scale: of that head, a number, "norm" or "learned"; None for the margin's own.
+        annealing: of that head, "auto" or "none"; None for the margin's own.
+        features: how many features a linear layer leaves for that head; None for those of the network.
         steps: of the optimizer; None to go by `epochs`, of which exactly one is given.
         weight_decay: coupled into the gradient but for adamw; see `dcnet.optim.param_groups` for what decays.
         log_floor: is added to the probability inside the logarithm of the loss.
@@ -55,6 +61,10 @@ class RunConfig:
     classifier: str | None = None
     norm_momentum: float | None = None
     image_size: int | None = None
+    margin: str | None = None
+    margin_scale: float | str | None = None
+    annealing: str | None = None
+    features: int | None = None
     steps: int | None = None
     epochs: int | None = None
     batch_size: int = 128
@@ -110,6 +120,25 @@ class RunConfig:
             raise ValueError(f"pixel_std must be above 0, not {self.pixel_std}")
         if self.decoupled and Operator.parse(self.operator).weighted:
             self._check_weighted()
+        self._check_head()
+
+    def _check_head(self) -> None:
+        """A head with a margin takes the classifier's place, and has a loss of its own."""
+        _whole("features", self.features, 1)
+        if self.annealing is not None:
+            _one_of("annealing", self.annealing, ANNEALINGS)
+        given = {name: getattr(self, name) for name in ("margin_scale", "annealing", "features")}
+        if self.margin is None:
+            if needless := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
+                raise ValueError(f"{needless[0]} is of a head with a margin: give a margin, such as a-softmax")
+            return
+        object.__setattr__(self, "margin", str(as_margin(self.margin)))
+        # Of another loss, which a recipe may have.
+        object.__setattr__(self, "log_floor", 0.0)
+        if self.classifier is not None:
+            raise ValueError(
+                f"classifier={self.classifier!r} is replaced by the head of margin={self.margin!r}: give one"
+            )
 
     def _check_weighted(self) -> None:
         """In a weighted operator ||w|| is part of the function."""
@@ -147,7 +176,7 @@ class RunConfig:
     @property
     def name(self) -> str:
         """What the run is, in words that a folder can have."""
-        words = [self.dataset, self.model, self.operator]
+        words = [self.dataset, self.model, self.operator, *([self.margin] if self.margin else [])]
         name = "-".join(re.sub(r"[^A-Za-z0-9.-]+", "_", word).strip("_") for word in words)
         seed = f"-seed{self.seed}"
         return name[: LONGEST_NAME - len(seed)] + seed

@@ -1,5 +1,8 @@
 """What training makes small."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,15 +20,21 @@ def classification_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0, 
     return -((1 - smoothing) * target + smoothing * logs.mean(1)).mean()
 
 
+Call = Callable[..., Any]
+
+
 class Objective:
     """The loss of a batch, and what the filters are held to."""
 
     def __init__(self, config: RunConfig, model: nn.Module):
         self.config, self.model = config, model
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss as it is reported."""
-        return classification_loss(logits, labels, self.config.label_smoothing, self.config.log_floor)
+    def loss(self, network: Call, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss as it is reported, and the logits; a network with a head has its own loss."""
+        if self.config.margin is not None:
+            return network(images, labels)
+        logits = network(images)
+        return classification_loss(logits, labels, self.config.label_smoothing, self.config.log_floor), logits
 
     def constraint(self) -> Tensor | float:
         """The part that does not depend on the batch."""

@@ -21,8 +21,7 @@ class Step:
 
     def __call__(self, images: Tensor, labels: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        logits = self.model(images)
-        loss = self.objective.loss(logits, labels)
+        loss, logits = self.objective.loss(self.model, images, labels)
         self.meter.add(loss, correct(logits, labels), len(labels))
         self.accelerator.backward(loss + self.objective.constraint())
         self.optimizer.step()

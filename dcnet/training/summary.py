@@ -19,7 +19,8 @@ def grouped(records: Sequence[Record]) -> dict[tuple[str, str, str], list[Record
     found: dict[tuple[str, str, str], list[Record]] = {}
     for members in groups.values():
         config = members[0]["config"]
-        name = (config["dataset"], config["model"], config["operator"])
+        margin = f", {config['margin']}" if config.get("margin") else ""
+        name = (config["dataset"], config["model"], config["operator"] + margin)
         # Two recipes of one operator are two rows.
         while name in found:
             name = (*name[:2], name[2] + "'")

@@ -59,6 +59,11 @@ def test_a_plain_network_has_nothing_of_decoupled_ones():
         ({"operator": "tanh-cos+linear", "projection_every": 100}, "projection_every=100 needs an unweighted operator"),
         ({"operator": "tanh-cos+joint", "weighted_gradients": "update"}, "weighted_gradients='update' needs"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative, not -1.0"),
+        ({"margin": "a-sofmax"}, "did you mean 'a-softmax'"),
+        ({"margin": "a-softmax", "classifier": "linear"}, "classifier='linear' is replaced by the head"),
+        ({"margin": "a-softmax", "annealing": "slow"}, "slow"),
+        ({"features": 2}, "features=2 is of a head with a margin"),
+        ({"margin": "arcface", "features": 0}, "features must be a whole number, 1 or more, not 0"),
         ({"seed": 2**63}, "seed must be below 2^63, not 9223372036854775808"),
     ],
 )
@@ -166,6 +171,14 @@ def test_records_have_the_names_and_hashes_of_their_configs(file):
     config = config_of(record["config"])
     assert file.stem == f"{config.name}-{config.hash}"
     assert (record["name"], record["hash"], record["command"]) == (config.name, config.hash, command_of(config))
+
+
+def test_margins_are_written_in_one_way():
+    one, other = recipe("paper-cifar", margin="arcface(m=0.5)"), recipe("paper-cifar", margin="arcface")
+    assert one == other
+    assert one.log_floor == 0
+    assert "arcface" in one.name
+    assert recipe("digits", margin="arcface(m=0.3)").hash != recipe("digits", margin="arcface").hash
 
 
 def test_what_is_as_by_default_is_not_in_the_hash():

@@ -331,3 +331,24 @@ def test_a_folder_of_images(tmp_path):
     train(config, tmp_path / "parts", execution, InterruptsAt(4))
     parts, _ = train(config, tmp_path / "parts", execution)
     assert weights(parts) == weights(whole)
+
+
+@pytest.mark.parametrize("annealing", [None, "auto"])
+def test_a_head_with_a_margin(tmp_path, annealing):
+    """What it has let in of its margin is kept as well."""
+    config = tiny(margin="a-softmax(m=2)", annealing=annealing, features=3, label_smoothing=0.01)
+    whole, record = train(config, tmp_path / "whole")
+    assert record["status"] == "done"
+    train(config, tmp_path / "parts", watcher=InterruptsAt(4))
+    parts, _ = train(config, tmp_path / "parts")
+    assert weights(parts) == weights(whole)
+    model, _ = load_model(whole)
+    x = torch.rand(5, 1, 8, 8)
+    assert model.features(x).shape == (5, 3)
+    assert model(x).shape == (5, 10)
+    assert model.network.head.step.item() == 6
+
+
+def test_a_head_learns(tmp_path):
+    _, record = train(tiny(epochs=12, width=0.5, train_images=300, margin="am-softmax", operator="conv"), tmp_path)
+    assert record["results"]["test_accuracy"] > 85

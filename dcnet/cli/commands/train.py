@@ -115,6 +115,8 @@ class Command:
         drawn = {name: changes.pop(name) for name in AUGMENTATION if name in changes}
         if drawn:
             changes["augmentation"] = dataclasses.replace(recipe(self.recipe).augmentation, **drawn)
+        if "margin_scale" in changes:
+            changes["margin_scale"] = _number_or_word(changes["margin_scale"])
         if "schedule" in changes:
             changes["schedule"] = SCHEDULES[changes["schedule"]]()
         if "steps" in changes and "epochs" in changes:
@@ -139,3 +141,10 @@ class Command:
             checkpoint_every=options.checkpoint_every,
             tracker=options.tracker,
         )
+
+
+def _number_or_word(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
