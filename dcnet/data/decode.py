@@ -1,6 +1,7 @@
 """Image files, decoded by worker processes while the device is busy with the batch before."""
 
 import os
+import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,7 @@ class Loader:
             collate_fn=_as_it_is,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),
+            worker_init_fn=_leave_signals_to_others,
         )
 
     def __len__(self) -> int:
@@ -111,6 +113,12 @@ class Loader:
             # Moved as bytes, which are a quarter of the floats.
             images, labels = (part.to(self.device, non_blocking=True) for part in batch)
             yield images.float() / 255, labels
+
+
+def _leave_signals_to_others(worker: int) -> None:
+    """Ctrl-C and the end of a queue's time reach all processes, and the one that trains needs its workers to save."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _as_it_is(batch: Any) -> Any:

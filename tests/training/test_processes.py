@@ -1,5 +1,6 @@
 """Runs as processes: killed, interrupted, short of disk, side by side."""
 
+import itertools
 import json
 import os
 import random
@@ -9,7 +10,9 @@ import subprocess
 import sys
 import time
 
+import numpy
 import pytest
+from PIL import Image
 from small_runs import tiny
 
 from dcnet.training import Run
@@ -117,3 +120,23 @@ def test_json_is_all_there_is_on_stdout(tmp_path):
     records = json.loads(out)
     assert [record["status"] for record in records] == ["done", "done"]
     assert "step 60" in err
+
+
+def test_a_signal_to_all_processes_leaves_the_workers_to_the_one_that_saves(tmp_path):
+    """As from `timeout` and from the queues of clusters."""
+    chance = numpy.random.default_rng(0)
+    for part, name in itertools.product(("train", "val"), ("cat", "dog")):
+        folder = tmp_path / "data" / part / name
+        folder.mkdir(parents=True)
+        for k in range(8):
+            Image.fromarray(chance.integers(0, 255, (40, 50, 3), dtype=numpy.uint8)).save(folder / f"{k}.png")
+    small = "--image-size 16 --batch-size 4 --width 0.1 --steps 2000 --device cpu --workers 1 --checkpoint-every 1"
+    command = [sys.executable, "-m", "dcnet", "train", "--dataset", "imagefolder", *small.split()]
+    command += ["--data-dir", str(tmp_path / "data"), "--runs", str(tmp_path / "runs")]
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True, **piped)
+    while not list((tmp_path / "runs").glob("*/checkpoints/step-*")) and process.poll() is None:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGTERM)
+    out, _ = finish(process, code=130)
+    assert "go on with: dcnet train --resume" in out
