@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedType
 
 from dcnet.training.config import RunConfig
@@ -40,11 +41,15 @@ class Execution:
 
 def make_accelerator(config: RunConfig, execution: Execution, folder: Path) -> Accelerator:
     """A fresh accelerator, which finds out by itself about other processes, for the config's precision."""
+    tracker = execution.tracker
+    # accelerate would warn, and go on without it.
+    if tracker in LOGGER_TYPE_TO_CLASS and tracker not in {found.value for found in get_available_trackers()}:
+        raise ValueError(f"tracker is {tracker!r}, which is not installed here: install it, or omit it")
     # accelerate keeps one state a process, and would refuse another precision in the next run.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     mixed = "bf16" if config.precision == "bfloat16" else "no"
     accelerator = Accelerator(
-        mixed_precision=mixed, cpu=execution.device == "cpu", log_with=execution.tracker, project_dir=str(folder)
+        mixed_precision=mixed, cpu=execution.device == "cpu", log_with=tracker, project_dir=str(folder)
     )
     if execution.device == "cuda" and accelerator.device.type != "cuda":
         raise ValueError("device is 'cuda', but torch finds no GPU here: use cpu")

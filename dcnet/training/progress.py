@@ -7,13 +7,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from dcnet.training.watching import Point, Watcher
 
+# Below, a name and all numbers would leave no room for the bar, the steps and the time.
+NARROW, SHORT_NAME = 110, 20
+
 
 class Shown(Watcher):
     """Shows a bar on a terminal, and elsewhere, in a log, a line for each evaluation."""
 
     def __init__(self, console: Console):
         self.console, self.task = console, TaskID(0)
-        self.tested = ""
+        self.tested, self.narrow = "", console.width < NARROW
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -33,12 +36,15 @@ class Shown(Watcher):
 
     def starts(self, name: str, done: int, total: int) -> None:
         self.tested = ""
-        self.task = self.progress.add_task(name, total=total, completed=done, numbers="")
+        shown = f"…{name[-SHORT_NAME:]}" if self.narrow and len(name) > SHORT_NAME else name
+        self.task = self.progress.add_task(shown, total=total, completed=done, numbers="")
         if done:
             self.note(f"{name}: goes on after step {done} of {total}")
 
     def steps(self, done: int, loss: float, accuracy: float, images_per_second: float) -> None:
-        numbers = f"loss {loss:.3f}  train {accuracy:.1f} %{self.tested}  {images_per_second:,.0f} images/s"
+        numbers = f"loss {loss:.3f}{self.tested}"
+        if not self.narrow:
+            numbers = f"loss {loss:.3f}  train {accuracy:.1f} %{self.tested}  {images_per_second:,.0f} images/s"
         self.progress.update(self.task, completed=done, numbers=numbers)
 
     def evaluated(self, point: Point) -> None:

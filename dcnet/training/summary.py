@@ -40,11 +40,12 @@ def summary_table(records: Sequence[Record]) -> Table:
     common = [len({name[i] for name in rows}) == 1 for i in range(3)]
     seeds = max(len(members) for members in rows.values())
     shared = ", ".join(next(iter(rows))[i] for i in range(2) if common[i])
-    about = f"mean ± deviation of {seeds} seeds" if seeds > 1 else "one seed"
+    same = all(len(members) == seeds for members in rows.values())
+    about = f"mean ± deviation of {'' if same else 'up to '}{seeds} seeds" if seeds > 1 else "one seed"
     table = Table(title=", ".join(word for word in (shared, "last step", about) if word))
     headings = [heading for heading, same in zip(("dataset", "network"), common, strict=False) if not same]
     for heading in (*headings, "operator"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for heading in ("parameters", "test accuracy, %", "train loss", "seconds a run"):
         table.add_column(heading, justify="right")
     for name, members in rows.items():

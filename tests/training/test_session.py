@@ -1,15 +1,18 @@
 """Runs one after the other: what stops all of them, and what is lost by none."""
 
+import io
 import os
 import signal
 
 import pytest
+from rich.console import Console
 from small_runs import ON_CPU, tiny
 
 from dcnet.training import Run
 from dcnet.training import session as sessions
 from dcnet.training import workspace as workspaces
 from dcnet.training.session import INTERRUPTED, USAGE, Session
+from dcnet.training.summary import summary_table
 
 STEPS = 6
 
@@ -89,3 +92,28 @@ def test_of_several_processes_none_goes_on_alone(tmp_path, monkeypatch):
     alone = Session(work(tmp_path, tiny(batch_size=61), tiny()), ON_CPU)
     assert alone.run() == USAGE
     assert len(alone.runs) == 1
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_steps_and_time_are_seen_on_a_narrow_terminal(width):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    with sessions.Shown(console) as shown:
+        shown.starts("digits-cnn9-small-tanh-cos-seed0", 0, 42_500)
+        shown.steps(40_000, 0.125, 98.0, 12_345.0)
+        shown.evaluated({"test_accuracy": 97.5})
+        shown.steps(42_500, 0.125, 98.0, 12_345.0)
+    out = console.file.getvalue()
+    for words in ("tanh-cos-seed0", "42500/42500", "loss 0.125", "test 97.50 %", "0:00:00"):
+        assert words in out
+    assert ("images/s" in out) == (width > 100)
+
+
+def test_the_title_does_not_promise_more_seeds_than_there_are():
+    def record(operator, seed):
+        config = tiny(operator=operator, seed=seed).described()
+        results = {"test_accuracy": 90.0, "train_loss": 0.5}
+        return {"config": config, "results": results, "parameters": 1, "timings": {"total": 1.0}}
+
+    whole = [record("conv", 0), record("conv", 1), record("tanh-cos", 0), record("tanh-cos", 1)]
+    assert str(summary_table(whole).title).endswith("deviation of 2 seeds")
+    assert str(summary_table(whole[:3]).title).endswith("deviation of up to 2 seeds")

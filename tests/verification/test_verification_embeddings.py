@@ -80,6 +80,7 @@ def test_a_network_of_the_library():
         model(torch.rand(8, 3, 32, 32))
     pixels = torch.rand(3, 3, 32, 32)
     found = embed(model, [pixels], flip=False)
+    assert not found.requires_grad
     with torch.no_grad():
         assert torch.equal(found, model.eval().features(pixels))
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from largest_tensor import Largest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dcnet.verification import ScoreHistogram, nearest, pair_scores, score_histogram
 
@@ -12,6 +13,19 @@ from dcnet.verification import ScoreHistogram, nearest, pair_scores, score_histo
 def cosine(first: list[float], second: list[float]) -> float:
     product = sum(a * b for a, b in zip(first, second, strict=True))
     return product / math.sqrt(sum(a * a for a in first)) / math.sqrt(sum(b * b for b in second))
+
+
+class Precisions(TorchDispatchMode):
+    """The precisions that matrices are multiplied in."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.mm.default:
+            self.seen.add(torch.get_float32_matmul_precision())
+        return func(*args, **(kwargs or {}))
 
 
 def brute_force_histogram(embeddings, labels, bins):
@@ -113,10 +127,12 @@ def test_scores_are_full_float32_whatever_was_set():
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16), Precisions() as precisions:
             found = score_histogram(embeddings, labels)
             scores = nearest(embeddings).scores
         assert torch.get_float32_matmul_precision() == "medium"
+        # A CPU computes the same in all of them, a GPU does not.
+        assert precisions.seen == {"highest"}
     finally:
         torch.set_float32_matmul_precision(before)
     assert scores.dtype == torch.float32

@@ -25,6 +25,8 @@ def test_rates_are_held_and_are_those_of_what_is_said(genuine, impostor, far, fr
     assert said["g"].count(False) / len(genuine) == found.frr <= frr
     assert said["i"].count(None) / len(impostor) == pytest.approx(found.open_impostor)
     assert said["g"].count(None) / len(genuine) == pytest.approx(found.open_genuine)
+    for verdict in map(found.decide, genuine + impostor):
+        assert verdict.rate == {True: found.far, False: found.frr, None: None}[verdict.same]
     assert found.lower <= found.upper
     assert (found.genuine, found.impostor) == (len(genuine), len(impostor))
 
