@@ -10,7 +10,7 @@ class DivergenceError(ArithmeticError):
 
 @torch.no_grad()
 def first_bad_layer(model: nn.Module, images: Tensor) -> str:
-    """The first layer whose weights, or whose output for these images, are not all finite."""
+    """The first layer whose weights, output for these images, or gradient, are not all finite."""
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             return f"the parameter {name!r} has values that are not finite"
@@ -27,6 +27,9 @@ def first_bad_layer(model: nn.Module, images: Tensor) -> str:
             handle.remove()
     if found:
         return f"the output of the layer {found[0]!r} is the first that is not finite"
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            return f"the gradient of {name!r} is not, though all outputs are"
     return "all layers give finite outputs, so it is the loss itself"
 
 

@@ -33,10 +33,15 @@ class Meter:
         self.found_bad = torch.zeros((), dtype=torch.float32, device=device)
 
     @torch.no_grad()
-    def add(self, loss: Tensor, correct: Tensor, images: int) -> None:
-        """Takes one step into account; from the first bad step on, nothing is changed any more by the optimizer."""
+    def add(self, loss: Tensor, correct: Tensor, images: int, gradient: Tensor | None = None) -> None:
+        """Takes one step into account; from the first bad step on, nothing is changed any more by the optimizer.
+
+        A step is bad if its loss is not finite, or the largest of its gradients.
+        """
         loss = loss.detach()
         bad = ~loss.isfinite()
+        if gradient is not None:
+            bad = bad | ~gradient.isfinite()
         if self.join is not None:
             bad = self.join(bad.float()) > 0
         self.bad_step.copy_(torch.where(bad & (self.bad_step < 0), self.step, self.bad_step))

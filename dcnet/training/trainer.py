@@ -133,7 +133,7 @@ class Trainer:
         where = first_bad_layer(self.space.model, self.space.source.images(step))
         self._write("diverged")
         raise DivergenceError(
-            f"{self.config.name}: the loss of step {step + 1} is not finite: {where}; "
+            f"{self.config.name}: the loss or a gradient of step {step + 1} is not finite: {where}; "
             "try a smaller --lr, or --precision float32"
         )
 

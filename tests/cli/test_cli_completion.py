@@ -25,7 +25,7 @@ echo "${COMPREPLY[@]}"
     ("words", "expected"),
     [
         (["li"], ["list"]),
-        (["list", ""], ["-h", "--help", "datasets", "models", "operators", "recipes", "runs"]),
+        (["list", ""], ["-h", "--help", "datasets", "margins", "models", "operators", "recipes", "runs"]),
         (["plot", "cu"], ["curves"]),
         (["predict", "--in"], ["--invert"]),
         (["evaluate", "--device", "c"], ["cpu", "cuda"]),

@@ -219,10 +219,37 @@ class Explodes(nn.Module):
 def test_a_loss_that_is_not_finite_stops_and_is_explained(tmp_path):
     run = Run.of(tiny(operator="conv"), tmp_path)
     trainer = Trainer(tiny(operator="conv"), run, Execution(device="cpu", checkpoint_every=2), model=Explodes(4))
-    with pytest.raises(DivergenceError, match=r"the loss of step 5 is not finite.*layer 'second'.*--lr"):
+    with pytest.raises(DivergenceError, match=r"the loss or a gradient of step 5 is not finite.*layer 'second'.*--lr"):
         trainer.run()
     assert run.record()["status"] == "diverged"
     assert run.checkpoints.newest()[0].step == 4
+    assert all(value.isfinite().all() for value in trainer.space.model.state_dict().values())
+
+
+class SteepAtZero(torch.autograd.Function):
+    """Gives what it gets, and a gradient that is not a number."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("nan")
+
+
+def test_a_gradient_that_is_not_finite_does_not_reach_the_weights(tmp_path):
+    class Steep(Explodes):
+        def forward(self, input):
+            self.calls += self.training
+            hidden = self.first(input.flatten(1))
+            return self.second(SteepAtZero.apply(hidden) if self.calls > self.after else hidden)
+
+    run = Run.of(tiny(operator="conv"), tmp_path)
+    trainer = Trainer(tiny(operator="conv"), run, Execution(device="cpu", checkpoint_every=1), model=Steep(3))
+    with pytest.raises(DivergenceError, match=r"gradient of step 4 is not finite: the gradient of 'first.weight'"):
+        trainer.run()
+    assert run.checkpoints.newest()[0].step == 3
     assert all(value.isfinite().all() for value in trainer.space.model.state_dict().values())
 
 

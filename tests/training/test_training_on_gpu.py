@@ -58,5 +58,5 @@ def test_the_learning_rate_reaches_captured_steps(tmp_path):
 
 def test_a_loss_that_is_not_finite_is_found_in_captured_steps(tmp_path):
     """It is seen some steps later, and the weights are still those before it."""
-    with pytest.raises(DivergenceError, match=r"the loss of step \d+ is not finite"):
+    with pytest.raises(DivergenceError, match=r"the loss or a gradient of step \d+ is not finite"):
         train(tiny(steps=200, operator="conv", norm="none", optimizer="sgd", lr=1e6), tmp_path, GRAPH)
