@@ -98,8 +98,6 @@ def _even_shares(possible: list[int], count: int) -> list[int]:
 def _pair_of_rank(rank: Tensor) -> Tensor:
     """The pairs (i, j) with i < j, counted as (0, 1), (0, 2), (1, 2), (0, 3), ..., at these places, [len(rank), 2]."""
     high = ((1 + (1 + 8 * rank.double()).sqrt()) / 2).long()
-    # The root of a large number may be rounded to the next pair.
-    high = torch.where(high * (high - 1) // 2 > rank, high - 1, high)
     return torch.stack([rank - high * (high - 1) // 2, high], dim=1)
 
 

@@ -134,5 +134,5 @@ def _blocks(count: int, block: int, start: int = 0) -> Iterator[slice]:
 
 
 def _bin(scores: Tensor, bins: int) -> Tensor:
-    # Half the size of int64, and three times as fast.
+    # In int32, which is half as much to write as int64, and is counted faster.
     return (scores + 1).mul_(bins / 2).int().clamp_(0, bins - 1)

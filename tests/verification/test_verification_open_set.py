@@ -122,7 +122,7 @@ def test_pairs_are_drawn_from_everywhere():
 
 def test_ranks_of_pairs():
     assert _pair_of_rank(torch.arange(6)).tolist() == [[0, 1], [0, 2], [1, 2], [0, 3], [1, 3], [2, 3]]
-    large = 10**8
+    large = 10**6
     ranks = torch.tensor([large * (large - 1) // 2 - 1, large * (large - 1) // 2])
     assert _pair_of_rank(ranks).tolist() == [[large - 2, large - 1], [0, large]]
 
