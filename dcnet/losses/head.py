@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from dcnet.losses.annealing import BY_MARGIN, Automatic, Easing, as_easing
 from dcnet.losses.diagnosis import Diagnosis, diagnose
 from dcnet.losses.margin import Margin, angle, as_margin
-from dcnet.losses.margins import SphereFace2
 from dcnet.losses.scale import FeatureScale, Scale
 
 # Added to squared norms, so that a feature of zeros has a cosine and a gradient, which float16 must be able to hold.
@@ -68,7 +67,7 @@ class MarginSoftmax(nn.Module):
         nn.init.normal_(self.weight, std=(2 / (self.num_classes + self.in_features)) ** 0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-        if self.offset is not None and isinstance(self.margin, SphereFace2):
+        if self.offset is not None:
             nn.init.constant_(self.offset, self.margin.first_bias(self.num_classes, self.scale.fixed or 1.0))
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
@@ -99,11 +98,11 @@ class MarginSoftmax(nn.Module):
         return scaled if self.margin.unit_weights else scaled * weight_norms
 
     def _binary_loss(self, logits: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-        assert isinstance(self.margin, SphereFace2)
         assert self.offset is not None
         own, others = F.softplus(-(target + self.offset)), F.softplus(logits + self.offset)
         others = others.scatter(1, labels[:, None], 0.0).sum(1)
-        return (self.margin.share * own + (1 - self.margin.share) * others).mean()
+        share = self.margin.label_share()
+        return (share * own + (1 - share) * others).mean()
 
     @torch.no_grad()
     def _next_share(self, cos: Tensor) -> Tensor | None:

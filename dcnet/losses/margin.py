@@ -55,6 +55,14 @@ class Margin:
         """eta, as a function of cos(theta_j)."""
         return cos
 
+    def label_share(self) -> float:
+        """The weight of the label's own loss beside that of all others, where each class is decided by itself."""
+        return 0.5
+
+    def first_bias(self, classes: int, scale: float) -> float:
+        """What is added to all logits at first, where each class is decided by itself."""
+        return 0.0
+
 
 registry: dict[str, type[Margin]] = {}
 Kind = TypeVar("Kind", bound=type[Margin])

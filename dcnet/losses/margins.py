@@ -187,6 +187,9 @@ class SphereFace2(Margin):
     def _stretched(self, cos: Tensor) -> Tensor:
         return 2 * ((cos.clamp(-1, 1) + 1) / 2) ** self.t - 1
 
+    def label_share(self) -> float:
+        return self.share
+
     def first_bias(self, classes: int, scale: float) -> float:
         """b with which label and others pull equally at orthogonal weights."""
         odds = self.share / ((1 - self.share) * max(classes - 1, 1))

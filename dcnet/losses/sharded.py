@@ -124,7 +124,7 @@ class ShardedMarginSoftmax(MarginSoftmax):
         # The label's own part is computed by all, and must count once in what they share.
         own = F.softplus(-(target + offset / self.world - offset.detach() / self.world + offset.detach()))
         others = Summed.apply(F.softplus(logits + offset).masked_fill(hidden, 0.0).sum(1), self.group)
-        share = self.margin.share  # type: ignore[attr-defined]
+        share = self.margin.label_share()
         return (share * own + (1 - share) * others).mean()
 
     def _used(self, places: Tensor, own: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:

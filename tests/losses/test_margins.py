@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import pytest
 import torch
@@ -159,7 +160,8 @@ def test_autocast_changes_nothing():
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_another_library_gives_the_same(margin, theirs, options):
-    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    from pytorch_metric_learning import losses
+
     head, x, labels = head_and_batch(margin, count=20, features=8, classes=6)
     other = getattr(losses, theirs)(num_classes=6, embedding_size=8, **options)
     x.requires_grad_()
@@ -265,6 +267,33 @@ def test_the_first_bias_of_sphereface2_balances_label_and_others():
     x[0, 7] = 1.0
     (gradient,) = torch.autograd.grad(head(x, torch.tensor([0])), head.offset)
     assert gradient.abs() < 1e-6
+
+
+def test_one_more_margin_is_one_class(monkeypatch):
+    """A head takes it, each class decided by itself or not, and so do specs and pictures."""
+    from dcnet.losses import margin
+    from dcnet.report.margin_plots import margin_curves
+
+    monkeypatch.setattr(margin, "registry", dict(registry))
+    for binary in (False, True):
+
+        @dataclasses.dataclass(frozen=True)
+        class Halved(dcnet.losses.Margin):
+            name: ClassVar[str] = f"halved-{binary}"
+            about: ClassVar[str] = "s cos(theta_y) / 2"
+            scale: ClassVar[float | None] = 4.0
+            m: float = 2.0
+
+            def target(self, cos):
+                return cos / self.m - 1
+
+        Halved.binary = binary
+        margin.register(Halved)
+        head, x, labels = head_and_batch(f"halved-{binary}(m=3.0)")
+        head(x, labels).backward()
+        assert head.margin.m == 3.0
+        assert head.weight.grad.isfinite().all()
+        assert len(margin_curves([f"halved-{binary}"]).axes[0].get_lines()) == 1
 
 
 # --- what heads keep, say and refuse ---
