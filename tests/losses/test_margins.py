@@ -56,6 +56,15 @@ def test_losses_are_those_of_the_papers(margin):
         assert head(x, labels).item() == pytest.approx(in_loops(head, x, labels), rel=1e-9)
 
 
+@pytest.mark.parametrize("margin", MARGINS, ids=str)
+def test_losses_of_features_that_point_away_from_their_class(margin):
+    """Beyond pi - m, where a margin that is added to the angle goes on in another way."""
+    head, x, labels = head_and_batch(margin)
+    x = -head.weight[labels].detach() + 0.02 * x
+    assert head.cosines(x).gather(1, labels[:, None]).max() < math.cos(math.pi - 0.3)
+    assert head(x, labels).item() == pytest.approx(in_loops(head, x, labels), rel=1e-9)
+
+
 @pytest.mark.parametrize("margin", [margin for margin in MARGINS if not getattr(margin, "detach", False)], ids=str)
 def test_gradients(margin):
     head, x, labels = head_and_batch(margin)
