@@ -85,18 +85,21 @@ def inference(record: Record) -> str:
     for trained in [row for row in record["results"] if not row["folded"]]:
         same = {name: trained[name] for name in ("network", "operator", "compiled")}
         (folded,) = [row for row in record["results"] if _is(row, **same, folded=True)]
+        (plain,) = [row for row in record["results"] if _is(row, **same | {"operator": PLAIN}, folded=True)]
         name = f"`{trained['network']}`, `{trained['operator']}`" + (", compiled" if trained["compiled"] else "")
-        lines.append([name, *_folding_cells(trained, folded)])
+        lines.append([name, *_folding_cells(trained, folded, plain)])
     headings = ["network", "trained, ms", "folded, ms", "folded / trained", "folded / folded plain"]
     about = f"Batch {config['batch']}, width {config['width']:g}{_setting(record)}:"
     return f"{about}\n\n{markdown(headings, lines)}"
 
 
-def _folding_cells(trained: Row, folded: Row) -> list[str]:
-    if found := problem(trained) or problem(folded):
+def _folding_cells(trained: Row, folded: Row, plain: Row) -> list[str]:
+    """The plain network is the one that is compiled as well where this one is, and else the one timed in turns."""
+    if found := problem(trained) or problem(folded) or problem(plain):
         return [found] * 4
     times = trained["forward"]["ms"], folded["forward"]["ms"]
-    ratios = times[1] / times[0], folded["forward"]["ratio"]
+    beside = times[1] / plain["forward"]["ms"] if folded["compiled"] else folded["forward"]["ratio"]
+    ratios = times[1] / times[0], beside
     return [*map(three_digits, times), *map(two_digits, ratios)]
 
 

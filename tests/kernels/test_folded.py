@@ -133,7 +133,7 @@ class OnGpu(nn.Module):
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (9, 0))
     return OnGpu(folded_layer("tanh-cos", bias=True, groups=1, last=False))
 
 
@@ -159,7 +159,7 @@ def test_a_compiler_on_a_gpu_meets_torchs_own_operations_where_kernels_are_forbi
 
 
 def test_compiled_layers_with_gradients_or_autocast_go_by_torch(monkeypatch):
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
     with FakeTensorMode():
         x, w = torch.empty(3, 6, 7, 5, device="cuda"), torch.empty(8, 6, 3, 3, device="cuda")

@@ -59,9 +59,9 @@ def network() -> Row:
     return {"benchmark": "network", "config": config, "environment": environment, "results": rows}
 
 
-def inference() -> Row:
+def inference(compiled: bool = False) -> Row:
     def row(operator: str, folded: bool, ms: float) -> Row:
-        named = {"network": "cnn9", "operator": operator, "folded": folded, "compiled": False}
+        named = {"network": "cnn9", "operator": operator, "folded": folded, "compiled": compiled}
         return {**named, "wrong": None, "failed": None, "forward": {"ms": ms, "ratio": ms / 4}}
 
     rows = [row("conv", False, 5.0), row("conv", True, 4.0), row("tanh-cos", False, 10.0), row("tanh-cos", True, 6.0)]
@@ -122,6 +122,14 @@ def test_inference_compares_folded_with_trained_and_with_plain():
     assert table.startswith("Batch 32, width 0.5, float32, channels last, CPU, 1 thread, torch 2.13.0:\n")
     assert "| `cnn9`, `conv` | 5.00 | 4.00 | 0.80 | 1.00 |" in table
     assert "| `cnn9`, `tanh-cos` | 10.0 | 6.00 | 0.60 | 1.50 |" in table
+
+
+def test_inference_compares_compiled_with_compiled():
+    record = inference(compiled=True)
+    for row in record["results"]:
+        # Timed in turns with a plain network that was not compiled.
+        row["forward"]["ratio"] = 0.1
+    assert "| `cnn9`, `tanh-cos`, compiled | 10.0 | 6.00 | 0.60 | 1.50 |" in speed_tables.inference(record)
 
 
 def test_the_picture_of_layers_has_a_panel_for_each_operator_and_a_bar_for_each_variant():
