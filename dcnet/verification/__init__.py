@@ -1,5 +1,6 @@
 """Are these two the same, and who is it? For people and classes that a network was never trained on."""
 
+from dcnet.verification.calibration import Calibration, fingerprint
 from dcnet.verification.curves import Roc, TarAtFar, roc, roc_of_histogram
 from dcnet.verification.embeddings import embed, normalized
 from dcnet.verification.identification import Identified, OpenSetRate, cmc, identify, open_set_rate
@@ -14,11 +15,13 @@ from dcnet.verification.protocol import (
     best_threshold,
     development_accuracy,
     fold_accuracy,
+    make_folds,
 )
 from dcnet.verification.scores import Neighbours, ScoreHistogram, nearest, pair_scores, score_histogram
 from dcnet.verification.threshold import Decision, Verdict, calibrate, calibrate_curve
 
 __all__ = [
+    "Calibration",
     "Decision",
     "DevelopmentAccuracy",
     "Disjoint",
@@ -41,9 +44,11 @@ __all__ = [
     "cmc",
     "development_accuracy",
     "embed",
+    "fingerprint",
     "fold_accuracy",
     "identify",
     "labels_of",
+    "make_folds",
     "nearest",
     "normalized",
     "open_set_rate",

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from dcnet.verification.curves import accepted, checked_scores, middle
 
+FOLDS = 10
+
 
 @dataclass(frozen=True)
 class FoldAccuracy:
@@ -83,6 +85,23 @@ def fold_accuracy(scores: Tensor, same: Tensor, folds: Tensor, balanced: bool = 
         thresholds.append(best_threshold(scores[~inside], same[~inside], balanced))
         found.append(accuracy(scores[inside], same[inside], thresholds[-1], balanced))
     return FoldAccuracy(tuple(found), tuple(thresholds))
+
+
+def make_folds(same: Tensor, count: int = FOLDS, seed: int = 0) -> Tensor:
+    """Folds by chance, int64 [P], for pairs without any; the same and the different are shared out evenly.
+
+    Where there are fewer pairs of a kind than folds, there are as many folds as pairs of it.
+    """
+    kinds = [kind.nonzero()[:, 0] for kind in (same.cpu(), ~same.cpu())]
+    folds = min(count, *map(len, kinds))
+    if folds < 2:
+        found = f"{len(kinds[0])} and {len(kinds[1])}"
+        raise ValueError(f"folds need two pairs or more of the same and two of different ones, not {found}")
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.empty(len(same), dtype=torch.int64)
+    for places in kinds:
+        chosen[places] = torch.randperm(len(places), generator=generator) % folds
+    return chosen
 
 
 def development_accuracy(

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcnet.verification import accuracy, best_threshold, development_accuracy, fold_accuracy
+from dcnet.verification import accuracy, best_threshold, development_accuracy, fold_accuracy, make_folds
 
 scores_and_answers = st.lists(
     st.tuples(st.one_of(st.sampled_from([-0.5, 0.0, 0.25, 0.5]), st.floats(-1, 1)), st.booleans()),
@@ -134,3 +134,20 @@ def test_what_has_no_folds_or_kinds_is_said():
         best_threshold(scores, same, balanced=True)
     with pytest.raises(ValueError, match="needs pairs of both kinds"):
         accuracy(scores, ~same, 0.1, balanced=True)
+
+
+@given(st.lists(st.booleans(), min_size=4, max_size=60).filter(lambda same: 2 <= sum(same) <= len(same) - 2))
+def test_folds_by_chance_share_out_both_kinds_evenly(same):
+    same = torch.tensor(same)
+    folds = make_folds(same)
+    count = min(10, int(same.sum()), int((~same).sum()))
+    for kind in (same, ~same):
+        sizes = torch.bincount(folds[kind], minlength=count).tolist()
+        assert len(sizes) == count
+        assert max(sizes) - min(sizes) <= 1
+    assert torch.equal(folds, make_folds(same))
+
+
+def test_folds_need_two_pairs_of_each_kind():
+    with pytest.raises(ValueError, match="two pairs or more of the same and two of different ones, not 3 and 1"):
+        make_folds(torch.tensor([True, True, True, False]))

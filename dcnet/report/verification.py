@@ -1,0 +1,124 @@
+"""How well a network tells pairs apart, and what it says of one, as numbers and as tables."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dcnet.report.listing import Listing
+from dcnet.verification import Calibration, Decision, FoldAccuracy, Pairs, Roc, fold_accuracy, make_folds
+
+Record = dict[str, Any]
+RATES = (1e-1, 1e-2, 1e-3, 1e-4)
+VERDICTS = {True: "same", False: "different", None: "too close to call"}
+
+
+@dataclass(frozen=True)
+class Folds:
+    """The fold of each pair, int64 [P], and a note where they are not those of the list."""
+
+    numbers: Tensor
+    note: str = ""
+
+    @classmethod
+    def of(cls, pairs: Pairs) -> "Folds":
+        """Those of the list, if each has pairs of both kinds, without which it has no balanced accuracy."""
+        if pairs.folds is None:
+            return cls(make_folds(pairs.same), "the folds are made by chance, since the list has none")
+        kinds = [pairs.same[pairs.folds == fold] for fold in pairs.folds.unique()]
+        if len(kinds) > 1 and all(kind.any() and not kind.all() for kind in kinds):
+            return cls(pairs.folds)
+        return cls(make_folds(pairs.same), "the folds are made by chance, since one of the list has one kind of pairs")
+
+
+def verification(scores: Tensor, same: Tensor, folds: Tensor, curve: Roc) -> Record:
+    """All measures, as shares from 0 to 1."""
+    return {
+        "folds": len(folds.unique()),
+        "accuracy": _accuracy(fold_accuracy(scores, same, folds)),
+        "balanced_accuracy": _accuracy(fold_accuracy(scores, same, folds, balanced=True)),
+        "auc": curve.auc(),
+        "eer": curve.eer(),
+        "tar_at_far": [vars(curve.tar_at_far(rate)) for rate in RATES],
+    }
+
+
+def _accuracy(found: FoldAccuracy) -> Record:
+    return {
+        "mean": found.mean,
+        "standard_error": found.standard_error,
+        "threshold": float(torch.tensor(found.thresholds).mean()),
+        "folds": list(found.accuracies),
+        "thresholds": list(found.thresholds),
+    }
+
+
+def measures(found: Record) -> Listing:
+    """The measures of a report as a table."""
+    folds = f"{found['folds']} folds, threshold of the other {found['folds'] - 1}"
+    rows = [
+        _accuracy_row(f"accuracy, {folds}", found["accuracy"]),
+        _accuracy_row("balanced accuracy, the same folds", found["balanced_accuracy"]),
+        {"measure": "area under the ROC curve (AUC)", "value": percent(found["auc"])},
+        {"measure": "equal error rate (EER)", "value": percent(found["eer"])},
+        *map(_tar_row, found["tar_at_far"]),
+    ]
+    columns = {
+        "measure": lambda row: row["measure"],
+        "value, %": lambda row: row["value"],
+        "threshold": lambda row: row.get("threshold", ""),
+    }
+    return Listing("", columns, rows, ("value, %", "threshold"), ("measure",))
+
+
+def _accuracy_row(name: str, found: Record) -> Record:
+    value = f"{percent(found['mean'])} ± {percent(found['standard_error'])}"
+    return {"measure": name, "value": value, "threshold": f"{found['threshold']:.3f}"}
+
+
+def _tar_row(found: Record) -> Record:
+    name = f"true accepts at {100 * found['far']:g} % false accepts (TAR@FAR)"
+    if found["tar"] is None:
+        return {"measure": name, "value": "too few pairs"}
+    return {"measure": name, "value": percent(found["tar"]), "threshold": f"{found['threshold']:.3f}"}
+
+
+def percent(share: float) -> str:
+    """A share in percent, without the sign."""
+    return f"{100 * share:.2f}"
+
+
+def rates(decision: Decision) -> list[Record]:
+    """Where a decision changes, and the error rates if there were no other threshold: one row, or two."""
+    upper = {
+        "verdict": "same from",
+        "threshold": decision.upper,
+        "false_accepts": decision.far,
+        "false_rejects": decision.frr + decision.open_genuine,
+    }
+    lower = {
+        "verdict": "different below",
+        "threshold": decision.lower,
+        "false_accepts": decision.far + decision.open_impostor,
+        "false_rejects": decision.frr,
+    }
+    return [upper, lower]
+
+
+def thresholds(decision: Decision) -> Listing:
+    """The thresholds of a decision as a table."""
+    columns = {
+        "": lambda row: row["verdict"],
+        "cosine": lambda row: f"{row['threshold']:.3f}",
+        "false accepts, %": lambda row: percent(row["false_accepts"]),
+        "false rejects, %": lambda row: percent(row["false_rejects"]),
+    }
+    return Listing("", columns, rates(decision), list(columns)[1:])
+
+
+def source(calibration: Calibration) -> str:
+    """Which pairs the thresholds are from, in a sentence."""
+    decision, data = calibration.decision, calibration.data
+    count = f"{decision.genuine + decision.impostor:,} pairs"
+    return f"calibrated by {count}, {decision.genuine:,} of them the same, of {data.get('list')}"

@@ -1,0 +1,194 @@
+"""`dcnet verify`: answers with their error rates, thresholds from pairs, and the report on pairs."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import answer, call, colour_run
+from verify_cases import (
+    IMAGES,
+    PAIRS,
+    copied,
+    digit_pairs,
+    digit_scores,
+    embeddings,
+    lfw_folder,
+    listed,
+    margin_run,
+    set_thresholds,
+)
+
+from dcnet.data import load_dataset
+from dcnet.report.verification import Folds
+from dcnet.training import Run, load_model
+from dcnet.verification import Calibration, Pairs, calibrate, fold_accuracy, make_folds, pair_scores, roc
+
+Capture = pytest.CaptureFixture[str]
+RATES = ("--far", "0.1", "--frr", "0.1")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return copied(tmp_path / "run")
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    return digit_pairs(tmp_path / "digits")
+
+
+def calibrated(capsys: Capture, run: Run, pairs: Path, *options: str) -> dict:
+    return answer(capsys, "verify", run.folder, "--calibrate", "--pairs", pairs, *RATES, *options)
+
+
+def test_thresholds_are_those_of_the_pairs_and_are_kept(capsys: Capture, run: Run, pairs: Path):
+    found = calibrated(capsys, run, pairs, "--images", str(pairs.parent))
+    scores, same = digit_scores(run, pairs)
+    wanted = calibrate(scores[same], scores[~same], far=0.1, frr=0.1)
+    assert found["decision"]["upper"] == pytest.approx(wanted.upper, abs=1e-5)
+    assert found["decision"]["far"] == wanted.far
+    kept = Calibration.load(found["file"])
+    assert Path(found["file"]).parent == run.folder
+    assert kept.to_json() == {key: found[key] for key in ("decision", "data", "weights", "flip")}
+    assert kept.data["list"] == str(pairs)
+    counts = {key: kept.data[key] for key in ("pairs", "same", "different", "files", "left_out")}
+    assert counts == {"pairs": PAIRS, "same": PAIRS / 2, "different": PAIRS / 2, "files": IMAGES, "left_out": 0}
+    assert not list(run.folder.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "verdict"), [(-0.1, -0.2, "same"), (0.2, 0.1, "different"), (0.1, -0.1, "too close to call")]
+)
+def test_two_images_get_an_answer(capsys: Capture, run: Run, pairs: Path, above: float, below: float, verdict: str):
+    calibrated(capsys, run, pairs)
+    images = [pairs.parent / "0.png", pairs.parent / "1.png"]
+    score = digit_scores(run, listed(pairs.parent / "two.csv", [("0.png", "1.png", False)]))[0].item()
+    set_thresholds(run, score + below, score + above)
+    found = answer(capsys, "verify", run.folder, *images)
+    assert found["verdict"] == verdict
+    assert found["same"] == {"same": True, "different": False}.get(verdict)
+    assert found["score"] == pytest.approx(score, abs=1e-5)
+    assert found["images"] == [str(image) for image in images]
+
+
+def test_the_answer_has_the_error_rates_at_its_thresholds(capsys: Capture, run: Run, pairs: Path):
+    calibrated(capsys, run, pairs)
+    found = answer(capsys, "verify", run.folder, pairs.parent / "0.png", pairs.parent / "0.png")
+    assert (found["verdict"], found["score"]) == ("same", pytest.approx(1))
+    scores, same = digit_scores(run, pairs)
+    for row in found["thresholds"]:
+        # Scores of images in other batches are rounded otherwise.
+        accepted = scores >= row["threshold"] - 1e-6
+        assert row["false_accepts"] == pytest.approx(accepted[~same].double().mean().item())
+        assert row["false_rejects"] == pytest.approx(1 - accepted[same].double().mean().item())
+    assert call("verify", run.folder, pairs.parent / "0.png", pairs.parent / "0.png") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("same: the cosine is 1.000\n")
+    assert f"{100 * found['thresholds'][0]['false_accepts']:.2f}" in text
+    assert f"calibrated by {PAIRS} pairs, {PAIRS // 2} of them the same, of {pairs}\n" in text
+    assert "note: 120 impostor pairs are too few" not in text
+
+
+def test_mirror_images_are_left_out_on_request_and_that_is_remembered(capsys: Capture, run: Run, pairs: Path):
+    assert calibrated(capsys, run, pairs, "--no-flip")["flip"] is False
+    two = listed(pairs.parent / "two.csv", [("0.png", "1.png", False)])
+    found = answer(capsys, "verify", run.folder, pairs.parent / "0.png", pairs.parent / "1.png")
+    assert found["score"] == pytest.approx(digit_scores(run, two, flip=False)[0].item(), abs=1e-5)
+    assert found["score"] != pytest.approx(digit_scores(run, two)[0].item(), abs=1e-4)
+
+
+def test_the_report_is_that_of_the_library(capsys: Capture, run: Run, pairs: Path):
+    found = answer(capsys, "verify", run.folder, "--pairs", pairs)
+    scores, same = digit_scores(run, pairs)
+    folds = make_folds(same)
+    for key, balanced in {"accuracy": False, "balanced_accuracy": True}.items():
+        wanted = fold_accuracy(scores, same, folds, balanced)
+        assert found[key]["mean"] == pytest.approx(wanted.mean)
+        assert found[key]["standard_error"] == pytest.approx(wanted.standard_error)
+    curve = roc(scores, same)
+    assert (found["folds"], found["auc"], found["eer"]) == (10, pytest.approx(curve.auc()), pytest.approx(curve.eer()))
+    by_rate = {at["far"]: at["tar"] for at in found["tar_at_far"]}
+    assert by_rate == {0.1: curve.tar_at_far(0.1).tar, 0.01: curve.tar_at_far(0.01).tar, 0.001: None, 0.0001: None}
+    assert Path(found["plot"]) == run.folder / "roc.png"
+    assert found["auc"] > 0.8
+    assert not (run.folder / "verification.json").exists()
+
+
+def test_the_report_as_text_and_picture(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
+    assert call("verify", run.folder, "--pairs", pairs, "--out", tmp_path / "curve.svg") == 0
+    text = capsys.readouterr().out
+    assert f"run: {PAIRS} pairs, {PAIRS // 2} same and {PAIRS // 2} different, of {pairs}" in text
+    for words in ("accuracy, 10 folds", "balanced accuracy", "(AUC)", "(EER)", "at 1 % false accepts", "too few pairs"):
+        assert words in text
+    assert re.search(r"accuracy, 10 folds.*\d\d\.\d\d ± \d\.\d\d", text)
+    assert "note: the folds are made by chance, since the list has none" in text
+    assert text.endswith(f"wrote {tmp_path / 'curve.svg'}\n")
+    assert "</svg>" in (tmp_path / "curve.svg").read_text()
+
+
+def test_a_head_with_a_margin_gives_the_features_it_sees(capsys: Capture, tmp_path: Path, pairs: Path):
+    run = margin_run(tmp_path / "margin")
+    calibrated(capsys, run, pairs)
+    found = answer(capsys, "verify", run.folder, pairs.parent / "3.png", pairs.parent / "4.png")
+    model, _ = load_model(run)
+    both = embeddings(model, load_dataset("digits").test.images[3:5])
+    assert both.shape == (2, 8)
+    assert found["score"] == pytest.approx(torch.cosine_similarity(*both, dim=0).item(), abs=1e-5)
+
+
+def test_lfw_is_read_as_the_images_of_the_run_are(capsys: Capture, tmp_path: Path):
+    run = colour_run(tmp_path / "run", tmp_path / "images")
+    # The loader of the run's own images cuts out the centre, and so must this.
+    lfw = lfw_folder(tmp_path / "images" / "test", ("Ada", "Bob", "Cy", "Di"))
+    found = answer(capsys, "verify", run.folder, "--lfw", lfw)
+    assert (found["folds"], found["fold_note"], found["data"]["list"]) == (2, "", "LFW pairs")
+    (tmp_path / "images" / "val").rename(tmp_path / "images" / "before")
+    for person in ("Ada", "Bob", "Cy", "Di"):
+        (tmp_path / "images" / "train" / person).mkdir()
+        (tmp_path / "images" / "train" / person / "any.png").write_bytes(b"")
+    data = load_dataset("imagefolder", tmp_path / "images")
+    ((images, _),) = data.test_loader(8, size=14, workers=0)
+    scores = pair_scores(embeddings(load_model(run)[0], images), torch.tensor([0, 0, 4, 4]), torch.tensor([1, 2, 5, 6]))
+    assert found["auc"] == roc(scores, torch.tensor([True, False] * 2)).auc()
+    accuracy = fold_accuracy(scores, torch.tensor([True, False] * 2), torch.tensor([0, 0, 1, 1]))
+    assert found["accuracy"]["thresholds"] == pytest.approx(accuracy.thresholds, abs=1e-5)
+
+
+def test_classes_of_training_are_pointed_out_and_can_be_left_out(capsys: Capture, tmp_path: Path):
+    run = colour_run(tmp_path / "run", tmp_path / "images")
+    lfw = lfw_folder(tmp_path / "lfw", ("Ada", "dark", "Cy", "Di"))
+    options = ("verify", run.folder, "--data-dir", lfw)
+    (note,) = answer(capsys, *options)["data"]["notes"]
+    assert note == "1 of 4 pairs show a class that the run was trained on, which is easier: see --unseen"
+    found = answer(capsys, *options, "--unseen", "--calibrate")
+    assert {key: found["data"][key] for key in ("pairs", "left_out", "notes")} == {
+        "pairs": 3,
+        "left_out": 1,
+        "notes": [],
+    }
+    assert call(*options, "--unseen", "--calibrate") == 0
+    text = capsys.readouterr().out
+    assert "3 pairs, 2 same and 1 different, of LFW pairs, without 1 that show a class of training" in text
+    assert "rule of three" in text
+    assert answer(capsys, *options, "--lfw-list", "pairsDevTest")["folds"] == 2
+    assert json.loads((run.folder / "verification.json").read_text())["data"]["images"] == str(lfw)
+
+
+def test_folds_of_a_list_that_lack_a_kind_are_made_anew():
+    rows = [("a", "b", True), ("a", "c", True), ("b", "d", False), ("c", "d", False)]
+    as_listed, anew = (Folds.of(Pairs.of_names(rows, folds)) for folds in ([0, 1, 0, 1], [0, 0, 1, 1]))
+    assert (as_listed.numbers.tolist(), as_listed.note) == ([0, 1, 0, 1], "")
+    assert sorted(anew.numbers[:2].tolist()) == sorted(anew.numbers[2:].tolist()) == [0, 1]
+    assert anew.note == "the folds are made by chance, since one of the list has one kind of pairs"
+
+
+def test_help_says_what_there_is_to_do(capsys: Capture):
+    with pytest.raises(SystemExit):
+        call("verify", "--help")
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for option in ("--pairs", "--images", "--lfw", "--calibrate", "--far", "--frr", "--unseen", "--out", "--json"):
+        assert f"{option} " in text
+    assert "dcnet verify RUN a.jpg b.jpg says the same, different, or too close to call" in text
+    assert "None" not in text

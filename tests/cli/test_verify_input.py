@@ -1,0 +1,140 @@
+"""`dcnet verify` with wrong input: one sentence each, exit code 2, and nothing that was there is lost."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import answer, colour_run, complaint
+from torch import Tensor, nn
+from verify_cases import copied, digit_pairs, lfw_folder, listed
+
+from dcnet.models import normalized
+from dcnet.training import Run
+from dcnet.training.checkpoints import read_tensors, write_tensors
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return copied(tmp_path / "run")
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    return digit_pairs(tmp_path / "digits")
+
+
+def with_zeros(run: Run) -> None:
+    tensors, notes = read_tensors(run.model_file)
+    zeros = {name: torch.zeros_like(value) for name, value in tensors.items() if not name.endswith((".mean", ".std"))}
+    write_tensors(run.model_file, tensors | zeros, notes)
+
+
+def test_a_run_without_a_calibration_says_how_to_make_one(capsys: Capture, run: Run, pairs: Path):
+    told = complaint(capsys, "verify", run.folder, pairs.parent / "0.png", pairs.parent / "1.png")
+    assert "the run 'run' is not calibrated, so that no score can be called same or different" in told
+    assert f"use `dcnet verify {run.folder} --calibrate --pairs FILE --images FOLDER`" in told
+
+
+def test_a_calibration_of_other_weights_or_none_at_all_is_refused(capsys: Capture, run: Run, pairs: Path):
+    images = (pairs.parent / "0.png", pairs.parent / "1.png")
+    answer(capsys, "verify", run.folder, "--calibrate", "--pairs", pairs)
+    tensors, notes = read_tensors(run.model_file)
+    write_tensors(run.model_file, {name: value + 1 for name, value in tensors.items()}, notes)
+    told = complaint(capsys, "verify", run.folder, *images)
+    assert "the run 'run' has other weights than when it was calibrated" in told
+    for text in ("{", "{}", "[]", '{"decision": {}, "data": {}, "weights": "", "flip": true}'):
+        (run.folder / "verification.json").write_text(text)
+        told = complaint(capsys, "verify", run.folder, *images)
+        assert f"{str(run.folder / 'verification.json')!r} is not a calibration: " in told
+
+
+def test_what_is_no_image_is_named_and_the_calibration_stays(capsys: Capture, run: Run, pairs: Path):
+    answer(capsys, "verify", run.folder, "--calibrate", "--pairs", pairs)
+    before = (run.folder / "verification.json").read_bytes()
+    broken = pairs.parent / "7.png"
+    broken.write_text("no image")
+    for arguments in (("--pairs", pairs, "--calibrate"), ("--pairs", pairs), (pairs.parent / "0.png", broken)):
+        told = complaint(capsys, "verify", run.folder, *arguments)
+        assert f"{str(broken)!r} cannot be read as an image: " in told
+    assert (run.folder / "verification.json").read_bytes() == before
+    assert not (run.folder / "roc.png").exists()
+
+
+def test_a_list_with_a_missing_image_is_told_by_its_line(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
+    file = listed(pairs.parent / "missing.csv", [("0.png", "1.png", True), ("2.png", "none.png", False)])
+    for option in ((), ("--calibrate",)):
+        told = complaint(capsys, "verify", run.folder, "--pairs", file, *option)
+        assert f"{file}, line 2: '2.png,none.png,0': expected images that are there" in told
+    lfw = lfw_folder(tmp_path / "lfw", ("Ada", "Bob", "Cy", "Di"))
+    (lfw / "Cy" / "Cy_0002.jpg").unlink()
+    told = complaint(capsys, "verify", run.folder, "--lfw", lfw)
+    assert f"{lfw / 'pairs.txt'}, line 4: " in told
+
+
+def test_lists_that_have_too_little_are_refused(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
+    for same, kind in ((True, "different"), (False, "the same")):
+        file = listed(pairs.parent / "one.csv", [("0.png", "1.png", same)] * 3)
+        told = complaint(capsys, "verify", run.folder, "--pairs", file)
+        assert f"{file} has no pair that is {kind}, of 3 pairs: both kinds are needed" in told
+    few = listed(pairs.parent / "few.csv", [("0.png", "1.png", True), ("2.png", "3.png", False)])
+    told = complaint(capsys, "verify", run.folder, "--pairs", few)
+    assert "folds need two pairs or more of the same and two of different ones, not 1 and 1" in told
+    lfw = lfw_folder(tmp_path / "lfw", ("Ada", "dark", "Cy", "light"))
+    trained = colour_run(tmp_path / "colour", tmp_path / "images")
+    told = complaint(capsys, "verify", trained.folder, "--lfw", lfw, "--unseen")
+    assert "LFW pairs has no pair that is different, of 2 pairs" in told
+    assert "there is no list 'other.txt'" in complaint(
+        capsys, "verify", run.folder, "--lfw", lfw, "--lfw-list", "other"
+    )
+
+
+def test_an_embedding_of_zero_is_told_by_its_image(capsys: Capture, run: Run, pairs: Path):
+    with_zeros(run)
+    told = complaint(capsys, "verify", run.folder, "--pairs", pairs)
+    first = pairs.read_text().partition(",")[0]
+    assert f"the norm of embedding 0 ({pairs.parent / first}) is zero, and of 60 of 60 in all" in told
+    assert "a cosine needs finite embeddings other than zero" in told
+
+
+class NoFeatures(nn.Module):
+    def forward(self, input: Tensor) -> Tensor:
+        return input.flatten(1)
+
+
+def test_a_network_without_features_is_refused(capsys: Capture, run: Run, pairs: Path, monkeypatch: pytest.MonkeyPatch):
+    model = normalized.Normalized(NoFeatures(), [0.0], [1.0])
+    monkeypatch.setattr("dcnet.training.load_model", lambda run: (model, run.record()))
+    told = complaint(capsys, "verify", run.folder, "--pairs", pairs)
+    assert "the run 'run' has no features to compare: its network, NoFeatures, has no method `features`" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give two images, or a list of pairs by --pairs or --lfw, not nothing"),
+        (["a.png"], "two images are compared, not 1"),
+        (["a.png", "b.png", "c.png"], "two images are compared, not 3"),
+        (["a.png", "b.png", "--pairs", "p.csv"], "give two images, or a list of pairs by --pairs or --lfw, not both"),
+        (["a.png", "b.png", "--calibrate"], "--calibrate needs pairs whose answers are known"),
+        (["--pairs", "p.csv", "--lfw", "lfw"], "--pairs and --lfw both name pairs"),
+        (["--lfw", "lfw", "--images", "."], "--images goes with --pairs"),
+        (["--pairs", "p.csv", "--lfw-list", "pairs"], "--lfw-list goes with --lfw"),
+        (["--pairs", "p.csv", "--images", "none"], "--images is 'none', which is no folder"),
+        (["--pairs", "p.csv", "--far", "0.1"], "--far goes with --calibrate, and has no meaning here"),
+        (["--pairs", "p.csv", "--calibrate", "--frr", "1.5"], "--frr must be above 0 and below 1, not 1.5"),
+        (["--pairs", "p.csv", "--calibrate", "--out", "a.png"], "--out goes with a report"),
+        (["a.png", "b.png", "--unseen"], "--unseen goes with --pairs or --lfw"),
+        (["a.png", "b.png", "--no-flip"], "--no-flip goes with --pairs or --lfw"),
+        (["--pairs", "p.csv"], "p.csv cannot be read as a list"),
+        (["--lfw", "none"], "there is no folder 'none'"),
+    ],
+)
+def test_options_that_do_not_go_together(capsys: Capture, run: Run, options: list[str], message: str):
+    assert message in complaint(capsys, "verify", run.folder, *options)
+
+
+def test_pictures_of_other_kinds_are_refused(capsys: Capture, run: Run, pairs: Path):
+    told = complaint(capsys, "verify", run.folder, "--pairs", pairs, "--out", "a.gif")
+    assert "--out is written as .png or .svg, not as '.gif'" in told
