@@ -31,6 +31,8 @@ FLOORS = [
     ["data"],
     ["training"],
     ["verification"],
+    ["robustness"],
+    ["experiments"],
     ["report"],
     ["bench"],
     ["cli"],

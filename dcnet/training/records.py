@@ -2,18 +2,22 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from dcnet.data import Dataset, FolderDataset
 from dcnet.environment import commit, environment
 from dcnet.training.config import RunConfig
+from dcnet.training.lock import in_turn
 from dcnet.training.meter import Reading
 from dcnet.training.recipes import command_of
+from dcnet.training.runs import Run
 
 CURVES = ("step", "epoch", "learning_rate", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "seconds")
 PHASES = ("start", "training", "evaluation", "saving")
+# Training writes the record of these, and knows nothing of what others add to it.
+UNFINISHED = ("running", "interrupted", "diverged")
 Record = dict[str, Any]
 
 
@@ -110,3 +114,19 @@ def timings(clock: Clock, steps: int, batch_size: int) -> dict[str, float]:
         "step_ms": 1000 * training / max(steps, 1),
         "images_per_second": steps * batch_size / max(training, 1e-9),
     }
+
+
+def add_evaluation(run: Run, name: str, values: Mapping[str, Any]) -> None:
+    """Keeps what the trained network was found to do in its record, as evaluations[name], in place of what was there.
+
+    The record is written whole or not at all, and several processes may add to it. Training a run again empties it.
+    """
+    if not name:
+        raise ValueError("an evaluation needs a name, under which the record has it")
+    # First, so that nothing is left in a folder that has no run.
+    run.record()
+    with in_turn(run.folder):
+        record = run.record()
+        if record["status"] in UNFINISHED:
+            raise ValueError(f"the run {run.folder.name!r} has nothing to evaluate: its status is {record['status']!r}")
+        run.write(record | {"evaluations": record.get("evaluations", {}) | {name: dict(values)}})

@@ -1,0 +1,94 @@
+"""`dcnet reproduce`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from dcnet.cli.bench_options import Device, at_least, chosen_device
+
+if TYPE_CHECKING:
+    from dcnet.experiments.reproduction import Reproduction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Make the tables of the paper: run what has no record yet, and put ours beside the paper's.
+
+    It can be stopped at any time with Ctrl-C; the same command goes on. `--status` only says what is there.
+    """
+
+    names: Annotated[Sequence[str], tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT...")]
+    """table1, ..., table8 and the other experiments, or all; a wrong name lists them."""
+
+    seeds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: by experiment)")] = None
+    """Runs of each cell, with the seeds 0, 1, ..."""
+
+    jobs: Annotated[str, tyro.conf.arg(metavar="N")] = "auto"
+    """Runs side by side; auto is one, and more on a GPU that processes share by MPS."""
+
+    status: bool = False
+    """Only say what is there, what is missing and what misses the paper."""
+
+    json: bool = False
+    """Print one JSON document and nothing else."""
+
+    smoke: bool = False
+    """Everything in small, on the digits: seconds a run, and numbers that mean nothing."""
+
+    runs: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: runs)")] = None
+    """Where the folders of runs are."""
+
+    records: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER...", help_behavior_hint="(optional)")] = ()
+    """Folders with records from elsewhere, which count as runs do."""
+
+    collect: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(optional)")] = None
+    """Copy the records of these experiments there, to be kept or brought to another machine."""
+
+    data_dir: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: DCNET_DATA)")] = None
+    """Where the datasets are; what is missing is downloaded to a cache."""
+
+    device: Device = "auto"
+    """Where to compute; auto is cuda where there is a GPU."""
+
+    compile: bool = False
+    """Compile the networks by torch.compile: pays in long runs on a GPU."""
+
+    def prepare(self) -> Callable[[], int]:
+        from dcnet.experiments.reproduction import Reproduction, jobs_of
+        from dcnet.training import Execution
+
+        if self.seeds is not None:
+            at_least(1, "--seeds", self.seeds)
+        device = chosen_device(self.device)
+        execution = Execution(device=device, compile=self.compile, data_dir=self.data_dir)
+        jobs = jobs_of(self.jobs, device)
+        work = Reproduction(self.names, self.seeds, self.smoke, self.runs, self.records, execution, jobs)
+        return lambda: self._carry_out(work)
+
+    def _carry_out(self, work: Reproduction) -> int:
+        from rich.console import Console
+
+        code = 0 if self.status else work.run(Console(stderr=self.json))
+        if self.collect is not None:
+            work.collect(self.collect)
+        if self.json:
+            print(json.dumps(work.described(), indent=2))
+        else:
+            self._show(work)
+        return code
+
+    def _show(self, work: Reproduction) -> None:
+        from rich.console import Console
+
+        from dcnet.report.experiments import rich_table, summary
+
+        console = Console()
+        for experiment, found in work.statuses():
+            console.print(rich_table(experiment, found))
+            console.print(summary(experiment, found), soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,76 @@
+"""A line for each run that is under way, and one for all of them with the time that is left."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from dcnet.experiments.tasks import Task
+from dcnet.experiments.worker import DONE, INTERRUPTED
+
+LONGEST = 60
+
+
+class Board:
+    """Shows bars on a terminal, and elsewhere, in a log, a line for each run that begins or ends."""
+
+    def __init__(self, console: Console, tasks: int):
+        self.console, self.count, self.ended = console, tasks, 0
+        self.lines: dict[str, TaskID] = {}
+        self.totals: dict[str, int] = {}
+        self.shares: dict[str, float] = {}
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        # In shares of runs, since how long a run is shows only when it starts.
+        self.all = self.progress.add_task("all runs", total=float(tasks), numbers="")
+
+    def __enter__(self) -> "Board":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.progress.stop()
+
+    def begins(self, task: Task) -> None:
+        name = task.name if len(task.name) <= LONGEST else f"…{task.name[-LONGEST:]}"
+        self.lines[task.name] = self.progress.add_task(name, total=None, numbers="starts")
+        if not self.console.is_terminal:
+            self._say(f"{task.name}: begins, {len(self.shares) + 1} of {self.count}")
+        self.shares[task.name] = 0.0
+
+    def hears(self, task: Task, kind: str, *values: Any) -> None:
+        """What a worker tells of its run."""
+        line = self.lines[task.name]
+        if kind == "starts":
+            done, self.totals[task.name] = values
+            self.progress.update(line, total=self.totals[task.name], completed=done, numbers="")
+        elif kind == "steps":
+            done, loss = values
+            self.progress.update(line, completed=done, numbers=f"loss {loss:.3f}")
+            self._share(task, done / self.totals[task.name])
+        elif kind == "note":
+            self.progress.update(line, numbers=values[0].split(": ")[-1][:LONGEST])
+
+    def ends(self, task: Task, outcome: str, problem: str) -> None:
+        self.ended += 1
+        self.progress.remove_task(self.lines.pop(task.name))
+        self._share(task, 1.0)
+        if problem or outcome not in (DONE, INTERRUPTED):
+            self._say(problem or f"{task.name}: {outcome}")
+        elif not self.console.is_terminal:
+            self._say(f"{task.name}: {outcome}, {self.ended} of {self.count}")
+
+    def _share(self, task: Task, share: float) -> None:
+        self.shares[task.name] = share
+        self.progress.update(self.all, completed=sum(self.shares.values()), numbers=f"{self.ended} done")
+
+    def _say(self, text: str) -> None:
+        # Without styles, since names may have brackets.
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False)

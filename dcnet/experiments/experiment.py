@@ -1,0 +1,105 @@
+"""A table of the paper as data: the runs behind every cell, and what the paper has there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from dcnet.spec import unknown
+from dcnet.training import RunConfig
+
+NOT_CONVERGED = "N/C"
+ERROR = ("results", "test_error")
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table.
+
+    Attributes:
+        row, column: where it stands.
+        config: the run behind it, whose seed is replaced; None for a number that the paper quotes from elsewhere.
+        paper: its value there; "N/C" where that did not converge, None where there is none.
+        metric: where the value is in the record of a run.
+        evaluation: what has to be done with a trained network to get it, of `evaluations`; None for nothing.
+    """
+
+    row: str
+    column: str
+    config: RunConfig | None
+    paper: float | str | None = None
+    metric: tuple[str, ...] = ERROR
+    evaluation: str | None = None
+
+    def configs(self, seeds: int) -> tuple[RunConfig, ...]:
+        """The runs of the seeds 0, 1, ..."""
+        if self.config is None:
+            return ()
+        return tuple(dataclasses.replace(self.config, seed=seed) for seed in range(seeds))
+
+    def value(self, record: Record) -> float | None:
+        """The number in the record of a run; None where it has none yet."""
+        found: Any = record
+        for name in self.metric:
+            found = found.get(name) if isinstance(found, dict) else None
+        return float(found) if isinstance(found, int | float) else None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Cells in the order of their rows.
+
+    Attributes:
+        title: what the numbers are, with their unit.
+        order: of the columns; those that it does not have come after it.
+        seeds: of each cell, unless one asks for others.
+        higher_is_better: of the numbers.
+        not_run: why it is not run here, in one sentence; None where it can be.
+        notes: what a reader has to know beside the numbers.
+    """
+
+    name: str
+    title: str
+    cells: tuple[Cell, ...]
+    order: tuple[str, ...] = ()
+    seeds: int = 1
+    higher_is_better: bool = False
+    not_run: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> list[str]:
+        return list(dict.fromkeys(cell.row for cell in self.cells))
+
+    @property
+    def columns(self) -> list[str]:
+        found = dict.fromkeys(cell.column for cell in self.cells)
+        return sorted(found, key=lambda column: self.order.index(column) if column in self.order else len(self.order))
+
+    def cell(self, row: str, column: str) -> Cell | None:
+        return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
+
+
+experiments: dict[str, Callable[[], Experiment]] = {}
+
+
+def register(make: Callable[[], Experiment]) -> Callable[[], Experiment]:
+    """Enters the function that makes an experiment under its own name."""
+    name = make.__name__
+    if name in experiments:
+        raise ValueError(f"{name!r} is taken: there is an experiment of that name")
+    experiments[name] = make
+    return make
+
+
+def chosen(names: Iterable[str]) -> list[Experiment]:
+    """The experiments of these names, all of them for "all", each once."""
+    given = list(names)
+    for name in given:
+        if name != "all" and name not in experiments:
+            raise unknown("experiment", name, ["all", *experiments])
+    wanted = list(experiments) if "all" in given else list(dict.fromkeys(given))
+    return [experiments[name]() for name in wanted]

@@ -1,0 +1,62 @@
+"""The records that there are: of runs, and of folders with records from wherever they were made."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dcnet.experiments.experiment import Record
+from dcnet.training import Run, RunConfig, read_record
+
+# What a run comes to in the end, be it that it does not converge.
+FINAL = ("done", "diverged")
+
+
+class Known:
+    """Records by what was run; of two of one config the one with more evaluations counts, and then the first.
+
+    Args:
+        runs: the folder of runs.
+        folders: with records in files, at any depth, brought from other machines.
+    """
+
+    def __init__(self, runs: Path, folders: Sequence[Path] = ()):
+        self.runs = runs
+        self.brought: dict[str, Record] = {}
+        for file in _files(folders):
+            record = _record(file)
+            if record is not None:
+                key = _key(record)
+                self.brought[key] = _richer(self.brought.get(key), record)
+
+    def record(self, config: RunConfig) -> Record | None:
+        """The record of a config that was run to its end."""
+        run = Run.of(config, self.runs)
+        own = run.record() if run.exists else None
+        own = own if own is not None and own["status"] in FINAL else None
+        brought = self.brought.get(f"{config.name}-{config.hash}")
+        return own if brought is None else _richer(own, brought)
+
+
+def _files(folders: Sequence[Path]) -> Iterator[Path]:
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {str(folder)!r}: give one with records of runs in it")
+        yield from sorted(folder.rglob("*.json"))
+
+
+def _record(file: Path) -> Record | None:
+    """The record in the file; None if it is something else, such as that of a benchmark."""
+    try:
+        record = read_record(file)
+    except ValueError:
+        return None
+    return record if record["status"] in FINAL and {"name", "hash"} <= record.keys() else None
+
+
+def _key(record: Record) -> str:
+    return f"{record['name']}-{record['hash']}"
+
+
+def _richer(first: Record | None, second: Record) -> Record:
+    if first is None or len(second.get("evaluations", {})) > len(first.get("evaluations", {})):
+        return second
+    return first

@@ -1,0 +1,119 @@
+"""Several tasks side by side, each in a process; whoever dies takes only its own task with it."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from dcnet.experiments.board import Board
+from dcnet.experiments.tasks import Task
+from dcnet.experiments.worker import FAILED, INTERRUPTED, Place, work
+from dcnet.training.interruption import Interruption, interruptible
+
+PATIENCE = 0.2
+
+
+@dataclass
+class Worker:
+    """A process and what it is working on."""
+
+    process: Any
+    pipe: Connection
+    task: Task
+    told: bool = False
+
+
+class Pool:
+    """Shares out tasks among processes, and keeps a board of how they go.
+
+    `outcomes` has how each task ended, by its name; those that were not begun have none.
+    """
+
+    def __init__(self, tasks: Sequence[Task], place: Place, jobs: int, board: Board):
+        self.left, self.place, self.board = list(tasks), place, board
+        self.jobs = max(1, min(jobs, len(tasks)))
+        self.outcomes: dict[str, str] = {}
+        self.workers: list[Worker] = []
+
+    def run(self) -> bool:
+        """Carries out all tasks; whether nobody asked to stop."""
+        with interruptible() as interruption:
+            try:
+                for _ in range(self.jobs):
+                    self._hire()
+                while self.workers:
+                    self._listen(interruption)
+            finally:
+                for worker in self.workers:
+                    worker.process.kill()
+        return not interruption.asked
+
+    def _hire(self) -> None:
+        if not self.left:
+            return
+        context = multiprocessing.get_context("spawn")
+        own, others = context.Pipe()
+        process = context.Process(target=work, args=(others, self.place), daemon=False)
+        process.start()
+        others.close()
+        worker = Worker(process, own, self.left.pop(0))
+        own.send(worker.task)
+        self.board.begins(worker.task)
+        self.workers.append(worker)
+
+    def _listen(self, interruption: Interruption) -> None:
+        pipes = {worker.pipe: worker for worker in self.workers}
+        for pipe in wait(list(pipes), PATIENCE):
+            self._hear(pipes[pipe], interruption.asked)  # type: ignore[index]
+        if interruption.asked:
+            for worker in self.workers:
+                self._tell_to_stop(worker)
+
+    def _hear(self, worker: Worker, stopping: bool) -> None:
+        try:
+            kind, *values = worker.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._lost(worker)
+            return
+        if kind == "ended":
+            self._ended(worker, stopping, *values)
+        else:
+            self.board.hears(worker.task, kind, *values)
+
+    def _ended(self, worker: Worker, stopping: bool, outcome: str, problem: str) -> None:
+        self.outcomes[worker.task.name] = outcome
+        self.board.ends(worker.task, outcome, problem)
+        if stopping or not self.left:
+            self._dismiss(worker)
+            return
+        worker.task = self.left.pop(0)
+        self.board.begins(worker.task)
+        worker.pipe.send(worker.task)
+
+    def _dismiss(self, worker: Worker) -> None:
+        with suppress(BrokenPipeError):
+            worker.pipe.send(None)
+        worker.process.join()
+        self.workers.remove(worker)
+
+    def _lost(self, worker: Worker) -> None:
+        """A process that ended without a word: it was told to, or was killed."""
+        worker.process.join()
+        self.workers.remove(worker)
+        outcome = INTERRUPTED if worker.told else FAILED
+        code = worker.process.exitcode
+        problem = "" if worker.told else f"{worker.task.name}: its process ended with {code}; the same command goes on"
+        self.outcomes[worker.task.name] = outcome
+        self.board.ends(worker.task, outcome, problem)
+        if not worker.told:
+            self._hire()
+
+    def _tell_to_stop(self, worker: Worker) -> None:
+        if not worker.told and worker.process.pid is not None:
+            worker.told = True
+            with suppress(ProcessLookupError):
+                os.kill(worker.process.pid, signal.SIGTERM)

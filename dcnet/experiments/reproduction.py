@@ -1,0 +1,99 @@
+"""From the names of experiments to their tables."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from dcnet.experiments.board import Board
+from dcnet.experiments.experiment import Experiment, chosen
+from dcnet.experiments.known import Known
+from dcnet.experiments.pool import Pool
+from dcnet.experiments.smoke import in_small
+from dcnet.experiments.status import CellStatus, status_of
+from dcnet.experiments.tasks import tasks_of
+from dcnet.experiments.worker import DIVERGED, DONE, Place
+from dcnet.files import write_json
+from dcnet.training import Execution
+from dcnet.training.runs import runs_root
+
+FAILED, INTERRUPTED = 1, 130
+# Side by side under MPS; more of them do not make a GPU faster that is busy.
+SHARED = 4
+
+
+def jobs_of(text: str, device: str) -> int:
+    """How many runs side by side: what is asked for, or, for "auto", what the machine is known to take well."""
+    if text == "auto":
+        shared = (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
+        return SHARED if device == "cuda" and shared else 1
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 64):
+        raise ValueError(f"--jobs is {text!r}: give a number from 1 to 64, or auto")
+    return int(text)
+
+
+class Reproduction:
+    """Experiments, the records that there are of them, and what has to be run."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        seeds: int | None,
+        smoke: bool,
+        runs: Path | None,
+        records: Sequence[Path],
+        execution: Execution,
+        jobs: int,
+    ):
+        if not names:
+            raise ValueError("name the experiments to reproduce, such as table3, or all")
+        self.experiments = [in_small(found) if smoke else found for found in chosen(names)]
+        self.seeds, self.records, self.jobs = seeds, records, jobs
+        self.runs = (runs or runs_root()) / "smoke" if smoke else runs or runs_root()
+        threads = max(1, (os.cpu_count() or 1) // jobs) if execution.device == "cpu" and jobs > 1 else None
+        self.place = Place(self.runs, execution, threads)
+        self.known()
+
+    def known(self) -> Known:
+        """The records that there are now."""
+        return Known(self.runs, self.records)
+
+    def run(self, console: Console) -> int:
+        """Runs what has no record; the exit code is 1 if some run could not be carried out, 130 if interrupted."""
+        tasks = tasks_of(self.experiments, self.known(), self.seeds)
+        if not tasks:
+            return 0
+        with Board(console, len(tasks)) as board:
+            pool = Pool(tasks, self.place, self.jobs, board)
+            finished = pool.run()
+        if not finished:
+            left = sum(pool.outcomes.get(task.name) not in (DONE, DIVERGED) for task in tasks)
+            console.print(f"stopped with {left} of {len(tasks)} runs to go; the same command goes on", highlight=False)
+            return INTERRUPTED
+        return 0 if set(pool.outcomes.values()) <= {DONE, DIVERGED} else FAILED
+
+    def statuses(self) -> list[tuple[Experiment, list[CellStatus]]]:
+        """The state of every cell of each experiment."""
+        known = self.known()
+        return [(experiment, status_of(experiment, known, self.seeds)) for experiment in self.experiments]
+
+    def described(self) -> dict[str, Any]:
+        """The same for machines."""
+        return {experiment.name: _described(experiment, found) for experiment, found in self.statuses()}
+
+    def collect(self, folder: Path) -> None:
+        """Copies the record of every run of these experiments that is at its end, under the name of the run."""
+        known = self.known()
+        for experiment in self.experiments:
+            for cell in experiment.cells:
+                for config in cell.configs(self.seeds or experiment.seeds):
+                    record = known.record(config)
+                    if record is not None:
+                        write_json(folder / f"{config.name}-{config.hash}.json", record)
+
+
+def _described(experiment: Experiment, found: Sequence[CellStatus]) -> dict[str, Any]:
+    cells = [status.described(experiment.higher_is_better) for status in found]
+    return {"title": experiment.title, "not_run": experiment.not_run, "cells": cells}

@@ -1,0 +1,70 @@
+"""Every table of the paper is there, whole, and can be run."""
+
+import collections
+
+import pytest
+
+from dcnet.experiments import chosen, experiments
+from dcnet.experiments.experiment import NOT_CONVERGED
+from dcnet.training.recipes import command_of
+
+# Cells and runs behind them.
+SIZES = {
+    "table1": (6, 6),
+    "table2": (10, 10),
+    "table3": (30, 30),
+    "table4": (22, 22),
+    "table5": (9, 4),
+    "table6": (12, 12),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_tables_of_the_paper_are_whole(name):
+    (experiment,) = chosen([name])
+    assert (len(experiment.cells), sum(cell.config is not None for cell in experiment.cells)) == SIZES[name]
+    assert all(cell.paper is not None for cell in experiment.cells)
+
+
+@pytest.mark.parametrize("name", sorted(experiments))
+def test_no_place_is_taken_twice_and_no_two_cells_of_one_metric_share_their_runs(name):
+    (experiment,) = chosen([name])
+    assert experiment.name == name
+    places = collections.Counter((cell.row, cell.column) for cell in experiment.cells)
+    assert max(places.values()) == 1
+    runs = collections.Counter((cell.config.hash, cell.metric) for cell in experiment.cells if cell.config)
+    assert max(runs.values()) == 1
+
+
+@pytest.mark.parametrize("name", sorted(experiments))
+def test_every_run_has_a_command_of_its_own(name):
+    (experiment,) = chosen([name])
+    configs = {cell.config for cell in experiment.cells if cell.config}
+    assert len({command_of(config) for config in configs}) == len(configs)
+
+
+def test_some_cells_by_hand():
+    cell = chosen(["table3"])[0].cell("seg", "sqcos, no ReLU")
+    assert (cell.paper, cell.config.operator, cell.config.activation) == (24.29, "seg-sqcos", "none")
+    assert (cell.config.model, cell.config.steps, cell.config.projection_every) == ("cnn9", 42_500, 100)
+    cell = chosen(["table2"])[0].cell("linear", "sqcos")
+    assert (cell.paper, cell.config.norm, cell.config.activation) == (NOT_CONVERGED, "none", None)
+    cell = chosen(["table1"])[0].cell("weighted gradients", "tanh-cos")
+    assert (cell.config.projection_every, cell.config.weighted_gradients) == (0, "gradient")
+    assert chosen(["table4"])[0].columns == ["linear", "cos", "sqcos"]
+
+
+def test_tables_share_their_runs():
+    projected = chosen(["table1"])[0].cell("weight projection", "tanh-cos").config
+    assert projected == chosen(["table4"])[0].cell("tanh", "cos").config
+    assert projected == chosen(["table5"])[0].cell("DCNet-32, tanh-cos", "cifar100").config
+
+
+def test_all_are_chosen_at_once_and_none_twice():
+    assert [experiment.name for experiment in chosen(["all"])] == list(experiments)
+    assert [experiment.name for experiment in chosen(["table2", "table1", "table2"])] == ["table2", "table1"]
+
+
+def test_an_unknown_experiment_is_an_error_that_names_the_others():
+    with pytest.raises(ValueError, match=r"table33.*table3"):
+        chosen(["table33"])

@@ -1,0 +1,103 @@
+"""What is there, what is missing, and what misses the paper."""
+
+import dataclasses
+import json
+
+import pytest
+from fake_records import bring, run_with, small
+
+from dcnet.experiments import Cell, Experiment, status_of
+from dcnet.experiments.known import Known
+from dcnet.experiments.tasks import Task, tasks_of
+from dcnet.report.experiments import markdown_table, rich_table, summary
+
+CONV, TANH = small("conv"), small("tanh-cos")
+EXPERIMENT = Experiment(
+    "two",
+    "two cells, error in %",
+    (Cell("plain", "error", CONV, 20.0), Cell("tanh", "error", TANH, "N/C"), Cell("quoted", "error", None, 7.0)),
+)
+
+
+def seeded(config, seed):
+    return dataclasses.replace(config, seed=seed)
+
+
+def found(tmp_path, seeds=None, folders=()):
+    return status_of(EXPERIMENT, Known(tmp_path / "runs", folders), seeds)
+
+
+def test_nothing_is_there_at_first(tmp_path):
+    assert [status.state for status in found(tmp_path)] == ["missing", "missing", "quoted"]
+    assert [str(status) for status in found(tmp_path)] == ["missing (20.00)", "missing (N/C)", "- (7.00)"]
+
+
+def test_records_of_runs_and_from_elsewhere_count_alike(tmp_path):
+    run_with(tmp_path / "runs", CONV, 22.0)
+    bring(tmp_path / "brought" / "deep", seeded(CONV, 1), 24.0, name="any-name")
+    (plain, *_) = found(tmp_path, seeds=2, folders=[tmp_path / "brought"])
+    assert (plain.state, plain.values, plain.mean) == ("done", (22.0, 24.0), 23.0)
+    assert plain.deviation == pytest.approx(2**0.5)
+    assert (plain.difference, plain.misses_by(False), plain.misses_by(True)) == (3.0, 3.0, 0.0)
+    assert str(plain) == "23.00 ± 1.41 (20.00, +3.00)"
+    assert [status.state for status in found(tmp_path, seeds=3)] == ["partial", "missing", "quoted"]
+
+
+def test_a_run_that_diverged_is_an_answer_and_one_under_way_is_none(tmp_path):
+    run_with(tmp_path / "runs", TANH, status="diverged")
+    run_with(tmp_path / "runs", CONV, status="running")
+    plain, tanh, _ = found(tmp_path)
+    assert (plain.state, tanh.state, str(tanh), tanh.difference) == ("missing", "done", "N/C (N/C)", None)
+
+
+def test_other_json_among_the_records_is_passed_over(tmp_path):
+    bring(tmp_path / "brought", CONV, 21.0)
+    (tmp_path / "brought" / "layers_cpu.json").write_text(json.dumps({"benchmark": "layers"}))
+    (tmp_path / "brought" / "broken.json").write_text("{")
+    assert found(tmp_path, folders=[tmp_path / "brought"])[0].values == (21.0,)
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="there is no folder"):
+        found(tmp_path, folders=[tmp_path / "nowhere"])
+
+
+def test_of_two_records_the_one_with_more_evaluations_counts(tmp_path):
+    run_with(tmp_path / "runs", CONV, 22.0)
+    bring(tmp_path / "brought", CONV, 22.0, evaluations={"faces": {"accuracy": 90.0}})
+    cell = Cell("plain", "faces", CONV, metric=("evaluations", "faces", "accuracy"), evaluation="faces")
+    experiment = Experiment("faces", "accuracy", (cell,), higher_is_better=True)
+    assert status_of(experiment, Known(tmp_path / "runs"))[0].state == "missing"
+    assert status_of(experiment, Known(tmp_path / "runs", [tmp_path / "brought"]))[0].values == (90.0,)
+
+
+def test_tasks_are_what_has_no_record_each_once_and_first_seeds_first(tmp_path):
+    run_with(tmp_path / "runs", CONV, 22.0)
+    twice = [EXPERIMENT, dataclasses.replace(EXPERIMENT, name="same")]
+    tasks = tasks_of(twice, Known(tmp_path / "runs"), seeds=2)
+    assert tasks == [Task(TANH), Task(seeded(CONV, 1)), Task(seeded(TANH, 1))]
+
+
+def test_tasks_add_evaluations_that_records_lack(tmp_path):
+    cells = tuple(Cell(name, "x", CONV, metric=("evaluations", name), evaluation=name) for name in ("a", "b"))
+    experiment = Experiment("both", "both", cells)
+    assert tasks_of([experiment], Known(tmp_path / "runs")) == [Task(CONV, ("a", "b"))]
+    run_with(tmp_path / "runs", CONV, 22.0, evaluations={"a": 1.0})
+    assert tasks_of([experiment], Known(tmp_path / "runs")) == [Task(CONV, ("b",))]
+    run_with(tmp_path / "runs", CONV, status="diverged")
+    assert tasks_of([experiment], Known(tmp_path / "runs")) == []
+
+
+def test_what_is_not_run_gives_no_tasks(tmp_path):
+    apart = dataclasses.replace(EXPERIMENT, not_run="it needs what is not there")
+    assert tasks_of([apart], Known(tmp_path / "runs")) == []
+    statuses = status_of(apart, Known(tmp_path / "runs"))
+    assert summary(apart, statuses) == "two: not run, since it needs what is not there"
+
+
+def test_tables_and_a_sentence(tmp_path):
+    run_with(tmp_path / "runs", CONV, 22.5)
+    statuses = found(tmp_path)
+    assert "| plain | 22.50 (20.00, +2.50) |" in markdown_table(EXPERIMENT, statuses)
+    assert rich_table(EXPERIMENT, statuses).row_count == 3
+    assert summary(EXPERIMENT, statuses) == "two: 1 of 2 cells are there; plain, error misses the paper by most, 2.50"

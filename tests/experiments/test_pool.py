@@ -1,0 +1,149 @@
+"""Tasks side by side: all are done, none takes another with it, and what is interrupted goes on."""
+
+import dataclasses
+import io
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from fake_records import small
+from rich.console import Console
+
+from dcnet.experiments import evaluations
+from dcnet.experiments.board import Board
+from dcnet.experiments.pool import Pool
+from dcnet.experiments.tasks import Task
+from dcnet.experiments.worker import Place, Teller, attempt
+from dcnet.training import Execution, Run, Watcher
+
+LONG = 100_000
+
+
+def carried_out(tasks, root, jobs=2, board=Board):
+    log = io.StringIO()
+    place = Place(root, Execution(device="cpu"), threads=1)
+    with board(Console(file=log, width=200), len(tasks)) as shown:
+        pool = Pool(tasks, place, jobs, shown)
+        finished = pool.run()
+    return pool.outcomes, finished, log.getvalue()
+
+
+class KillsAfter(Board):
+    """Kills the process of the first task when it has begun to train; the pool is `pool`."""
+
+    signal = signal.SIGKILL
+
+    def hears(self, task, kind, *values):
+        super().hears(task, kind, *values)
+        if kind == "steps" and task.config.steps == LONG:
+            pids = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+            workers = [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            os.kill(workers[0], self.signal)
+
+
+class PressesCtrlC(Board):
+    def hears(self, task, kind, *values):
+        super().hears(task, kind, *values)
+        if kind == "steps" and not getattr(self, "pressed", False):
+            self.pressed = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def alone(config, root):
+    assert attempt(Task(config), Place(root, Execution(device="cpu")), Watcher()) == ("done", "")
+    return Run.of(config, root)
+
+
+def test_all_tasks_are_done_and_said_and_give_the_same_as_alone(tmp_path):
+    tasks = [Task(small(seed=seed)) for seed in range(3)]
+    outcomes, finished, log = carried_out(tasks, tmp_path)
+    assert finished
+    assert outcomes == {task.name: "done" for task in tasks}
+    assert log.count(": done, ") == 3
+    assert "done, 3 of 3" in log
+    for task in tasks:
+        beside = Run.of(task.config, tmp_path)
+        assert beside.model_file.read_bytes() == alone(task.config, tmp_path / "alone").model_file.read_bytes()
+
+
+def test_a_task_that_fails_is_one_sentence_and_the_others_are_done(tmp_path):
+    good = Task(small())
+    bad = Task(small("conv", pretrained=str(tmp_path / "nowhere")))
+    outcomes, finished, log = carried_out([bad, good], tmp_path, jobs=1)
+    assert finished
+    assert outcomes == {bad.name: "failed", good.name: "done"}
+    assert "nowhere" in log
+    assert "Traceback" not in log
+
+
+def test_a_process_that_is_killed_loses_its_own_task_alone(tmp_path):
+    killed, other = Task(small(steps=LONG)), Task(small())
+    outcomes, finished, log = carried_out([killed, other], tmp_path, jobs=1, board=KillsAfter)
+    assert finished
+    assert outcomes == {killed.name: "failed", other.name: "done"}
+    assert "its process ended with -9; the same command goes on" in log
+
+
+def test_ctrl_c_saves_what_is_under_way_and_begins_nothing_more(tmp_path):
+    task, other = Task(small(steps=LONG)), Task(small())
+    outcomes, finished, _ = carried_out([task, other], tmp_path, jobs=1, board=PressesCtrlC)
+    assert not finished
+    assert outcomes == {task.name: "interrupted"}
+    run = Run.of(task.config, tmp_path)
+    assert run.record()["status"] == "interrupted"
+    assert run.checkpoints.newest()[0].step == run.record()["steps_done"] > 0
+    assert not Run.of(other.config, tmp_path).exists
+
+
+def test_a_run_that_was_interrupted_goes_on(tmp_path):
+    config = small(steps=40)
+    outcomes, _, _ = carried_out([Task(config)], tmp_path, jobs=1, board=PressesCtrlC)
+    assert outcomes[Task(config).name] in ("interrupted", "done")
+    assert carried_out([Task(config)], tmp_path)[0] == {Task(config).name: "done"}
+    again = alone(config, tmp_path / "alone")
+    assert Run.of(config, tmp_path).model_file.read_bytes() == again.model_file.read_bytes()
+
+
+def test_a_run_that_diverges_says_so(tmp_path):
+    outcome, problem = attempt(Task(small(lr=1e30, steps=5)), Place(tmp_path, Execution(device="cpu")), Watcher())
+    assert outcome == "diverged"
+    assert "is not finite" in problem
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """An evaluation by the name of "counted", and how often it was asked for."""
+    calls = []
+
+    def evaluate(model, record, runs, data_dir):
+        assert not model.training
+        calls.append(record["name"])
+        return {"value": 5.0}
+
+    monkeypatch.setitem(evaluations.evaluations, "counted", evaluate)
+    return calls
+
+
+def test_evaluations_are_written_into_the_record_once(tmp_path, counted):
+    task, place = Task(small(), ("counted",)), Place(tmp_path, Execution(device="cpu"))
+    for _ in range(2):
+        assert attempt(task, place, Watcher()) == ("done", "")
+    assert counted == [task.config.name]
+    assert Run.of(task.config, tmp_path).record()["evaluations"] == {"counted": {"value": 5.0}}
+
+
+def test_an_evaluation_that_nobody_knows_is_an_error(tmp_path):
+    task = dataclasses.replace(Task(small()), evaluations=("unheard",))
+    outcome, problem = attempt(task, Place(tmp_path, Execution(device="cpu")), Watcher())
+    assert outcome == "failed"
+    assert "unheard" in problem
+
+
+def test_nothing_is_lost_if_nobody_listens_any_more(tmp_path):
+    class Gone:
+        def send(self, message):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        attempt(Task(small()), Place(tmp_path, Execution(device="cpu")), Teller(Gone()))

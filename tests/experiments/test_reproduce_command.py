@@ -1,0 +1,67 @@
+"""`dcnet reproduce` as a user meets it."""
+
+import json
+
+import pytest
+from fake_records import bring
+
+from dcnet.cli.app import main
+from dcnet.experiments import chosen
+from dcnet.experiments.reproduction import jobs_of
+
+
+def told(capsys, *words):
+    code = main([str(word) for word in words])
+    return code, capsys.readouterr()
+
+
+def test_status_runs_nothing_and_says_what_is_missing(tmp_path, capsys):
+    bring(tmp_path / "brought", chosen(["table1"])[0].cell("weight projection", "tanh-cos").config, 21.5)
+    words = ("reproduce", "table1", "--status", "--runs", tmp_path / "runs", "--records", tmp_path / "brought")
+    code, seen = told(capsys, *words)
+    assert code == 0
+    assert "21.50 (21.17, +0.33)" in seen.out
+    assert "table1: 1 of 6 cells are there; weight projection, tanh-cos misses the paper by most, 0.33" in seen.out
+    assert not (tmp_path / "runs").exists()
+    cells = json.loads(told(capsys, *words, "--json")[1].out)["table1"]["cells"]
+    assert [cell["state"] for cell in cells] == ["missing"] * 4 + ["done", "missing"]
+    assert cells[4]["misses_by"] == pytest.approx(0.33)
+
+
+def test_a_smoke_test_of_a_table_runs_all_of_it_and_then_nothing_more(tmp_path, capsys):
+    words = ("reproduce", "table1", "--smoke", "--runs", tmp_path, "--device", "cpu", "--collect", tmp_path / "kept")
+    code, seen = told(capsys, *words)
+    assert code == 0
+    assert "table1: 6 of 6 cells are there" in seen.out
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("smoke/*/record.json")}
+    assert len(before) == len(list((tmp_path / "kept").glob("*.json"))) == 6
+    assert told(capsys, *words)[0] == 0
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    words = ("reproduce", "table1", "--smoke", "--status", "--runs", tmp_path / "new", "--records", tmp_path / "kept")
+    assert "table1: 6 of 6 cells are there" in told(capsys, *words)[1].out
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ((), "name the experiments"),
+        (("table33",), "'table33'"),
+        (("table1", "--seeds", "0"), "--seeds"),
+        (("table1", "--jobs", "many"), "--jobs is 'many': give a number from 1 to 64, or auto"),
+        (("table1", "--jobs", "0"), "--jobs is '0'"),
+        (("table1", "--records", "nowhere"), "there is no folder 'nowhere'"),
+    ],
+)
+def test_wrong_options_are_one_sentence(words, problem, tmp_path, capsys):
+    code, seen = told(capsys, "reproduce", *words, "--runs", tmp_path)
+    assert code == 2
+    assert problem in seen.err
+    assert seen.err.count("\n") == 1
+
+
+def test_jobs_by_themselves_are_many_only_where_processes_share_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert [jobs_of("auto", device) for device in ("cpu", "cuda")] == [1, 1]
+    (tmp_path / "control").touch()
+    assert [jobs_of("auto", device) for device in ("cpu", "cuda")] == [1, 4]
+    assert jobs_of("3", "cpu") == 3
