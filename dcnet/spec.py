@@ -1,5 +1,6 @@
 """The spec grammar: `mag(key=value,...)[&mag...]-angle(...)[+weighting]`."""
 
+import ast
 import dataclasses
 import difflib
 import re
@@ -23,6 +24,39 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
     near = same_start or difflib.get_close_matches(str(name).lower(), names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return ValueError(f"unknown {kind} {name!r}: known are {', '.join(names)}{hint}")
+
+
+def made_by(registry: Mapping[str, Any], kind: str, spec: str) -> Any:
+    """The object of a spec such as `arcface(m=0.3)` or `pgd(epsilon=8/255)`, by the dataclass of that name."""
+    name, _, text = spec.partition("(")
+    if name not in registry:
+        raise unknown(kind, name, registry)
+    return registry[name](**_settings(registry[name], name, kind, spec, text)) if text else registry[name]()
+
+
+def _settings(made: Any, name: str, kind: str, spec: str, text: str) -> dict[str, Any]:
+    """The values between the parentheses of a spec."""
+    known = {declared.name for declared in dataclasses.fields(made) if declared.init}
+    try:
+        call = ast.parse(f"f({text}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError(text)
+        found = {str(word.arg): _literal(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        raise ValueError(f"{spec!r} is no {kind}: write it as {name} or {name}(name=number,...)") from None
+    if strange := sorted(found.keys() - known):
+        raise ValueError(f"{name} has no {strange[0]!r} in {spec!r}: it has {', '.join(sorted(known)) or 'nothing'}")
+    return found
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of a literal, or of one divided by another, as epsilons are written."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        over, under = (ast.literal_eval(part) for part in (node.left, node.right))
+        if not all(isinstance(part, int | float) for part in (over, under)):
+            raise ValueError("only numbers can be divided")
+        return over / under
+    return ast.literal_eval(node)
 
 
 class Spec:

@@ -51,6 +51,9 @@ class NetworkOptions:
     features: Annotated[int | None, by_recipe("N")] = None
     """Leave so many features for that head: 2 can be drawn."""
 
+    feature_snapshots: Annotated[int | None, by_recipe("N")] = None
+    """Keep 2 or 3 features of so many test images at each evaluation, for `dcnet plot features --animate`."""
+
     norm_momentum: Annotated[float | None, by_recipe("NUMBER")] = None
     """Weight of the newest batch in the statistics of batch normalisation."""
 
@@ -102,6 +105,9 @@ class RecipeOptions:
 
     cutout: Annotated[int | None, by_recipe("N")] = None
     """Side of a grey square at a random place of each image."""
+
+    adversary: Annotated[str | None, by_recipe("SPEC")] = None
+    """Train on images changed against the network: fgsm, "pgd(epsilon=8/255,steps=7)" or "trades(beta=6)"."""
 
     projection_every: Annotated[int | None, by_recipe("N")] = None
     """Steps from one weight projection to the next, 0 for none."""

@@ -5,18 +5,17 @@ theta_j is the angle between the feature x and the weights W_j of class j; y is 
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from dcnet.angle import safe_asin
-from dcnet.spec import unknown
+from dcnet.spec import made_by
 
 # Below this the slope of theta by cos(theta) stops growing; it is infinite at theta = 0 and pi.
 DELTA = 1e-6
@@ -80,28 +79,8 @@ def as_margin(given: Margin | str) -> Margin:
     """The margin of a spec such as `a-softmax` or `arcface(m=0.3)`, or the margin itself."""
     if isinstance(given, Margin):
         return given
-    name, _, settings = str(given).partition("(")
-    if name not in registry:
-        raise unknown("margin", name, registry)
-    kind = registry[name]
-    return kind(**_settings(kind, str(given), settings)) if settings else kind()
-
-
-def _settings(kind: type[Margin], spec: str, text: str) -> dict[str, Any]:
-    """The values between the parentheses of a spec."""
-    known = {declared.name for declared in dataclasses.fields(kind)}
-    try:
-        call = ast.parse(f"f({text}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            raise ValueError(text)
-        found = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-    except (SyntaxError, ValueError):
-        raise ValueError(f"{spec!r} is no margin: write it as {kind.name} or {kind.name}(name=number,...)") from None
-    if strange := sorted(found.keys() - known):
-        raise ValueError(
-            f"{kind.name} has no {strange[0]!r} in {spec!r}: it has {', '.join(sorted(known)) or 'nothing'}"
-        )
-    return found
+    margin: Margin = made_by(registry, "margin", str(given))
+    return margin
 
 
 def angle(cos: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from dcnet.training.config import RunConfig, config_of
 from dcnet.training.divergence import DivergenceError
 from dcnet.training.execution import Execution
 from dcnet.training.recipes import RECIPES, recipe
+from dcnet.training.records import add_evaluation
 from dcnet.training.runs import Run, all_runs, find_run, load_model, read_record
 from dcnet.training.trainer import Trainer
 from dcnet.training.watching import Watcher
@@ -16,6 +17,7 @@ __all__ = [
     "RunConfig",
     "Trainer",
     "Watcher",
+    "add_evaluation",
     "all_runs",
     "config_of",
     "find_run",

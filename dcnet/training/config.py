@@ -13,6 +13,7 @@ from dcnet.learnable import check_number
 from dcnet.losses import as_margin
 from dcnet.operator import PLAIN, Operator, is_plain
 from dcnet.spec import unknown
+from dcnet.training.adversaries import Adversary, as_adversary
 from dcnet.training.schedules import Cosine, Schedule, schedule_of
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
@@ -38,6 +39,9 @@ class RunConfig:
         margin_scale: of that head, a number, "norm" or "learned"; None for the margin's own.
         annealing: of that head, "auto" or "none"; None for the margin's own.
         features: how many features a linear layer leaves for that head; None for those of the network.
+        feature_snapshots: test images whose features, which must be 2 or 3, are kept at each evaluation.
+        adversary: a spec such as "fgsm" or "pgd(epsilon=8/255,steps=7)", to train on images that it changes; None for
+            images as they are.
         steps: of the optimizer; None to go by `epochs`, of which exactly one is given.
         weight_decay: coupled into the gradient but for adamw; see `dcnet.optim.param_groups` for what decays.
         log_floor: is added to the probability inside the logarithm of the loss.
@@ -65,6 +69,8 @@ class RunConfig:
     margin_scale: float | str | None = None
     annealing: str | None = None
     features: int | None = None
+    feature_snapshots: int = 0
+    adversary: str | None = None
     steps: int | None = None
     epochs: int | None = None
     batch_size: int = 128
@@ -121,10 +127,21 @@ class RunConfig:
         if self.decoupled and Operator.parse(self.operator).weighted:
             self._check_weighted()
         self._check_head()
+        if self.adversary is not None:
+            self._check_adversary(as_adversary(self.adversary))
+
+    def _check_adversary(self, adversary: Adversary) -> None:
+        object.__setattr__(self, "adversary", str(adversary))
+        if self.margin is not None and not adversary.takes_margins:
+            raise ValueError(f"adversary={self.adversary!r} has a loss of its own, and so has margin={self.margin!r}")
 
     def _check_head(self) -> None:
         """A head with a margin takes the classifier's place, and has a loss of its own."""
         _whole("features", self.features, 1)
+        _whole("feature_snapshots", self.feature_snapshots, 0)
+        if self.feature_snapshots and self.features not in (2, 3):
+            count = self.feature_snapshots
+            raise ValueError(f"feature_snapshots={count} is for 2 or 3 features, not {self.features}: give features=2")
         if self.annealing is not None:
             _one_of("annealing", self.annealing, ANNEALINGS)
         given = {name: getattr(self, name) for name in ("margin_scale", "annealing", "features")}
@@ -176,7 +193,7 @@ class RunConfig:
     @property
     def name(self) -> str:
         """What the run is, in words that a folder can have."""
-        words = [self.dataset, self.model, self.operator, *([self.margin] if self.margin else [])]
+        words = [self.dataset, self.model, self.operator, *(word for word in (self.margin, self.adversary) if word)]
         name = "-".join(re.sub(r"[^A-Za-z0-9.-]+", "_", word).strip("_") for word in words)
         seed = f"-seed{self.seed}"
         return name[: LONGEST_NAME - len(seed)] + seed

@@ -7,6 +7,14 @@ from pathlib import Path
 
 
 @contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Waits until no other process is changing the record of the folder, which takes a moment, and keeps them out."""
+    with (folder / ".record.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Holds the folder for this process and those it starts; the system lets it go however they end."""
     folder.mkdir(parents=True, exist_ok=True)

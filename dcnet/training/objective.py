@@ -6,8 +6,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from dcnet import regularizers
+from dcnet.training.adversaries import as_adversary
+from dcnet.training.adversary import Target
 from dcnet.training.config import RunConfig
 
 
@@ -28,9 +31,19 @@ class Objective:
 
     def __init__(self, config: RunConfig, model: nn.Module):
         self.config, self.model = config, model
+        self.adversary = None if config.adversary is None else as_adversary(config.adversary)
 
     def loss(self, network: Call, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss as it is reported, and the logits; a network with a head has its own loss."""
+        """The loss as it is reported, and the logits; of images that an adversary changed, where there is one."""
+        if self.adversary is None:
+            return self._plain_loss(network, images, labels)
+        # Around its gradients alone, what joins those of several processes would wait for the others in vain.
+        joins = isinstance(network, DistributedDataParallel)
+        target = Target(network, self.model if joins else network, self.model)
+        return self.adversary.loss(self._plain_loss, target, images, labels)
+
+    def _plain_loss(self, network: Call, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """A network with a head has its own loss."""
         if self.config.margin is not None:
             return network(images, labels)
         logits = network(images)

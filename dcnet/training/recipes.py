@@ -1,4 +1,4 @@
-"""How the networks of the paper are trained: functions that give a config, whose values can be replaced."""
+"""How networks are trained, the paper's and others: functions that give a config, whose values can be replaced."""
 
 import dataclasses
 import shlex
@@ -9,10 +9,8 @@ from dcnet.data import Augmentation
 from dcnet.operator import PLAIN
 from dcnet.spec import unknown
 from dcnet.training.config import RunConfig
+from dcnet.training.open_set_recipes import CENTRE, REACH, faces, open_set
 from dcnet.training.schedules import Cosine, Steps
-
-# (rgb - 127.5) / 128, of pixels from 0 to 1.
-CENTRE, REACH = (127.5 / 255,), (128 / 255,)
 
 
 def digits() -> RunConfig:
@@ -84,6 +82,23 @@ def paper_attack() -> RunConfig:
     )
 
 
+def features() -> RunConfig:
+    """MNIST with two features, which `dcnet plot features` draws, as in Figures 1 and 6; minutes on one core."""
+    return RunConfig(
+        recipe="features",
+        dataset="mnist",
+        model="cnn9-small",
+        width=0.25,
+        margin="softmax",
+        features=2,
+        feature_snapshots=1000,
+        steps=1200,
+        batch_size=128,
+        lr=3e-3,
+        evaluate_every=75,
+    )
+
+
 # The options of `dcnet train` that are not named as the value they replace, and those that are.
 _OWN_NAMES = {"operator": "--operators", "seed": "--seeds"}
 _NOT_OPTIONS = ("recipe", "augmentation", "schedule", "pixel_mean", "pixel_std", "log_floor")
@@ -95,9 +110,12 @@ OPTIONS = {
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "digits": digits,
+    "features": features,
     "paper-cifar": paper_cifar,
     "paper-imagenet": paper_imagenet,
     "paper-attack": paper_attack,
+    "faces": faces,
+    "open-set": open_set,
 }
 
 

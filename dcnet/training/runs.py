@@ -43,6 +43,11 @@ class Run:
         return self.folder / "model.safetensors"
 
     @property
+    def features_file(self) -> Path:
+        """Features of test images at each evaluation, where the run was to keep them."""
+        return self.folder / "features.safetensors"
+
+    @property
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.folder / "checkpoints")
 

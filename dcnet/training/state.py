@@ -11,11 +11,11 @@ MODEL, OPTIMIZER = "model.", "optimizer."
 
 def gather(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """Everything, whole: what processes hold in shares is put together, so that all of them have to call this."""
-    found = {MODEL + name: _whole(value) for name, value in model.state_dict().items()}
+    found = {MODEL + name: whole(value) for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                found[f"{OPTIMIZER}{name}.{key}"] = _whole(value)
+                found[f"{OPTIMIZER}{name}.{key}"] = whole(value)
     return found
 
 
@@ -48,9 +48,10 @@ def load_weights_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         value.copy_(_placed(given[name].to(value.dtype), value))
 
 
-def _whole(value: Tensor) -> Tensor:
-    whole = getattr(value.detach(), "full_tensor", None)
-    return value.detach() if whole is None else whole()
+def whole(value: Tensor) -> Tensor:
+    """The tensor, put together where processes hold it in shares; all of them have to call this."""
+    gathered = getattr(value.detach(), "full_tensor", None)
+    return value.detach() if gathered is None else gathered()
 
 
 def _placed(value: Tensor, like: Tensor) -> Tensor:

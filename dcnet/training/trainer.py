@@ -75,7 +75,7 @@ class Trainer:
         accelerator, tracker = self.space.accelerator, self.execution.tracker
         if tracker:
             accelerator.init_trackers("dcnet", {"name": self.config.name, "seed": self.config.seed})
-        self.watcher.starts(self.config.name, self.done, self.total)
+        self.watcher.starts(self._shown_name(), self.done, self.total)
         with interruptible() as interruption:
             self._close(self._train(interruption))
             self.stopped = self.space.any_process(interruption.asked)
@@ -83,6 +83,10 @@ class Trainer:
         if tracker:
             accelerator.end_training()
         return self.record
+
+    def _shown_name(self) -> str:
+        adversary = self.space.step.objective.adversary
+        return self.config.name + ("" if adversary is None else f", {adversary.cost:g}x the passes")
 
     def _close(self, status: str) -> None:
         if status == "done":
@@ -139,7 +143,7 @@ class Trainer:
 
     def _evaluate(self, train: Reading) -> None:
         with self.clock.spent_on("evaluation"):
-            test = self.space.evaluate()
+            test = self.space.evaluate(self.done)
         self.space.meter.reset()
         point = {
             "step": self.done,
@@ -184,6 +188,8 @@ class Trainer:
         weights = {name: value for name, value in tensors.items() if name.startswith(MODEL)}
         if self.space.is_first:
             write_tensors(self.folder.model_file, weights, {"config": self.config.described()})
+            if self.space.snapshots is not None:
+                write_tensors(self.folder.features_file, self.space.snapshots.state(), {})
 
     def _write(self, status: str) -> None:
         steps = self.done - STARTING * (1 + len(self.record.get("resumed_at", [])))

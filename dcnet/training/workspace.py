@@ -17,6 +17,7 @@ from dcnet.training.execution import Execution, make_accelerator, uses_graph
 from dcnet.training.meter import Meter, Reading
 from dcnet.training.objective import Objective
 from dcnet.training.runs import Run
+from dcnet.training.snapshots import Snapshots
 from dcnet.training.sources import make_source
 from dcnet.training.state import gather, restore_
 from dcnet.training.step import Step
@@ -45,6 +46,8 @@ class Workspace:
         self.graph = uses_graph(execution, self.accelerator)
         self.model = self._placed(model or self._new_model())
         shared = self.accelerator.distributed_type == DistributedType.FSDP
+        if shared and config.adversary is not None:
+            raise ValueError(f"adversary={config.adversary!r} needs whole weights in each process: use DDP, not FSDP")
         optimizer = build_optimizer(config, self.model, self.device, shared)
         prepared, wrapped = self.accelerator.prepare(self.model, optimizer)
         self.optimizer: Optimizer = wrapped.optimizer
@@ -55,6 +58,8 @@ class Workspace:
         share = (self.accelerator.process_index, self.processes)
         self.source = make_source(self.dataset, config, self.device, share, self.graph, execution.workers)
         self.evaluator = Evaluator(self.model, self.device, graph=self.graph)
+        count = config.feature_snapshots
+        self.snapshots = Snapshots(self.model, self.dataset, count, self.device) if count else None
         self._add_tricks()
 
     def _new_model(self) -> nn.Module:
@@ -116,16 +121,22 @@ class Workspace:
         if self.projection is not None:
             self.projection.step()
 
-    def evaluate(self) -> Reading:
+    def evaluate(self, step: int) -> Reading:
+        """How the network does after so many steps; keeps its features where they are asked for."""
+        if self.snapshots is not None:
+            self.snapshots.take(step)
         return self.evaluator(self.source.test())
 
     def tensors(self) -> dict[str, Tensor]:
         """All that training changes; all processes have to ask."""
-        return {**gather(self.model, self.optimizer), **self.meter.state()}
+        kept = {} if self.snapshots is None else self.snapshots.state()
+        return {**gather(self.model, self.optimizer), **self.meter.state(), **kept}
 
     def restore_(self, step: int, tensors: dict[str, Tensor]) -> None:
         restore_(self.model, self.optimizer, tensors)
         self.meter.restore_(tensors)
+        if self.snapshots is not None:
+            self.snapshots.restore_(tensors)
         if self.projection is not None:
             self.projection.count = step
 

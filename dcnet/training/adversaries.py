@@ -1,0 +1,151 @@
+"""The adversaries to train with; one more is one class here, or in a file of one's own."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dcnet.learnable import check_number
+from dcnet.training.adversary import (
+    Adversary,
+    Call,
+    Loss,
+    Score,
+    Target,
+    adversaries,
+    as_adversary,
+    buffers_kept,
+    climbed,
+    cross_entropy,
+    register,
+    scattered,
+)
+
+__all__ = ["FGSM", "PGD", "TRADES", "Adversary", "adversaries", "as_adversary"]
+
+
+@register
+@dataclass(frozen=True)
+class FGSM(Adversary):
+    """Every image as it is and after one step as far as epsilon, in one batch, with weights 1 - share and share.
+
+    With `predicted` the step is away from what the network takes the image for and not from its label, which the
+    network could otherwise learn to read from the step itself: label leaking.
+    """
+
+    name: ClassVar[str] = "fgsm"
+    about: ClassVar[str] = "images as they are, and after one step along the sign of the gradient"
+    share: float = 0.5
+    predicted: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share of {self.name} must be above 0 and at most 1, not {self.share!r}")
+
+    @property
+    def takes_margins(self) -> bool:
+        return self.share in (0.5, 1.0)
+
+    @property
+    def cost(self) -> float:
+        return 1.0 + (1.0 if self.share == 1 else 2.0)
+
+    def loss(self, of: Loss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        with buffers_kept(target.module):
+            against = target.attacked(images).argmax(1) if self.predicted else labels
+            changed = climbed(cross_entropy(target.attacked, against), images, images, self.epsilon, self.epsilon, 1)
+        if self.share == 1:
+            return of(target.trained, changed, labels)
+        return _of_both(of, target.trained, images, changed, labels, self.share)
+
+
+@register
+@dataclass(frozen=True)
+class PGD(Adversary):
+    """Images after steps from anywhere within epsilon, and none as they are."""
+
+    name: ClassVar[str] = "pgd"
+    about: ClassVar[str] = "images after small steps from random places within epsilon"
+    steps: int = 7
+    step: float = 2 / 255
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_steps(self.name, self.steps, self.step)
+
+    @property
+    def cost(self) -> float:
+        return 1.0 + self.steps
+
+    def loss(self, of: Loss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        start = scattered(images, self.epsilon)
+        with buffers_kept(target.module):
+            score = cross_entropy(target.attacked, labels)
+            changed = climbed(score, images, start, self.epsilon, self.step, self.steps)
+        return of(target.trained, changed, labels)
+
+
+@register
+@dataclass(frozen=True)
+class TRADES(Adversary):
+    """The loss of images as they are, and beta times how far the answer moves when they are changed.
+
+    beta KL(p(x) || p(x')), where x' is found by steps that make the same divergence large.
+    """
+
+    name: ClassVar[str] = "trades"
+    about: ClassVar[str] = "images as they are, and beta times how far small steps move the answer"
+    beta: float = 6.0
+    steps: int = 10
+    step: float = 2 / 255
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_steps(self.name, self.steps, self.step)
+        check_number(f"beta of {self.name}", self.beta, above=0)
+
+    @property
+    def takes_margins(self) -> bool:
+        return False
+
+    @property
+    def cost(self) -> float:
+        return 2.0 + self.steps
+
+    def loss(self, of: Loss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        # Barely moved, since at the image itself the divergence has no slope.
+        start = (images + 1e-3 * torch.randn_like(images)).clamp(0, 1)
+        with buffers_kept(target.module):
+            with torch.no_grad():
+                answer = target.attacked(images).float().softmax(1)
+            changed = climbed(divergence(target.attacked, answer), images, start, self.epsilon, self.step, self.steps)
+        logits, moved = target.trained(torch.cat([images, changed])).float().chunk(2)
+        natural, _ = of(lambda given: logits, images, labels)
+        apart = F.kl_div(moved.log_softmax(1), logits.softmax(1), reduction="batchmean")
+        return natural + self.beta * apart, logits
+
+
+def _of_both(
+    of: Loss, network: Call, images: Tensor, changed: Tensor, labels: Tensor, share: float
+) -> tuple[Tensor, Tensor]:
+    """The losses of both in one batch, so that what normalises sees the two together."""
+    if share == 0.5:
+        loss, logits = of(network, torch.cat([images, changed]), torch.cat([labels, labels]))
+        return loss, logits[: len(images)]
+    natural, hostile = network(torch.cat([images, changed])).chunk(2)
+    loss, logits = of(lambda given: natural, images, labels)
+    return (1 - share) * loss + share * of(lambda given: hostile, changed, labels)[0], logits
+
+
+def divergence(network: Call, answer: Tensor) -> Score:
+    """KL(answer || p(images)), summed over images, as a function of them."""
+    return lambda images: F.kl_div(network(images).float().log_softmax(1), answer, reduction="sum")
+
+
+def _check_steps(name: str, steps: Any, step: Any) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps of {name} must be a whole number, 1 or more, not {steps!r}")
+    check_number(f"step of {name}", step, above=0)

@@ -1,0 +1,127 @@
+"""Training on images that were changed against the network: who changes them, and what the loss is then."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dcnet.learnable import check_number
+from dcnet.robustness.norms import as_norm
+from dcnet.spec import made_by
+
+Call = Callable[..., Any]
+# The loss of images with their labels, and the logits.
+Loss = Callable[[Call, Tensor, Tensor], tuple[Tensor, Tensor]]
+Score = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A network: as it is called in training, as it is called to be attacked, and the module with its buffers."""
+
+    trained: Call
+    attacked: Call
+    module: nn.Module
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """Moves each pixel by at most epsilon, of pixels from 0 to 1, where the loss grows; steps as in `robustness`.
+
+    Nothing in it waits for the device, so that a step can be captured.
+    """
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    epsilon: float = 8 / 255
+
+    def __post_init__(self) -> None:
+        check_number(f"epsilon of {self.name}", self.epsilon, above=0)
+        if self.epsilon > 1:
+            raise ValueError(f"epsilon of {self.name} is of pixels from 0 to 1 and must not be above 1: {self.epsilon}")
+
+    def __str__(self) -> str:
+        """The spec, which `as_adversary` reads; what is as by default is left out."""
+        given = ((name, field.default, getattr(self, name)) for name, field in self.__dataclass_fields__.items())
+        changed = [f"{name}={value!r}" for name, default, value in given if value != default]
+        return f"{self.name}({','.join(changed)})" if changed else self.name
+
+    @property
+    def takes_margins(self) -> bool:
+        """Whether it goes with a head that has a margin, and so a loss of its own."""
+        return True
+
+    @property
+    def cost(self) -> float:
+        """Forward and backward passes of a step, where plain training has one."""
+        raise NotImplementedError
+
+    def loss(self, of: Loss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """What training makes small, and the logits that are counted: those of the images as they are, if it has them.
+
+        Args:
+            of: the loss without an adversary.
+            target: the network.
+            images: from 0 to 1.
+            labels: theirs.
+        """
+        raise NotImplementedError
+
+
+adversaries: dict[str, type[Adversary]] = {}
+Kind = TypeVar("Kind", bound=type[Adversary])
+
+
+def register(kind: Kind) -> Kind:
+    """Enters an adversary into the registry under its name."""
+    if kind.name in adversaries:
+        raise ValueError(f"{kind.name!r} is taken: {adversaries[kind.name].__name__} is an adversary of that name")
+    adversaries[kind.name] = kind
+    return kind
+
+
+def as_adversary(given: Adversary | str) -> Adversary:
+    """The adversary of a spec such as `fgsm` or `pgd(epsilon=8/255,steps=7)`, or the adversary itself."""
+    if isinstance(given, Adversary):
+        return given
+    adversary: Adversary = made_by(adversaries, "adversary", given)
+    return adversary
+
+
+def climbed(score: Score, x: Tensor, start: Tensor, epsilon: float, step: float, steps: int) -> Tensor:
+    """The images after steps along the sign of the gradient of the score, within epsilon of x and from 0 to 1."""
+    norm, images = as_norm("linf"), start
+    for _ in range(steps):
+        images = images.detach().requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(score(images), images)
+        moved = images.detach() + step * norm.steepest(gradient.nan_to_num())
+        images = (x + norm.projected(moved - x, epsilon)).clamp(0, 1)
+    return images.detach()
+
+
+@contextmanager
+def buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Inside, the module may track what it sees, such as means for normalisation; afterwards it has seen nothing."""
+    buffers = list(module.buffers())
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, kept in zip(buffers, before, strict=True):
+                buffer.copy_(kept)
+
+
+def cross_entropy(network: Call, labels: Tensor) -> Score:
+    """The sum over images, as a function of them."""
+    return lambda images: F.cross_entropy(network(images).float(), labels, reduction="sum")
+
+
+def scattered(x: Tensor, epsilon: float) -> Tensor:
+    """Anywhere within epsilon."""
+    return (x + epsilon * (2 * torch.rand_like(x) - 1)).clamp(0, 1)
