@@ -44,6 +44,10 @@ class Cuda(Meter):
     def host_clock(self) -> Clock:
         return Clock("", time_from_host, HOST_ROUNDS)
 
+    @property
+    def call_clock(self) -> Clock:
+        return Clock("", time_by_events)
+
     def memory_mib(self, forward: Call, training: Call) -> float:
         return peak_mib(training)
 
@@ -98,6 +102,20 @@ def time_from_host(call: Call) -> Stopwatch:
             call()
         torch.cuda.synchronize()
         return 1000 * (time.perf_counter() - start) / HOST_CALLS
+
+    return read
+
+
+def time_by_events(call: Call) -> Stopwatch:
+    """A stopwatch of one call without a graph, from its first launch to the end of its last one."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def read() -> float:
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
 
     return read
 

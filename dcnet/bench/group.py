@@ -101,6 +101,11 @@ def complaints(rows: Sequence[Row]) -> list[str]:
     return sentences
 
 
+def skips(rows: Sequence[Row]) -> list[str]:
+    """One sentence for every row that was left out for lack of memory, which is no fault of its own."""
+    return [row["skipped"] for row in rows if row.get("skipped")]
+
+
 def title(row: Row) -> str:
     """What tells the row from others: the entries before its results, of which it is enough to name what is true."""
     named = {name: row[name] for name in list(row)[: list(row).index("wrong")]}

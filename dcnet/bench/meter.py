@@ -49,6 +49,11 @@ class Meter(ABC):
         """The clock of calls as the host makes them, one by one."""
         return self.clocks[0]
 
+    @property
+    def call_clock(self) -> Clock:
+        """The clock of single calls, of which none is made but those that are asked for."""
+        return self.clocks[0]
+
     @abstractmethod
     def memory_mib(self, forward: Call, training: Call) -> float:
         """What a record holds by `memory_name`."""

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from dcnet.bench.benchmark import Benchmark, Steps
-from dcnet.bench.group import complaints
+from dcnet.bench.group import complaints, skips
 from dcnet.bench.show import tables
 from dcnet.environment import environment
 from dcnet.files import write_json
@@ -46,6 +46,8 @@ class Session:
         for table in tables(self.record):
             self.console.print(table)
         self._write_all()
+        for skip in skips(self.record["results"]):
+            print(f"dcnet bench {self.benchmark.name}: {skip}", file=sys.stderr)
         problems = complaints(self.record["results"])
         for problem in problems:
             print(f"dcnet bench {self.benchmark.name}: {problem}", file=sys.stderr)
@@ -85,7 +87,7 @@ class Session:
             # Drawing needs matplotlib, which measuring does not.
             from dcnet.report import plots
 
-            plots.save(plots.speed(self.record), self.plot)
+            plots.save(plots.benchmark(self.record), self.plot)
         for path in (self.json, self.plot):
             if path:
                 self.console.print(f"wrote {path}", soft_wrap=True, highlight=False)

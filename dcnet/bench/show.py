@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
+from dcnet.bench.show_heads import heads
 from dcnet.operator import PLAIN
 from dcnet.report.words import VARIANTS, form, problem, spell, three_digits, two_digits, where
 
@@ -14,7 +15,8 @@ Row = Mapping[str, Any]
 
 def tables(record: Record) -> list[Table]:
     """The tables of a record, the last of which says it all in short."""
-    return {"layers": _layers, "network": _network, "inference": _inference}[record["benchmark"]](record)
+    made = {"layers": _layers, "network": _network, "inference": _inference, "heads": heads}
+    return made[record["benchmark"]](record)
 
 
 def _layers(record: Record) -> list[Table]:

@@ -28,7 +28,7 @@ class BenchOptions:
     """Write all that was measured to this file."""
 
     plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")] = None
-    """Draw the ratios into this file, .png or .svg."""
+    """Draw what was measured into this file, .png or .svg."""
 
     def check(self) -> None:
         """Refuses numbers that are too small and files that cannot be written, before any work is done."""

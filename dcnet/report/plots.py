@@ -13,11 +13,14 @@ from torch import Tensor
 
 from dcnet import magnitude
 from dcnet.files import write_atomically
+from dcnet.report import feature_docs
+from dcnet.report.head_plots import head_costs
 from dcnet.report.operator_plots import label, magnitude_values, operator_curves
 from dcnet.report.options import Parser
 from dcnet.report.speed import speed
+from dcnet.report.words import Record
 
-__all__ = ["FORMATS", "geometry", "main", "operator_curves", "save", "speed"]
+__all__ = ["FORMATS", "benchmark", "geometry", "main", "operator_curves", "save", "speed"]
 
 FORMATS = (".png", ".svg")
 ORIGINAL, PROJECTED, FILTER = "#7ccf7c", "#c81e1e", "tab:blue"
@@ -37,6 +40,11 @@ def geometry() -> Figure:
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure
+
+
+def benchmark(record: Record) -> Figure:
+    """Draws the record of a benchmark, as fits what it measures."""
+    return head_costs(record) if record["benchmark"] == "heads" else speed(record)
 
 
 def save(figure: Figure, path: Path | str) -> None:
@@ -78,11 +86,12 @@ def _draw_arrows(axes: Axes, norms: Tensor, directions: Tensor, color: str, widt
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Writes operators.png and geometry.png."""
+    """Writes operators.png and geometry.png, and pictures of features from the records in results/features."""
     parser = Parser(prog="python -m dcnet.report.plots", description=main.__doc__)
     parser.add_argument("folder", type=Path, help="where the pictures go; it is created if it is not there")
     folder = parser.parse_args(arguments).folder
-    for name, figure in {"operators.png": operator_curves(), "geometry.png": geometry()}.items():
+    figures = {"operators.png": operator_curves(), "geometry.png": geometry()}
+    for name, figure in (figures | feature_docs.pictures(Path("results"))).items():
         try:
             save(figure, folder / name)
         except OSError as error:

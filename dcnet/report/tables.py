@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dcnet.files import write_atomically
-from dcnet.report import speed_tables, training_tables
+from dcnet.report import feature_docs, head_tables, speed_tables, training_tables
 
 Record = dict[str, Any]
 
@@ -22,9 +22,12 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "network_cuda": speed_tables.network,
     "inference_cpu": speed_tables.inference,
     "inference_cuda": speed_tables.inference,
+    "heads_cpu": head_tables.heads,
+    "heads_cuda": head_tables.heads,
+    "features": feature_docs.features,
 }
 
-FILES = ("README.md", "docs/benchmarks.md", "docs/inference.md", "docs/results.md")
+FILES = ("README.md", "docs/benchmarks.md", "docs/inference.md", "docs/losses.md", "docs/results.md")
 
 
 def fill(text: str, results: Path) -> str:

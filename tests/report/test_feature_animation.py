@@ -1,0 +1,72 @@
+"""How features move, as a GIF: legible, on fixed axes, without an end, and small."""
+
+import io
+
+import pytest
+import torch
+from PIL import Image
+
+from dcnet.report import animation
+from dcnet.report.features import Features
+
+
+def moving(count, title="run", images=40, dimensions=2):
+    torch.manual_seed(0)
+    points, labels = torch.randn(images, dimensions), torch.arange(images) % 3
+    return [
+        Features(f"{title}, epoch {i + 1}", points * (i + 1), labels, ("a", "b", "c"), torch.eye(3, dimensions) + 0.1)
+        for i in range(count)
+    ]
+
+
+def opened(content):
+    image = Image.open(io.BytesIO(content))
+    assert image.format == "GIF"
+    return image
+
+
+def pixels(image, frame):
+    image.seek(frame)
+    return torch.tensor(list(image.convert("RGB").tobytes()), dtype=torch.uint8).view(image.height, image.width, 3)
+
+
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_a_frame_for_each_evaluation(dimensions):
+    image = opened(animation.feature_animation([moving(3, dimensions=dimensions)]))
+    assert (image.n_frames, image.info["loop"]) == (3, 0)
+    durations = []
+    for i in range(3):
+        image.seek(i)
+        durations.append(image.info["duration"])
+    assert durations == [animation.MILLISECONDS] * 2 + [animation.LAST_MILLISECONDS]
+
+
+def test_axes_stay_where_they_are():
+    image = opened(animation.feature_animation([moving(3)]))
+    # What is black in all frames alike is the frame around the axes: four long lines.
+    black = torch.stack([(pixels(image, i) < 80).all(2) for i in range(3)]).all(0)
+    assert (black.float().mean(1) > 0.7).sum() >= 2
+    assert (black.float().mean(0) > 0.5).sum() >= 2
+
+
+def test_a_shorter_run_waits_at_its_end():
+    image = opened(animation.feature_animation([moving(3, "long"), moving(2, "short")]))
+    assert image.n_frames == 3
+    half = image.width // 2
+    assert torch.equal(pixels(image, 1)[:, half + 20 :], pixels(image, 2)[:, half + 20 :])
+    assert not torch.equal(pixels(image, 1)[:, : half - 20], pixels(image, 2)[:, : half - 20])
+
+
+def test_of_many_evaluations_some_are_left_out():
+    found = animation._some(1000, animation.MOST_FRAMES)
+    assert len(found) == animation.MOST_FRAMES
+    assert found[-1] == 999
+    assert animation._some(3, 40) == [0, 1, 2]
+
+
+def test_frames_are_left_out_until_it_is_small(monkeypatch):
+    whole = len(animation.feature_animation([moving(4)]))
+    monkeypatch.setattr(animation, "MOST_BYTES", whole - 1)
+    content = animation.feature_animation([moving(4)])
+    assert len(content) < whole
+    assert opened(content).n_frames == 2
