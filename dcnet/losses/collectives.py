@@ -16,6 +16,13 @@ def rank_of(group: Group) -> tuple[int, int]:
     return dist.get_rank(group), dist.get_world_size(group)
 
 
+def reduce_(value: Tensor, group: Group, by: Any = dist.ReduceOp.SUM) -> Tensor:
+    """The value over all processes, in its place; nothing to do for one."""
+    if rank_of(group)[1] > 1:
+        dist.all_reduce(value, by, group=group)
+    return value
+
+
 class Gathered(torch.autograd.Function):
     """The rows of all processes, one after the other.
 
@@ -31,8 +38,7 @@ class Gathered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         rank, world = rank_of(ctx.group)
-        gradient = gradient.contiguous().clone()
-        dist.all_reduce(gradient, group=ctx.group)
+        gradient = reduce_(gradient.contiguous().clone(), ctx.group)
         return gradient[rank * ctx.count : (rank + 1) * ctx.count] * world, None
 
 
@@ -41,9 +47,7 @@ class Summed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, group: Group) -> Tensor:
-        total = value.clone()
-        dist.all_reduce(total, group=group)
-        return total
+        return reduce_(value.clone(), group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -60,14 +64,14 @@ class Shared(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        gradient = gradient.contiguous().clone()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
+        return reduce_(gradient.contiguous().clone(), ctx.group), None
 
 
 def gather_rows(rows: Tensor, group: Group) -> Tensor:
     """The rows of all processes, which have equally many."""
     _, world = rank_of(group)
+    if world == 1:
+        return rows
     found = [torch.empty_like(rows) for _ in range(world)]
     dist.all_gather(found, rows.contiguous(), group=group)
     return torch.cat(found)
@@ -75,6 +79,4 @@ def gather_rows(rows: Tensor, group: Group) -> Tensor:
 
 def largest(value: Tensor, group: Group) -> Tensor:
     """The largest of each entry over the processes, without a gradient."""
-    found = value.detach().clone()
-    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
-    return found
+    return reduce_(value.detach().clone(), group, dist.ReduceOp.MAX)

@@ -19,7 +19,7 @@ class ShardedMarginSoftmax(MarginSoftmax):
 
     Each gives its own features and labels, equally many, and gets the mean loss over the joint batch. The features'
     gradients are those that DistributedDataParallel expects, and the weights' are exact: keep the head out of it.
-    Without torch.distributed it is a MarginSoftmax.
+    Without torch.distributed it is a MarginSoftmax, of which a share of the classes may be used.
 
     Args:
         in_features: as in MarginSoftmax, like the others.
@@ -69,7 +69,7 @@ class ShardedMarginSoftmax(MarginSoftmax):
         nn.init.normal_(self.weight, std=deviation, generator=generator)
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        if self.world == 1:
+        if self.world == 1 and self.sample == 1:
             return super().forward(features, labels)
         self._check(features, labels)
         with _full_precision(features):

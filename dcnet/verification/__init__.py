@@ -1,12 +1,15 @@
 """Are these two the same, and who is it? For people and classes that a network was never trained on."""
 
+from dcnet.data.image_files import ImageFiles, labels_of, people_folders
+from dcnet.data.open_set import OpenSet, split_classes
 from dcnet.verification.calibration import Calibration, fingerprint
 from dcnet.verification.curves import Roc, TarAtFar, roc, roc_of_histogram
 from dcnet.verification.embeddings import embed, normalized
+from dcnet.verification.faces import evaluate_faces
+from dcnet.verification.hyperplane import HyperplaneSimilarity
 from dcnet.verification.identification import Identified, OpenSetRate, cmc, identify, open_set_rate
-from dcnet.verification.image_files import ImageFiles, labels_of, people_folders
 from dcnet.verification.lfw import LfwData
-from dcnet.verification.open_set import OpenSet, sample_pairs, split_classes
+from dcnet.verification.open_set import evaluate_open_set, open_set_measures
 from dcnet.verification.pairs import Disjoint, Pairs, people_disjoint, read_pairs
 from dcnet.verification.protocol import (
     DevelopmentAccuracy,
@@ -17,6 +20,7 @@ from dcnet.verification.protocol import (
     fold_accuracy,
     make_folds,
 )
+from dcnet.verification.sampling import sample_pairs
 from dcnet.verification.scores import Neighbours, ScoreHistogram, nearest, pair_scores, score_histogram
 from dcnet.verification.threshold import Decision, Verdict, calibrate, calibrate_curve
 
@@ -26,6 +30,7 @@ __all__ = [
     "DevelopmentAccuracy",
     "Disjoint",
     "FoldAccuracy",
+    "HyperplaneSimilarity",
     "Identified",
     "ImageFiles",
     "LfwData",
@@ -44,6 +49,8 @@ __all__ = [
     "cmc",
     "development_accuracy",
     "embed",
+    "evaluate_faces",
+    "evaluate_open_set",
     "fingerprint",
     "fold_accuracy",
     "identify",
@@ -51,6 +58,7 @@ __all__ = [
     "make_folds",
     "nearest",
     "normalized",
+    "open_set_measures",
     "open_set_rate",
     "pair_scores",
     "people_disjoint",

@@ -46,3 +46,19 @@ def test_one_process_alone_has_all_classes():
 def test_samples_that_make_no_sense(sample):
     with pytest.raises(ValueError, match="share above 0 and at most 1"):
         ShardedMarginSoftmax(5, 7, sample=sample)
+
+
+def test_one_process_uses_a_share_of_the_classes_too():
+    torch.manual_seed(0)
+    head = ShardedMarginSoftmax(5, 40, "am-softmax", sample=0.25).double()
+    features, labels = torch.randn(3, 5, dtype=torch.float64), torch.tensor([0, 7, 39])
+    loss = head(features, labels)
+    loss.backward()
+    used = head.weight.grad.abs().sum(1) > 0
+    assert used.sum() == 10
+    assert used[labels].all()
+    whole = MarginSoftmax(5, 40, "am-softmax").double()
+    whole.load_state_dict(head.state_dict())
+    # The others add to the sum below the logarithm.
+    assert loss < whole(features, labels)
+    assert torch.allclose(head.eval()(features, labels), whole(features, labels))
