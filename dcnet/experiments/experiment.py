@@ -11,7 +11,7 @@ from dcnet.spec import unknown
 from dcnet.training import RunConfig
 
 NOT_CONVERGED = "N/C"
-ERROR = ("results", "test_error")
+ERROR: tuple[str | int, ...] = ("results", "test_error")
 Record = dict[str, Any]
 
 
@@ -23,7 +23,8 @@ class Cell:
         row, column: where it stands.
         config: the run behind it, whose seed is replaced; None for a number that the paper quotes from elsewhere.
         paper: its value there; "N/C" where that did not converge, None where there is none.
-        metric: where the value is in the record of a run.
+        metric: where the value is in the record of a run, by names and by places in lists.
+        factor: what it is multiplied by, such as 100 for a share that is shown in %.
         evaluation: what has to be done with a trained network to get it, of `evaluations`; None for nothing.
     """
 
@@ -31,7 +32,8 @@ class Cell:
     column: str
     config: RunConfig | None
     paper: float | str | None = None
-    metric: tuple[str, ...] = ERROR
+    metric: tuple[str | int, ...] = ERROR
+    factor: float = 1.0
     evaluation: str | None = None
 
     def configs(self, seeds: int) -> tuple[RunConfig, ...]:
@@ -44,8 +46,11 @@ class Cell:
         """The number in the record of a run; None where it has none yet."""
         found: Any = record
         for name in self.metric:
-            found = found.get(name) if isinstance(found, dict) else None
-        return float(found) if isinstance(found, int | float) else None
+            try:
+                found = found[name]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return self.factor * float(found) if isinstance(found, int | float) else None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dcnet.experiments.known import Known
 from dcnet.experiments.pool import Pool
 from dcnet.experiments.smoke import in_small
 from dcnet.experiments.status import CellStatus, status_of
-from dcnet.experiments.tasks import tasks_of
+from dcnet.experiments.tasks import Task, evaluations, trainings
 from dcnet.experiments.worker import DIVERGED, DONE, Place
 from dcnet.files import write_json
 from dcnet.training import Execution
@@ -62,9 +62,15 @@ class Reproduction:
 
     def run(self, console: Console) -> int:
         """Runs what has no record; the exit code is 1 if some run could not be carried out, 130 if interrupted."""
-        tasks = tasks_of(self.experiments, self.known(), self.seeds)
-        if not tasks:
-            return 0
+        code = 0
+        for find in (trainings, evaluations):
+            tasks = find(self.experiments, self.known(), self.seeds)
+            code = (self._carry_out(tasks, console) if tasks else 0) or code
+            if code == INTERRUPTED:
+                break
+        return code
+
+    def _carry_out(self, tasks: Sequence[Task], console: Console) -> int:
         with Board(console, len(tasks)) as board:
             pool = Pool(tasks, self.place, self.jobs, board)
             finished = pool.run()

@@ -22,7 +22,9 @@ def _cell(cell: Cell) -> Cell:
         return cell
     # Beside the paper's numbers those of the digits would only confuse.
     small = dataclasses.replace(cell, config=_config(cell.config), paper=None)
-    return dataclasses.replace(small, evaluation=None, metric=ERROR) if cell.evaluation in ELSEWHERE else small
+    if cell.evaluation not in ELSEWHERE:
+        return small
+    return dataclasses.replace(small, evaluation=None, metric=ERROR, factor=1.0)
 
 
 def _config(config: RunConfig) -> RunConfig:

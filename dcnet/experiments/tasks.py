@@ -20,24 +20,30 @@ class Task:
         return f"{self.config.name}-{self.config.hash}"
 
 
-def tasks_of(experiments: Sequence[Experiment], known: Known, seeds: int | None = None) -> list[Task]:
-    """The runs that have no record, and those whose record lacks an evaluation; the first seeds of all come first."""
-    wanted: dict[RunConfig, dict[str, None]] = {}
-    for experiment in experiments:
-        for cell in experiment.cells if experiment.not_run is None else ():
-            for config in cell.configs(seeds or experiment.seeds):
-                evaluations = wanted.setdefault(config, {})
-                if cell.evaluation is not None:
-                    evaluations[cell.evaluation] = None
-    tasks = [task for config, names in wanted.items() if (task := _task(config, names, known)) is not None]
+def trainings(experiments: Sequence[Experiment], known: Known, seeds: int | None = None) -> list[Task]:
+    """The runs that have no record; the first seeds of all come first."""
+    missing = [Task(config) for config in _wanted(experiments, seeds) if known.record(config) is None]
+    return sorted(missing, key=lambda task: task.config.seed)
+
+
+def evaluations(experiments: Sequence[Experiment], known: Known, seeds: int | None = None) -> list[Task]:
+    """The runs whose record lacks an evaluation, which may need other runs, so that these come first."""
+    tasks = []
+    for config, names in _wanted(experiments, seeds).items():
+        record = known.record(config)
+        if record is not None and record["status"] == "done":
+            missing = tuple(name for name in names if name not in record.get("evaluations", {}))
+            tasks += [Task(config, missing)] if missing else []
     return sorted(tasks, key=lambda task: task.config.seed)
 
 
-def _task(config: RunConfig, evaluations: dict[str, None], known: Known) -> Task | None:
-    record = known.record(config)
-    if record is None:
-        return Task(config, tuple(evaluations))
-    if record["status"] == "diverged":
-        return None
-    missing = tuple(name for name in evaluations if name not in record.get("evaluations", {}))
-    return Task(config, missing) if missing else None
+def _wanted(experiments: Sequence[Experiment], seeds: int | None) -> dict[RunConfig, list[str]]:
+    """Every run once, with the evaluations that cells want of it."""
+    wanted: dict[RunConfig, list[str]] = {}
+    for experiment in experiments:
+        for cell in experiment.cells if experiment.not_run is None else ():
+            for config in cell.configs(seeds or experiment.seeds):
+                names = wanted.setdefault(config, [])
+                if cell.evaluation is not None and cell.evaluation not in names:
+                    names.append(cell.evaluation)
+    return wanted

@@ -15,7 +15,7 @@ LEGEND = "ours (the paper's, the difference)"
 def rich_table(experiment: Experiment, found: Sequence[CellStatus]) -> Table:
     """Rows and columns as in the paper."""
     table = Table(title=experiment.title, caption=_caption(experiment))
-    table.add_column("")
+    table.add_column("", overflow="fold")
     for column in experiment.columns:
         table.add_column(Text(column), justify="right")
     for row in rows_of(experiment, found):

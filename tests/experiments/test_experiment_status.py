@@ -8,7 +8,7 @@ from fake_records import bring, run_with, small
 
 from dcnet.experiments import Cell, Experiment, status_of
 from dcnet.experiments.known import Known
-from dcnet.experiments.tasks import Task, tasks_of
+from dcnet.experiments.tasks import Task, evaluations, trainings
 from dcnet.report.experiments import markdown_table, rich_table, summary
 
 CONV, TANH = small("conv"), small("tanh-cos")
@@ -74,23 +74,26 @@ def test_of_two_records_the_one_with_more_evaluations_counts(tmp_path):
 def test_tasks_are_what_has_no_record_each_once_and_first_seeds_first(tmp_path):
     run_with(tmp_path / "runs", CONV, 22.0)
     twice = [EXPERIMENT, dataclasses.replace(EXPERIMENT, name="same")]
-    tasks = tasks_of(twice, Known(tmp_path / "runs"), seeds=2)
+    tasks = trainings(twice, Known(tmp_path / "runs"), seeds=2)
     assert tasks == [Task(TANH), Task(seeded(CONV, 1)), Task(seeded(TANH, 1))]
 
 
 def test_tasks_add_evaluations_that_records_lack(tmp_path):
     cells = tuple(Cell(name, "x", CONV, metric=("evaluations", name), evaluation=name) for name in ("a", "b"))
     experiment = Experiment("both", "both", cells)
-    assert tasks_of([experiment], Known(tmp_path / "runs")) == [Task(CONV, ("a", "b"))]
+    known = Known(tmp_path / "runs")
+    assert (trainings([experiment], known), evaluations([experiment], known)) == ([Task(CONV)], [])
+    run_with(tmp_path / "runs", CONV, 22.0)
+    assert (trainings([experiment], known), evaluations([experiment], known)) == ([], [Task(CONV, ("a", "b"))])
     run_with(tmp_path / "runs", CONV, 22.0, evaluations={"a": 1.0})
-    assert tasks_of([experiment], Known(tmp_path / "runs")) == [Task(CONV, ("b",))]
+    assert evaluations([experiment], known) == [Task(CONV, ("b",))]
     run_with(tmp_path / "runs", CONV, status="diverged")
-    assert tasks_of([experiment], Known(tmp_path / "runs")) == []
+    assert (trainings([experiment], known), evaluations([experiment], known)) == ([], [])
 
 
 def test_what_is_not_run_gives_no_tasks(tmp_path):
     apart = dataclasses.replace(EXPERIMENT, not_run="it needs what is not there")
-    assert tasks_of([apart], Known(tmp_path / "runs")) == []
+    assert trainings([apart], Known(tmp_path / "runs")) == []
     statuses = status_of(apart, Known(tmp_path / "runs"))
     assert summary(apart, statuses) == "two: not run, since it needs what is not there"
 
