@@ -47,8 +47,6 @@ class Reproduction:
         execution: Execution,
         jobs: int,
     ):
-        if not names:
-            raise ValueError("name the experiments to reproduce, such as table3, or all")
         self.experiments = [in_small(found) if smoke else found for found in chosen(names)]
         self.seeds, self.records, self.jobs = seeds, records, jobs
         self.runs = (runs or runs_root()) / "smoke" if smoke else runs or runs_root()

@@ -1,6 +1,7 @@
 """`dcnet reproduce` as a user meets it."""
 
 import json
+from pathlib import Path
 
 import pytest
 from fake_records import bring
@@ -44,8 +45,9 @@ def test_a_smoke_test_of_a_table_runs_all_of_it_and_then_nothing_more(tmp_path, 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ((), "name the experiments"),
+        ((), "name what to reproduce"),
         (("table33",), "'table33'"),
+        (("figure44",), "unknown figure 'figure44'"),
         (("table1", "--seeds", "0"), "--seeds"),
         (("table1", "--jobs", "many"), "--jobs is 'many': give a number from 1 to 64, or auto"),
         (("table1", "--jobs", "0"), "--jobs is '0'"),
@@ -65,3 +67,22 @@ def test_jobs_by_themselves_are_many_only_where_processes_share_a_gpu(tmp_path, 
     (tmp_path / "control").touch()
     assert [jobs_of("auto", device) for device in ("cpu", "cuda")] == [1, 4]
     assert jobs_of("3", "cpu") == 3
+
+
+def test_figures_are_drawn_from_records_and_say_what_is_missing(tmp_path, capsys):
+    words = ("reproduce", "figure3", "figure4", "figure6", "--runs", tmp_path, "--out", tmp_path / "drawn")
+    code, seen = told(capsys, *words)
+    assert code == 0
+    assert f"figure3: {tmp_path / 'drawn' / 'figure3.png'}" in seen.out
+    assert "figure4: figure4 needs two records of ResNet-32 or more: run `dcnet reproduce table4`" in seen.out
+    assert "figure6: figure6 needs records of features: run `dcnet train --recipe features" in seen.out
+    assert [file.name for file in (tmp_path / "drawn").iterdir()] == ["figure3.png"]
+
+
+def test_convergence_is_drawn_from_the_records_of_this_repository(tmp_path, capsys):
+    results = Path(__file__).parents[2] / "results"
+    words = ("reproduce", "figure4", "--runs", tmp_path, "--records", results, "--out", tmp_path)
+    assert told(capsys, *words, "--status")[1].out == "figure4: can be drawn\n"
+    assert not (tmp_path / "figure4.png").exists()
+    assert told(capsys, *words)[0] == 0
+    assert (tmp_path / "figure4.png").stat().st_size > 10_000

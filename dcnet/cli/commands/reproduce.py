@@ -24,7 +24,7 @@ class Command:
     """
 
     names: Annotated[Sequence[str], tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT...")]
-    """table1, ..., table8 and the other experiments, or all; a wrong name lists them."""
+    """table1, ..., faces, ..., figure4, ..., figures for all figures, or all; a wrong name lists what there is."""
 
     seeds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: by experiment)")] = None
     """Runs of each cell, with the seeds 0, 1, ..."""
@@ -50,6 +50,9 @@ class Command:
     collect: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(optional)")] = None
     """Copy the records of these experiments there, to be kept or brought to another machine."""
 
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("figures")
+    """Where figures are drawn."""
+
     data_dir: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: DCNET_DATA)")] = None
     """Where the datasets are; what is missing is downloaded to a cache."""
 
@@ -67,21 +70,54 @@ class Command:
             at_least(1, "--seeds", self.seeds)
         device = chosen_device(self.device)
         execution = Execution(device=device, compile=self.compile, data_dir=self.data_dir)
-        jobs = jobs_of(self.jobs, device)
-        work = Reproduction(self.names, self.seeds, self.smoke, self.runs, self.records, execution, jobs)
-        return lambda: self._carry_out(work)
+        jobs, tables = jobs_of(self.jobs, device), [name for name in self.names if not name.startswith("figure")]
+        work = Reproduction(tables, self.seeds, self.smoke, self.runs, self.records, execution, jobs)
+        pictures = self._figures()
+        if not tables and not pictures:
+            raise ValueError("name what to reproduce, such as table3, figures or all")
+        return lambda: self._carry_out(work, pictures)
 
-    def _carry_out(self, work: Reproduction) -> int:
+    def _figures(self) -> list[str]:
+        """Those that are asked for; a smoke test trains nothing that could be drawn."""
+        asked = [name for name in self.names if name.startswith("figure") or name == "all"]
+        if not asked or self.smoke:
+            return []
+        from dcnet.report.figures import chosen_figures
+
+        return chosen_figures(asked)
+
+    def _carry_out(self, work: Reproduction, pictures: Sequence[str]) -> int:
         from rich.console import Console
 
         code = 0 if self.status else work.run(Console(stderr=self.json))
         if self.collect is not None:
             work.collect(self.collect)
+        drawn = self._draw(work, pictures)
         if self.json:
-            print(json.dumps(work.described(), indent=2))
+            print(json.dumps(work.described() | drawn, indent=2))
         else:
             self._show(work)
+            print("".join(f"{name}: {told}\n" for name, told in drawn.items()), end="")
         return code
+
+    def _draw(self, work: Reproduction, pictures: Sequence[str]) -> dict[str, str]:
+        """Draws what there are records of, unless only the state is asked for; says which file, or what is missing."""
+        if not pictures:
+            return {}
+        from dcnet.report.figures import Sources, figures
+        from dcnet.report.plots import save
+
+        told = {}
+        for name in pictures:
+            try:
+                figure = figures[name](Sources(work.known(), tuple(self.records)))
+            except ValueError as error:
+                told[name] = str(error)
+                continue
+            told[name] = "can be drawn" if self.status else str(self.out / f"{name}.png")
+            if not self.status:
+                save(figure, self.out / f"{name}.png")
+        return told
 
     def _show(self, work: Reproduction) -> None:
         from rich.console import Console
