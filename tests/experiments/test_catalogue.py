@@ -1,16 +1,19 @@
 """Every table of the paper is there, whole, and can be run."""
 
 import collections
+import re
 import shlex
+from pathlib import Path
 
 import pytest
 import tyro
 
 from dcnet.cli.commands.train import Command
-from dcnet.experiments import chosen, experiments
+from dcnet.experiments import chosen, experiment, experiments
 from dcnet.experiments.experiment import NOT_CONVERGED
 from dcnet.training.recipes import command_of
 
+DOCS = Path(__file__).parents[2] / "docs/reproducing.md"
 # Cells and runs behind them.
 SIZES = {
     "table1": (6, 6),
@@ -63,6 +66,22 @@ def test_tables_share_their_runs():
     projected = chosen(["table1"])[0].cell("weight projection", "tanh-cos").config
     assert projected == chosen(["table4"])[0].cell("tanh", "cos").config
     assert projected == chosen(["table5"])[0].cell("DCNet-32, tanh-cos", "cifar100").config
+
+
+def test_the_experiment_of_the_docs_can_be_chosen(monkeypatch):
+    monkeypatch.setattr(experiment, "experiments", dict(experiment.experiments))
+    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    exec(code, {})
+    (found,) = chosen(["widths"])
+    assert (found.rows, found.columns) == (["conv", "tanh-cos"], ["width 0.25", "width 0.5"])
+
+
+def test_the_docs_name_every_experiment_and_its_runs():
+    rows = re.findall(r"\| `(\w+)` \|.*\| (\d+) \|", DOCS.read_text())
+    counts = {name: len({cell.config for cell in make().cells if cell.config}) for name, make in experiments.items()}
+    assert {name: int(count) for name, count in rows} == {
+        name: count * experiments[name]().seeds for name, count in counts.items()
+    }
 
 
 def test_all_are_chosen_at_once_and_none_twice():

@@ -1,0 +1,105 @@
+"""The figures of the paper, drawn from records alone."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from dcnet.experiments import chosen
+from dcnet.experiments.known import Known
+from dcnet.operator import is_plain
+from dcnet.report.curves import run_curves
+from dcnet.report.feature_plots import feature_plots
+from dcnet.report.features import features_in
+from dcnet.report.plots import geometry, operator_curves
+from dcnet.spec import unknown
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What figures are drawn from: records of runs, and folders with records of features in `features`."""
+
+    known: Known
+    folders: tuple[Path, ...] = ()
+
+    def features(self, keep: Callable[[Record], bool]) -> list[Record]:
+        """The records of features that are wanted, each once."""
+        files = [file for folder in self.folders for file in sorted(folder.rglob("features/*.json"))]
+        records = {file.name: json.loads(file.read_text()) for file in files}
+        return [record for record in records.values() if keep(record["config"])]
+
+
+figures: dict[str, Callable[[Sources], Figure]] = {}
+
+
+def register(draw: Callable[[Sources], Figure]) -> Callable[[Sources], Figure]:
+    """Enters a figure under the name of its function; it raises a ValueError that says what would fill it."""
+    figures[draw.__name__] = draw
+    return draw
+
+
+def chosen_figures(names: Sequence[str]) -> list[str]:
+    """The figures of these names, all of them for "figures" and "all"."""
+    for name in names:
+        if name not in ("all", "figures", *figures):
+            raise unknown("figure", name, ["figures", *figures])
+    return list(figures) if {"all", "figures"} & set(names) else list(dict.fromkeys(names))
+
+
+@register
+def figure1(sources: Sources) -> Figure:
+    """Features of a plain network are decoupled by themselves: classes are directions, and norms vary within."""
+    wanted = sources.features(lambda config: _natural(config) and is_plain(config["operator"]))
+    return _drawn([record for record in wanted if record["config"]["margin"] == "softmax"], "figure1", "softmax")
+
+
+@register
+def figure2(sources: Sources) -> Figure:
+    """The geometry of the magnitudes."""
+    return geometry()
+
+
+@register
+def figure3(sources: Sources) -> Figure:
+    """The curves of magnitudes and angles."""
+    return operator_curves()
+
+
+@register
+def figure4(sources: Sources) -> Figure:
+    """Convergence of ResNet-32 on CIFAR-100, plain and decoupled."""
+    cells = [cell for cell in chosen(["table4"])[0].cells if cell.config is not None]
+    found = [record for cell in cells for config in cell.configs(1) if (record := sources.known.record(config))]
+    if len(found) < 2:
+        raise ValueError("figure4 needs two records of ResNet-32 or more: run `dcnet reproduce table4`")
+    return run_curves(found)
+
+
+@register
+def figure6(sources: Sources) -> Figure:
+    """Features of networks with bounded operators beside those of a plain one."""
+    wanted = sources.features(lambda config: _natural(config) and config["margin"] == "softmax")
+    return _drawn(wanted, "figure6", "softmax --operators conv sphere-cos ball-cos tanh-cos")
+
+
+@register
+def figure7(sources: Sources) -> Figure:
+    """The same after adversarial training."""
+    wanted = sources.features(lambda config: not _natural(config) and config["margin"] == "softmax")
+    return _drawn(wanted, "figure7", "softmax --operators conv sphere-cos ball-cos tanh-cos --adversary fgsm")
+
+
+def _natural(config: Record) -> bool:
+    return config.get("adversary") is None
+
+
+def _drawn(records: Sequence[Record], name: str, options: str) -> Figure:
+    if not records:
+        command = f"dcnet train --recipe features --margin {options}"
+        raise ValueError(f"{name} needs records of features: run `{command}` and `dcnet plot features --records`")
+    return feature_plots([features_in(record) for record in records])
