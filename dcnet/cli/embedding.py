@@ -54,17 +54,12 @@ class Comparer:
     def scores(self, paths: Sequence[Path], first: Tensor, second: Tensor, flip: bool) -> Tensor:
         """The cosines float32 [P] of the files at the indices `first` with those at `second`, on the CPU.
 
-        The network is computed in float32 whatever it was trained in: a threshold from one machine is used on another,
-        and must not depend on how many digits are kept.
+        The network is computed in float32 whatever it was trained in.
         """
-        import torch
-
         from dcnet.verification import embed, pair_scores
 
         names = [str(path) for path in paths]
-        # Convolutions of a GPU take float32 for three digits unless they are told not to.
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            embeddings = embed(self.model, self._batches(paths), self.device, flip, names=names)
+        embeddings = embed(self.model, self._batches(paths), self.device, flip, names=names)
         return pair_scores(embeddings, first, second).cpu()
 
     def _batches(self, paths: Sequence[Path]) -> Iterator[Tensor]:

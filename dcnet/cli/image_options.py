@@ -20,9 +20,17 @@ def read_images(paths: Sequence[Path], record: dict[str, Any], invert: bool) -> 
     data = record["data"]
     if data["channels"] not in MODES:
         raise ValueError(f"the run takes images of {data['channels']} channels, and image files have 1 or 3")
-    images = [_read(path, MODES[data["channels"]]) for path in paths]
+    images = [_seen(_read(path, MODES[data["channels"]]), record) for path in paths]
     pixels = torch.stack([_pixels(image, data["image_size"], _side(record)) for image in images])
     return 1 - pixels if invert else pixels
+
+
+def _seen(image: Image, record: dict[str, Any]) -> Image:
+    """The part of an image that the network was trained on: of LFW's original files the face in the middle."""
+    from dcnet.data.image_files import centre_of
+    from dcnet.data.lfw_files import FACE, ORIGINAL
+
+    return centre_of(image, FACE) if record["config"]["dataset"] == "lfw" and image.size == ORIGINAL else image
 
 
 def _side(record: dict[str, Any]) -> int:

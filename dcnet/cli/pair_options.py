@@ -25,6 +25,11 @@ class Listed:
     about: dict[str, Any]
 
     @property
+    def name(self) -> str:
+        """What a record calls a report on them, such as lfw-pairs-unseen."""
+        return self.about["name"]
+
+    @property
     def paths(self) -> list[Path]:
         return [self.root / name for name in self.pairs.names]
 
@@ -82,6 +87,7 @@ class PairOptions:
             raise ValueError(f"{name} has no pair that is {kind}, of {len(kept):,} pairs: both kinds are needed")
         of = f"{known:,} of {len(pairs):,} pairs"
         about = {
+            "name": self._short_name(),
             "list": name,
             "images": str(root.resolve()),
             "files": len(kept.names),
@@ -92,6 +98,10 @@ class PairOptions:
             "notes": [f"{of} show a class that the run was trained on, which is easier: see --unseen"] if known else [],
         }
         return Listed(kept, root, about)
+
+    def _short_name(self) -> str:
+        of = f"lfw-{self.lfw_list or LFW_LIST}" if self.pairs is None else f"pairs-{self.pairs.stem}"
+        return of.removesuffix(".txt") + ("-unseen" if self.unseen else "")
 
     def _read(self) -> tuple[Pairs, Path, str]:
         from dcnet.verification import LfwData, read_pairs

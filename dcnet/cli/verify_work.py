@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from dcnet.cli.embedding import Comparer
     from dcnet.cli.pair_options import Listed
     from dcnet.report.listing import Listing
-    from dcnet.report.verification import Folds
     from dcnet.verification import Calibration
+    from dcnet.verification.measures import Folds
 
 FILE = "verification.json"
 
@@ -99,20 +99,34 @@ def report(comparer: Comparer, listed: Listed, folds: Folds, path: Path, flip: b
     """How well the run tells the pairs apart, with a picture."""
     from dcnet.report import plots
     from dcnet.report.roc_plot import roc_plot
-    from dcnet.report.verification import measures, verification
+    from dcnet.report.verification import measures
     from dcnet.verification import roc
+    from dcnet.verification.measures import measured
 
     pairs = listed.pairs
     scores = comparer.scores(listed.paths, pairs.first, pairs.second, flip)
     curve = roc(scores, pairs.same)
-    found = verification(scores, pairs.same, folds.numbers, curve)
+    found = measured(scores, pairs.same, folds.numbers, curve)
     plots.save(roc_plot(_title(comparer, listed), curve, scores, pairs.same, found), path)
     values = {"run": comparer.name, "data": listed.about, "flip": flip, **found, "fold_note": folds.note}
     # The table says of which rates there are too few pairs; one sentence says why.
     too_few = [at["note"] for at in found["tar_at_far"] if at["note"]][:1]
-    lines = [*_noted([*listed.about["notes"], folds.note, *too_few]), f"wrote {path}"]
+    notes = _noted([*listed.about["notes"], folds.note, *too_few])
+    lines = [*notes, _kept(comparer, listed, values), f"wrote {path}"]
     head = f"{comparer.name}: {_pairs_in_words(listed)}"
     return Told(values | {"plot": str(path)}, head, measures(found), lines)
+
+
+def _kept(comparer: Comparer, listed: Listed, values: dict[str, Any]) -> str:
+    """Puts the report into the record of the run, and says so; a run that one may only read is reported on as well."""
+    from dcnet.training import add_evaluation
+
+    name = listed.name + ("" if values["flip"] else "-no-flip")
+    try:
+        add_evaluation(comparer.run, name, {key: value for key, value in values.items() if key != "run"})
+    except (OSError, ValueError) as error:
+        return f"note: the report is not kept in the record: {error}"
+    return f"kept in {comparer.run.record_file} as {name!r}"
 
 
 def calibration_of(comparer: Comparer) -> Calibration:

@@ -77,9 +77,14 @@ class Images(torch.utils.data.Dataset[Any]):
 
 def read_image(path: Path, side: int) -> Image.Image:
     """The image of a file in red, green and blue, as a square of that side."""
+    return read_rgb(path).resize((side, side), Image.Resampling.BILINEAR)
+
+
+def read_rgb(path: Path) -> Image.Image:
+    """The image of a file in red, green and blue, as large as it is."""
     try:
         with Image.open(path) as image:
-            return image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
+            return image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} cannot be read as an image: {reason}; replace or delete it") from error

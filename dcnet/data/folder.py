@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from dcnet.data.decode import CROPPED, Files, Images, Key, Loader
-from dcnet.data.order import mixed, share
+from dcnet.data.order import seeded, share
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TrainKeys:
         per_epoch = self.count // self.joint
         steps = itertools.islice(itertools.count(self.start), self.steps)
         for epoch, of_epoch in itertools.groupby(steps, key=lambda step: step // per_epoch):
-            order = torch.randperm(self.count, generator=torch.Generator().manual_seed(mixed(self.seed, epoch)))
+            order = torch.randperm(self.count, generator=seeded(self.seed, epoch))
             for step in of_epoch:
                 begin = step % per_epoch * self.joint + self.offset
                 yield [(epoch, index) for index in order[begin : begin + self.own].tolist()]

@@ -16,6 +16,11 @@ def mixed(*parts: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
+def seeded(*parts: int) -> torch.Generator:
+    """A generator on the CPU whose numbers depend on all of the parts."""
+    return torch.Generator().manual_seed(mixed(*parts))
+
+
 def share(batch_size: int, count: int, rank: int, world: int) -> int:
     """The images that each of the processes takes from a joint batch of `count` images at most."""
     if not 1 <= batch_size <= count:
@@ -96,7 +101,7 @@ class Batches:
         return BatchDraws(self._epoch[1][start : start + self.batch_size].clone())
 
     def _draw_epoch(self, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(mixed(self.seed, epoch))
+        generator = seeded(self.seed, epoch)
         count, (height, width) = len(self.split), self.split.images.shape[2:]
         order = torch.randperm(count, generator=generator)
         return BatchDraws.of(order, draw(self.augmentation, count, (height, width), generator)).table

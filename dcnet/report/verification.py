@@ -1,57 +1,12 @@
-"""How well a network tells pairs apart, and what it says of one, as numbers and as tables."""
+"""How well a network tells pairs apart, and what it says of one, as tables."""
 
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from dcnet.report.listing import Listing
-from dcnet.verification import Calibration, Decision, FoldAccuracy, Pairs, Roc, fold_accuracy, make_folds
+from dcnet.verification import Calibration, Decision
 
 Record = dict[str, Any]
-RATES = (1e-1, 1e-2, 1e-3, 1e-4)
 VERDICTS = {True: "same", False: "different", None: "too close to call"}
-
-
-@dataclass(frozen=True)
-class Folds:
-    """The fold of each pair, int64 [P], and a note where they are not those of the list."""
-
-    numbers: Tensor
-    note: str = ""
-
-    @classmethod
-    def of(cls, pairs: Pairs) -> "Folds":
-        """Those of the list, if each has pairs of both kinds, without which it has no balanced accuracy."""
-        if pairs.folds is None:
-            return cls(make_folds(pairs.same), "the folds are made by chance, since the list has none")
-        kinds = [pairs.same[pairs.folds == fold] for fold in pairs.folds.unique()]
-        if len(kinds) > 1 and all(kind.any() and not kind.all() for kind in kinds):
-            return cls(pairs.folds)
-        return cls(make_folds(pairs.same), "the folds are made by chance, since one of the list has one kind of pairs")
-
-
-def verification(scores: Tensor, same: Tensor, folds: Tensor, curve: Roc) -> Record:
-    """All measures, as shares from 0 to 1."""
-    return {
-        "folds": len(folds.unique()),
-        "accuracy": _accuracy(fold_accuracy(scores, same, folds)),
-        "balanced_accuracy": _accuracy(fold_accuracy(scores, same, folds, balanced=True)),
-        "auc": curve.auc(),
-        "eer": curve.eer(),
-        "tar_at_far": [vars(curve.tar_at_far(rate)) for rate in RATES],
-    }
-
-
-def _accuracy(found: FoldAccuracy) -> Record:
-    return {
-        "mean": found.mean,
-        "standard_error": found.standard_error,
-        "threshold": float(torch.tensor(found.thresholds).mean()),
-        "folds": list(found.accuracies),
-        "thresholds": list(found.thresholds),
-    }
 
 
 def measures(found: Record) -> Listing:

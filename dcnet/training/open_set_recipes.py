@@ -13,8 +13,8 @@ CENTRE, REACH = (127.5 / 255,), (128 / 255,)
 def faces() -> RunConfig:
     """People of LFW by SphereFace-20 and A-softmax, to be tested with other people; a few minutes on a GPU.
 
-    SphereFace has no normalisation, but half a million images; here it is what gets the features off the one line that
-    they begin on.
+    SphereFace has no normalisation, but half a million images; here the features leave the one line that they begin on
+    much sooner with it.
     """
     return _with_margin(
         recipe="faces",

@@ -20,7 +20,7 @@ def embed(
     join: str = "sum",
     names: Sequence[str] | None = None,
 ) -> Tensor:
-    """The embeddings float32 [N, D] of images, on the device, computed in evaluation mode.
+    """The embeddings float32 [N, D] of images, on the device, computed in evaluation mode and `precisely`.
 
     Args:
         model: a network with `features`, which is moved to the device.
@@ -35,7 +35,7 @@ def embed(
     if not callable(getattr(model, "features", None)):
         raise ValueError(f"{type(model).__name__} has no method `features`, which gives [N, D] for [N, C, H, W]")
     found: list[Tensor] = []
-    with evaluating(model.to(device)):
+    with evaluating(model.to(device)), precisely():
         for number, batch in enumerate(batches):
             images = batch if isinstance(batch, Tensor) else batch[0]
             found.append(_embedded(model, _pixels(images.to(device), number), flip, join))
@@ -56,6 +56,22 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def precisely() -> Iterator[None]:
+    """All digits of float32 on a GPU, whose convolutions and products keep three of them unless they are told not to.
+
+    A threshold from one machine is used on another, and must not depend on how many digits are kept.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    cudnn = torch.backends.cudnn
+    try:
+        with cudnn.flags(cudnn.enabled, deterministic=cudnn.deterministic, allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def normalized(embeddings: Tensor) -> Tensor:

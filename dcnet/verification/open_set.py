@@ -1,117 +1,113 @@
-"""Classes that are never trained on, and pairs of their images."""
+"""Classes that nobody trained on: are two images of the same one, of which is it, and is it one of them at all?"""
 
-import math
-from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dcnet.data import Dataset, Split
-from dcnet.data.order import mixed
-from dcnet.verification.pairs import Pairs
+from dcnet.data.cifar_open import cifar100_open
+from dcnet.data.dataset import Split
+from dcnet.data.open_set import OpenSet
+from dcnet.verification.curves import roc
+from dcnet.verification.embeddings import embed
+from dcnet.verification.identification import Identified, cmc, identify, open_set_rate
+from dcnet.verification.measures import Record, counted, curve_measures, measured
+from dcnet.verification.protocol import make_folds
+from dcnet.verification.sampling import sample_pairs
+from dcnet.verification.scores import pair_scores
+
+BATCH = 1000
+PAIRS = 20_000
+# Images of each class in the gallery: of unseen classes few, as one enrols them, of known ones as many as tell enough.
+ENROLLED, KNOWN = 10, 50
+FPIRS = (0.01, 0.1)
 
 
-@dataclass(frozen=True)
-class OpenSet:
-    """Some classes of a data set to train on, and the others.
+def evaluate_open_set(
+    model: nn.Module, folder: Path | str | None = None, device: torch.device | str = "cpu", download: bool = True
+) -> Record:
+    """What a network that was trained on `cifar100-open` makes of the other 20 classes, as plain values for a record.
+
+    See `open_set_measures`; folder and download are as in `dcnet.data.load_dataset`.
+    """
+    return open_set_measures(model, cifar100_open(folder, download), device)
+
+
+def open_set_measures(
+    model: nn.Module,
+    parts: OpenSet,
+    device: torch.device | str = "cpu",
+    pairs: int = PAIRS,
+    enrolled: int = ENROLLED,
+    known: int = KNOWN,
+) -> Record:
+    """All by the angles of embeddings, each of which is computed once; shares from 0 to 1.
+
+    - "verification": of sampled pairs of the unseen classes, half of them of one class.
+    - "identification": some images of each unseen class are its gallery, all others are probes. "ranks" are with the
+      galleries of all classes; "open" has those of every other class, and probes of the rest are strangers.
+    - "detection": training images of the known classes are the gallery; known is whoever is in the test set, and all
+      images of unseen classes are strangers.
 
     Args:
-        known: the classes to train on, relabelled from 0 in their old order.
-        unseen: all images of the other classes, relabelled likewise, those of the training set first.
-        unseen_classes: their names, in the order of the labels.
+        model: has `features`.
+        parts: known and unseen classes.
+        device: where it is computed.
+        pairs: how many are sampled.
+        enrolled: images of each unseen class in its gallery.
+        known: images of each known class in the gallery.
     """
-
-    known: Dataset
-    unseen: Split
-    unseen_classes: tuple[str, ...]
-
-
-def split_classes(dataset: Dataset, unseen: int, seed: int = 0) -> OpenSet:
-    """Leaves out `unseen` classes at random; the same ones for the same seed."""
-    classes = len(dataset.classes)
-    if not 1 <= unseen <= classes - 2:
-        raise ValueError(
-            f"unseen must leave two classes to train on, from 1 to {classes - 2} of {classes}, not {unseen}"
-        )
-    order = torch.randperm(classes, generator=_generator(seed, 0))
-    others, known = (part.sort().values for part in (order[:unseen], order[unseen:]))
-    train, test = (_of_classes(split, known, classes) for split in (dataset.train, dataset.test))
-    rest = [_of_classes(split, others, classes) for split in (dataset.train, dataset.test)]
-    joined = Split(torch.cat([part.images for part in rest]), torch.cat([part.labels for part in rest]))
-    name = f"{dataset.name}-{len(known)}-of-{classes}-seed{seed}"
-    names = [tuple(dataset.classes[label] for label in part.tolist()) for part in (known, others)]
-    return OpenSet(Dataset(name, train, test, names[0]), joined, names[1])
+    unseen = embed(model, parts.unseen.images.split(BATCH), device)
+    chosen = first_of_each(parts.known.train.labels, known)
+    gallery = Split(parts.known.train.images[chosen], parts.known.train.labels[chosen])
+    of_gallery, of_test = (embed(model, part.images.split(BATCH), device) for part in (gallery, parts.known.test))
+    probes = torch.cat([of_test, unseen])
+    # Strangers have numbers that no class of the gallery has.
+    who = torch.cat([parts.known.test.labels, parts.unseen.labels + parts.known.num_classes])
+    detected = identify(probes, who, of_gallery, gallery.labels, pool="mean")
+    return {
+        "unseen_classes": list(parts.unseen_classes),
+        "unseen_images": len(parts.unseen),
+        "verification": _verification(unseen, parts.unseen.labels, pairs),
+        "identification": _identification(unseen, parts.unseen.labels, enrolled),
+        "detection": _detection(detected, len(gallery)),
+    }
 
 
-def sample_pairs(labels: Tensor, count: int, seed: int = 0) -> Pairs:
-    """Pairs of images by their labels: half of one class, half of two, none twice, the same for the same seed.
-
-    Those of one class are shared evenly among the classes, as far as these have enough; those of two are any.
-    """
-    if count < 2 or count % 2:
-        raise ValueError(f"count must be even and at least 2, for pairs of both kinds, not {count}")
-    labels = labels.cpu()
-    genuine = _genuine(labels, count // 2, _generator(seed, 1))
-    impostor = _impostor(labels, count // 2, _generator(seed, 2))
-    both = torch.cat([genuine, impostor])
-    same = torch.arange(count) < count // 2
-    return Pairs(both[:, 0].contiguous(), both[:, 1].contiguous(), same)
+def _verification(embeddings: Tensor, labels: Tensor, count: int) -> Record:
+    pairs = sample_pairs(labels, count, seed=0)
+    scores = pair_scores(embeddings, pairs.first, pairs.second)
+    return {**counted(pairs), **measured(scores, pairs.same, make_folds(pairs.same))}
 
 
-def _generator(seed: int, purpose: int) -> torch.Generator:
-    return torch.Generator().manual_seed(mixed(seed, purpose))
+def _identification(embeddings: Tensor, labels: Tensor, enrolled: int) -> Record:
+    inside = torch.zeros(len(labels), dtype=torch.bool)
+    inside[first_of_each(labels, enrolled)] = True
+    probes, who = embeddings[~inside.to(embeddings.device)], labels[~inside]
+
+    def against(gallery: Tensor) -> Identified:
+        return identify(probes, who, embeddings[gallery.to(embeddings.device)], labels[gallery], pool="mean")
+
+    closed, opened = against(inside), against(inside & (labels % 2 == 0))
+    counts = {"gallery": int(inside.sum()), "probes": len(who)}
+    return {**counts, "ranks": list(cmc(closed, ranks=5)), "open": _rates(opened)}
 
 
-def _of_classes(split: Split, kept: Tensor, classes: int) -> Split:
-    new = torch.full((classes,), -1, dtype=torch.int64)
-    new[kept] = torch.arange(len(kept))
-    labels = new.to(split.labels.device)[split.labels]
-    inside = labels >= 0
-    return Split(split.images[inside], labels[inside])
+def _detection(found: Identified, gallery: int) -> Record:
+    """Whether a probe is of a known class at all, by the score of the most similar one; and which it is."""
+    known = found.known
+    right = int((found.ranks == 1).sum()) / int(known.sum())
+    counts = {"gallery": gallery, "known": int(known.sum()), "unknown": int((~known).sum())}
+    return {**counts, "rank_1_of_known": right, **curve_measures(roc(found.scores, known)), "open": _rates(found)}
 
 
-def _genuine(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Pairs [count, 2] of one class each, as even as can be among the classes."""
-    members = [(labels == label).nonzero()[:, 0] for label in labels.unique()]
-    possible = [math.comb(len(of_class), 2) for of_class in members]
-    shares = _even_shares(possible, count)
-    found = []
-    for of_class, total, share in zip(members, possible, shares, strict=True):
-        if share:
-            rank = torch.randperm(total, generator=generator)[:share]
-            found.append(of_class[_pair_of_rank(rank)])
-    return torch.cat(found)
+def _rates(found: Identified) -> list[Record]:
+    return [vars(open_set_rate(found, fpir)) for fpir in FPIRS]
 
 
-def _even_shares(possible: list[int], count: int) -> list[int]:
-    """How many of each class, with `count` in all: the same from all that have so many, else all that they have."""
-    if sum(possible) < count:
-        raise ValueError(f"there are {sum(possible):,} pairs of one class, and not {count:,}: ask for fewer")
-    shares, left = [0] * len(possible), count
-    order = sorted(range(len(possible)), key=possible.__getitem__)
-    for place, label in enumerate(order):
-        shares[label] = min(possible[label], left // (len(order) - place))
-        left -= shares[label]
-    return shares
-
-
-def _pair_of_rank(rank: Tensor) -> Tensor:
-    """The pairs (i, j) with i < j, counted as (0, 1), (0, 2), (1, 2), (0, 3), ..., at these places, [len(rank), 2]."""
-    high = ((1 + (1 + 8 * rank.double()).sqrt()) / 2).long()
-    return torch.stack([rank - high * (high - 1) // 2, high], dim=1)
-
-
-def _impostor(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Pairs [count, 2] of two classes each."""
-    images = len(labels)
-    possible = math.comb(images, 2) - sum(math.comb(int(size), 2) for size in labels.unique(return_counts=True)[1])
-    if possible < count:
-        raise ValueError(f"there are {possible:,} pairs of two classes, and not {count:,}: ask for fewer")
-    found: dict[int, None] = {}
-    while len(found) < count:
-        drawn = torch.randint(images, (2 * count, 2), generator=generator).sort(1).values
-        drawn = drawn[labels[drawn[:, 0]] != labels[drawn[:, 1]]]
-        # A dictionary keeps the order in which they were drawn, so that none is likelier than another.
-        found.update(dict.fromkeys((drawn[:, 0] * images + drawn[:, 1]).tolist()))
-    keys = torch.tensor(list(found)[:count])
-    return torch.stack([keys // images, keys % images], dim=1)
+def first_of_each(labels: Tensor, count: int) -> Tensor:
+    """The places of the first images of each class, as many as it has up to `count`, int64, rising."""
+    order = labels.argsort(stable=True)
+    ordered = labels[order]
+    within = torch.arange(len(labels)) - torch.searchsorted(ordered, ordered)
+    return order[within < count].sort().values

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from dcnet.data.image_files import person_of
+from dcnet.data.lists import bad_line, numbered_lines
 
 ANSWERS = {"1": True, "same": True, "0": False, "different": False}
 
@@ -67,14 +70,6 @@ class Disjoint:
     people_left_out: int
 
 
-def person_of(name: str) -> str:
-    """Who an image shows: the folder that it is in."""
-    person = PurePosixPath(name).parent.name
-    if not person:
-        raise ValueError(f"the image {name!r} is in no folder, which would name its person: expected person/{name}")
-    return person
-
-
 def people_disjoint(pairs: Pairs, trained_people: Iterable[str]) -> Disjoint:
     """Leaves out every pair in which there is a person who was trained on, by the folders that the images are in."""
     trained, rows = set(trained_people), pairs.rows()
@@ -102,20 +97,6 @@ def read_pairs(file: Path | str, root: Path | str | None = None) -> Pairs:
     if not rows:
         raise ValueError(f"{file} has no pairs: expected lines such as 'a/1.jpg,b/1.jpg,0'")
     return Pairs.of_names(rows)
-
-
-def numbered_lines(file: Path) -> list[tuple[int, str]]:
-    """The lines of a file that are not empty, with their numbers from 1."""
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} cannot be read as a list: {error}") from None
-    return [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def bad_line(file: Path, number: int, text: str, expected: str) -> ValueError:
-    """The error for a line that is not as it should be."""
-    return ValueError(f"{file}, line {number}: {text!r}: expected {expected}")
 
 
 def _pair(file: Path, base: Path, number: int, text: str) -> tuple[str, str, bool]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dcnet.verification.embeddings import normalized
+from dcnet.verification.embeddings import normalized, precisely
 
 BINS = 20_000
 BLOCK = 2048
@@ -44,13 +44,8 @@ class Neighbours:
 
 def cosines(rows: Tensor, columns: Tensor) -> Tensor:
     """The cosines [R, C] of embeddings of norm 1, in full float32 whatever training left as the precision."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast(rows.device.type, enabled=False):
-            return (rows @ columns.T).clamp_(-1, 1)
-    finally:
-        torch.set_float32_matmul_precision(before)
+    with precisely(), torch.autocast(rows.device.type, enabled=False):
+        return (rows @ columns.T).clamp_(-1, 1)
 
 
 def pair_scores(embeddings: Tensor, first: Tensor, second: Tensor) -> Tensor:

@@ -4,8 +4,10 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny_runs import answer, call, colour_run
 from verify_cases import (
     IMAGES,
@@ -20,13 +22,15 @@ from verify_cases import (
     set_thresholds,
 )
 
+from dcnet.cli.image_options import read_images
 from dcnet.data import load_dataset
-from dcnet.report.verification import Folds
 from dcnet.training import Run, load_model
 from dcnet.verification import Calibration, Pairs, calibrate, fold_accuracy, make_folds, pair_scores, roc
+from dcnet.verification.measures import Folds
 
 Capture = pytest.CaptureFixture[str]
 RATES = ("--far", "0.1", "--frr", "0.1")
+NAMES = ("lfw", "cifar10")
 
 
 @pytest.fixture
@@ -174,6 +178,46 @@ def test_classes_of_training_are_pointed_out_and_can_be_left_out(capsys: Capture
     assert "rule of three" in text
     assert answer(capsys, *options, "--lfw-list", "pairsDevTest")["folds"] == 2
     assert json.loads((run.folder / "verification.json").read_text())["data"]["images"] == str(lfw)
+
+
+def test_a_report_is_kept_in_the_record(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
+    before = run.record()
+    found = answer(capsys, "verify", run.folder, "--pairs", pairs)
+    answer(capsys, "verify", run.folder, "--pairs", pairs, "--no-flip")
+    record = run.record()
+    kept = record.pop("evaluations")
+    assert record == before
+    assert list(kept) == ["pairs-pairs", "pairs-pairs-no-flip"]
+    assert kept["pairs-pairs"] == {key: value for key, value in found.items() if key not in ("run", "plot")}
+    assert call("verify", run.folder, "--pairs", pairs) == 0
+    text = capsys.readouterr().out
+    assert f"kept in {run.record_file} as 'pairs-pairs'" in "".join(text.splitlines())
+    people = lfw_folder(tmp_path / "lfw", ("Ada", "Bob", "Cy", "Di"))
+    answer(capsys, "verify", run.folder, "--lfw", people, "--unseen")
+    answer(capsys, "verify", run.folder, "--lfw", people, "--lfw-list", "pairsDevTest.txt")
+    assert list(run.record()["evaluations"])[2:] == ["lfw-pairs-unseen", "lfw-pairsDevTest"]
+    calibrated(capsys, run, pairs)
+    assert len(run.record()["evaluations"]) == 4
+
+
+def test_a_run_whose_record_cannot_be_changed_is_reported_on(capsys: Capture, run: Run, pairs: Path):
+    run.write(run.record() | {"status": "running"})
+    assert call("verify", run.folder, "--pairs", pairs) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "note: the report is not kept in the record: the run 'run' has nothing to evaluate" in text
+    assert "evaluations" not in run.record()
+
+
+def test_of_original_faces_the_middle_is_looked_at(tmp_path: Path):
+    pixels = np.full((250, 250, 3), 255, dtype=np.uint8)
+    pixels[61:189, 61:189] = 100
+    Image.fromarray(pixels).save(tmp_path / "face.png")
+    data = {"channels": 3, "image_size": 96}
+    seen = {
+        name: read_images([tmp_path / "face.png"], {"data": data, "config": {"dataset": name}}, False) for name in NAMES
+    }
+    assert seen["lfw"].unique().tolist() == pytest.approx([100 / 255])
+    assert seen["cifar10"].max() == 1
 
 
 def test_folds_of_a_list_that_lack_a_kind_are_made_anew():

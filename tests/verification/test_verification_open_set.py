@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dcnet.data import Dataset, Split
 from dcnet.verification import sample_pairs, split_classes
-from dcnet.verification.open_set import _pair_of_rank
+from dcnet.verification.sampling import _pair_of_rank
 
 
 def dataset(classes: int = 7, images: int = 60) -> Dataset:

@@ -62,7 +62,7 @@ class Command(RunPlotOptions, PairOptions, OneRun):
 
     def _of_pairs(self, comparer: Comparer, listed: Listed) -> Callable[[], Told]:
         from dcnet.report.options import writable
-        from dcnet.report.verification import Folds
+        from dcnet.verification.measures import Folds
 
         flip = not self.no_flip
         if self.calibrate:

@@ -10,9 +10,20 @@ from dcnet.experiments.experiment import Cell, Experiment, register
 from dcnet.training import recipe
 from dcnet.verification import evaluate_faces
 
-MARGINS = ("softmax", "m-softmax", "a-softmax", "am-softmax", "arcface", "sphereface-r")
+# With the scales that training needs on few images of each of many people: of larger ones features collapse.
+MARGINS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "m-softmax": {},
+    "a-softmax": {},
+    "am-softmax": {"margin_scale": 16.0},
+    "arcface": {"margin_scale": 16.0, "annealing": "auto"},
+    "sphereface-r": {"margin_scale": 16.0},
+}
+# A mean norm that keeps up with runs as short as these.
+TANH = "tanh(radius=Radius(decay=0.99))-cos"
 # The losses that a decoupled network is trained with, too.
 DECOUPLED = ("softmax", "a-softmax")
+NETWORKS = [("conv", margin) for margin in MARGINS] + [("tanh-cos", margin) for margin in DECOUPLED]
 # Where the measures are, of 0.1 % the third of the rates.
 COLUMNS: dict[str, tuple[str | int, ...]] = {
     "accuracy": ("development", "accuracy", "mean"),
@@ -33,17 +44,18 @@ def faces_of(model: nn.Module, record: dict[str, Any], runs: Path, data_dir: Pat
 @register
 def faces() -> Experiment:
     """SphereFace-20 on LFW's development split, people disjoint."""
-    networks = [("conv", margin) for margin in MARGINS] + [("tanh-cos", margin) for margin in DECOUPLED]
     cells = [
         Cell(
             row=f"{margin}, {operator}",
             column=column,
-            config=recipe("faces", margin=margin, operator=operator),
+            config=recipe(
+                "faces", margin=margin, operator=TANH if operator == "tanh-cos" else operator, **MARGINS[margin]
+            ),
             metric=("evaluations", "faces", *path),
             factor=100.0,
             evaluation="faces",
         )
-        for operator, margin in networks
+        for operator, margin in NETWORKS
         for column, path in COLUMNS.items()
     ]
     title = "Faces: SphereFace-20 trained on 1,184 people of LFW, tested with others, in %"

@@ -1,0 +1,71 @@
+"""Pairs of images by their classes, drawn at random."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from dcnet.data.order import seeded
+from dcnet.verification.pairs import Pairs
+
+
+def sample_pairs(labels: Tensor, count: int, seed: int = 0) -> Pairs:
+    """Pairs of images by their labels: half of one class, half of two, none twice, the same for the same seed.
+
+    Those of one class are shared evenly among the classes, as far as these have enough; those of two are any.
+    """
+    if count < 2 or count % 2:
+        raise ValueError(f"count must be even and at least 2, for pairs of both kinds, not {count}")
+    labels = labels.cpu()
+    genuine = _genuine(labels, count // 2, seeded(seed, 1))
+    impostor = _impostor(labels, count // 2, seeded(seed, 2))
+    both = torch.cat([genuine, impostor])
+    same = torch.arange(count) < count // 2
+    return Pairs(both[:, 0].contiguous(), both[:, 1].contiguous(), same)
+
+
+def _genuine(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Pairs [count, 2] of one class each, as even as can be among the classes."""
+    members = [(labels == label).nonzero()[:, 0] for label in labels.unique()]
+    possible = [math.comb(len(of_class), 2) for of_class in members]
+    shares = _even_shares(possible, count)
+    found = []
+    for of_class, total, share in zip(members, possible, shares, strict=True):
+        if share:
+            rank = torch.randperm(total, generator=generator)[:share]
+            found.append(of_class[_pair_of_rank(rank)])
+    return torch.cat(found)
+
+
+def _even_shares(possible: list[int], count: int) -> list[int]:
+    """How many of each class, with `count` in all: the same from all that have so many, else all that they have."""
+    if sum(possible) < count:
+        raise ValueError(f"there are {sum(possible):,} pairs of one class, and not {count:,}: ask for fewer")
+    shares, left = [0] * len(possible), count
+    order = sorted(range(len(possible)), key=possible.__getitem__)
+    for place, label in enumerate(order):
+        shares[label] = min(possible[label], left // (len(order) - place))
+        left -= shares[label]
+    return shares
+
+
+def _pair_of_rank(rank: Tensor) -> Tensor:
+    """The pairs (i, j) with i < j, counted as (0, 1), (0, 2), (1, 2), (0, 3), ..., at these places, [len(rank), 2]."""
+    high = ((1 + (1 + 8 * rank.double()).sqrt()) / 2).long()
+    return torch.stack([rank - high * (high - 1) // 2, high], dim=1)
+
+
+def _impostor(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Pairs [count, 2] of two classes each."""
+    images = len(labels)
+    possible = math.comb(images, 2) - sum(math.comb(int(size), 2) for size in labels.unique(return_counts=True)[1])
+    if possible < count:
+        raise ValueError(f"there are {possible:,} pairs of two classes, and not {count:,}: ask for fewer")
+    found: dict[int, None] = {}
+    while len(found) < count:
+        drawn = torch.randint(images, (2 * count, 2), generator=generator).sort(1).values
+        drawn = drawn[labels[drawn[:, 0]] != labels[drawn[:, 1]]]
+        # A dictionary keeps the order in which they were drawn, so that none is likelier than another.
+        found.update(dict.fromkeys((drawn[:, 0] * images + drawn[:, 1]).tolist()))
+    keys = torch.tensor(list(found)[:count])
+    return torch.stack([keys // images, keys % images], dim=1)
