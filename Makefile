@@ -4,10 +4,12 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs bench clean browser results
 
 demo: $(VENV)/.core
 	$(VENV)/bin/dcnet train --operators conv tanh-cos --seeds 0 1 2 --plot runs/curves.png
+	$(VENV)/bin/dcnet train --margin a-softmax --features 2 --width 0.5 --epochs 15 --runs runs/features
+	$(VENV)/bin/dcnet plot features runs/features/* --out runs/features.png
 
 test: $(VENV)/.dev
 	$(RUN) -m pytest -n auto
@@ -16,6 +18,21 @@ lint: $(VENV)/.dev
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+
+# The tables and pictures of README and docs, from records; it fails where they had been stale.
+results: $(VENV)/.dev
+	$(RUN) -m dcnet.report.results
+
+# What the test of the page needs beside Python.
+browser:
+	@if command -v chromium > /dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium > /dev/null; \
+	else echo "make browser: Chromium is not here, and only root can install it: apt-get install chromium" >&2; exit 1; fi
+
+# Into site/, to be opened at site/index.html; a warning is an error. The notice of the theme's own end is left out.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict
 
 bench: $(VENV)/.dev
 	$(VENV)/bin/dcnet bench layers
@@ -34,4 +51,4 @@ $(VENV)/.dev:
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs site

@@ -29,17 +29,6 @@ def test_readme_runs(capsys):
     assert names["penalty"].item() > 0
 
 
-@pytest.mark.parametrize("file", ["docs/networks.md", "docs/training.md", "docs/inference.md", "docs/losses.md"])
-def test_docs_run(file, tmp_path, monkeypatch):
-    """With a small network in place of the reader's."""
-    monkeypatch.chdir(tmp_path)
-    model = dcnet.create_model("cnn9", "tanh-cos", 10, width=0.05)
-    batches = [(torch.randn(4, 3, 32, 32), torch.randint(10, (4,)))] * 2
-    names = {"torch": torch, "F": torch.nn.functional, "dcnet": dcnet, "model": model, "batches": batches}
-    code = "\n".join(blocks(file)).replace('"resnet32"', '"cnn9", width=0.05')
-    exec(code.replace("dcnet.convert.finish_blend_(model)", "").replace("steps=1000", "steps=1"), names)
-
-
 def test_readme_tables_hold_what_there_is():
     text = (ROOT / "README.md").read_text()
     found = re.findall(r"^\| `([a-z]+)[(`]", text.split("### Operators")[1].split("### Networks")[0], re.MULTILINE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,13 +29,13 @@ class RunPlotOptions:
     """The picture, .png or .svg."""
 
 
-def picture(asked: Path | None, default: Path) -> Path:
+def picture(asked: Path | None, default: Path, formats: Sequence[str] = FORMATS) -> Path:
     """The file to draw into, if it can be written."""
     from dcnet.report.options import writable
 
     path = default if asked is None else asked
-    if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"--out is written as .png or .svg, not as {path.suffix!r} of {str(path)!r}")
+    if path.suffix.lower() not in formats:
+        raise ValueError(f"--out is written as {' or '.join(formats)}, not as {path.suffix!r} of {str(path)!r}")
     return writable(str(path))
 
 

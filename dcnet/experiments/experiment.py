@@ -25,6 +25,7 @@ class Cell:
         paper: its value there; "N/C" where that did not converge, None where there is none.
         metric: where the value is in the record of a run, by names and by places in lists.
         factor: what it is multiplied by, such as 100 for a share that is shown in %.
+        first_seed: of its runs.
         evaluation: what has to be done with a trained network to get it, of `evaluations`; None for nothing.
     """
 
@@ -34,13 +35,15 @@ class Cell:
     paper: float | str | None = None
     metric: tuple[str | int, ...] = ERROR
     factor: float = 1.0
+    first_seed: int = 0
     evaluation: str | None = None
 
     def configs(self, seeds: int) -> tuple[RunConfig, ...]:
-        """The runs of the seeds 0, 1, ..."""
+        """The runs of the first seeds."""
         if self.config is None:
             return ()
-        return tuple(dataclasses.replace(self.config, seed=seed) for seed in range(seeds))
+        own = range(self.first_seed, self.first_seed + seeds)
+        return tuple(dataclasses.replace(self.config, seed=seed) for seed in own)
 
     def value(self, record: Record) -> float | None:
         """The number in the record of a run; None where it has none yet."""
@@ -106,5 +109,7 @@ def chosen(names: Iterable[str]) -> list[Experiment]:
     for name in given:
         if name != "all" and name not in experiments:
             raise unknown("experiment", name, ["all", *experiments])
-    wanted = list(experiments) if "all" in given else list(dict.fromkeys(given))
+    # The paper's tables first.
+    everything = sorted(experiments, key=lambda name: (not name.startswith("table"), name))
+    wanted = everything if "all" in given else dict.fromkeys(given)
     return [experiments[name]() for name in wanted]

@@ -1,15 +1,19 @@
 """Experiments as tables, on a terminal and in Markdown."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
-from dcnet.experiments.experiment import Experiment
-from dcnet.experiments.status import CellStatus
+from dcnet.experiments.experiment import Experiment, chosen
+from dcnet.experiments.known import Known
+from dcnet.experiments.status import CellStatus, status_of
 from dcnet.report.markdown import markdown
 
 LEGEND = "ours (the paper's, the difference)"
+# The most that any experiment is run with; of a cell with fewer, all that there are count.
+SEEDS = 3
 
 
 def rich_table(experiment: Experiment, found: Sequence[CellStatus]) -> Table:
@@ -26,6 +30,15 @@ def rich_table(experiment: Experiment, found: Sequence[CellStatus]) -> Table:
 def markdown_table(experiment: Experiment, found: Sequence[CellStatus]) -> str:
     """The same in Markdown, without the title."""
     return markdown(["", *experiment.columns], rows_of(experiment, found))
+
+
+def docs_table(name: str, results: Path) -> str:
+    """The experiment with what the records in a folder hold of it, one seed unless a deviation is given."""
+    (experiment,) = chosen([name])
+    # Runs of this machine do not count, since the docs are the same on every machine.
+    found = status_of(experiment, Known(results / "no runs", [results]), SEEDS)
+    about = f"{experiment.title}: {LEGEND}; one seed unless a deviation is given:"
+    return f"{about}\n\n{markdown_table(experiment, found)}"
 
 
 def rows_of(experiment: Experiment, found: Sequence[CellStatus]) -> list[list[str]]:

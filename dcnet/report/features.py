@@ -1,100 +1,149 @@
-"""Features of two or three dimensions as they lie, with the directions of their classes (Figures 1 and 6)."""
+"""Features of two or three dimensions, of networks, of their history, and as records."""
 
-import math
-from collections.abc import Sequence
+import dataclasses
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import matplotlib
 import torch
-import torch.nn.functional as F
-from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 
-SHOWN = 2000
+from dcnet.data import Dataset
+from dcnet.files import write_atomically
+from dcnet.report.spread import Spread, spread_of
+from dcnet.training.snapshots import History
+
+Record = dict[str, Any]
+
+# Test images that are drawn and kept, each class in proportion: more would hide each other.
+SHOWN = 1000
+KIND = "features"
 
 
 @dataclass(frozen=True)
 class Features:
-    """The features [N, 2 or 3] of images with labels [N], and the directions of the classes, where a head has them."""
+    """What is drawn of a network.
+
+    Attributes:
+        title: what it is.
+        points, labels: features [N, 2 or 3] of images, and their labels [N].
+        classes: their names.
+        directions: of the classes [C, 2 or 3], where the network has them.
+        spread: of all images, of which the points may be some; None for that of the points.
+        accuracy: of all images, in %.
+    """
 
     title: str
     points: Tensor
     labels: Tensor
+    classes: tuple[str, ...]
     directions: Tensor | None = None
+    spread: Spread | None = None
+    accuracy: float | None = None
 
     def __post_init__(self) -> None:
-        if self.points.dim() != 2 or self.points.shape[1] not in (2, 3):
-            count = self.points.shape[-1]
-            raise ValueError(
-                f"{self.title} has {count} features, of which 2 or 3 can be drawn: train with --features 2"
-            )
+        check_count(self.title, self.points.shape[-1])
+        if self.spread is None:
+            object.__setattr__(self, "spread", spread_of(self.points, self.labels))
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Mean angles in degrees, within classes to their mean direction and between these, and the angular Fisher score.
-
-    The score is the sum of 1 - cos to the own class's mean over that of classes to the mean of all: smaller is better.
-    """
-
-    within: float
-    between: float
-    fisher: float
-
-    def __str__(self) -> str:
-        return f"within {self.within:.1f}°, between {self.between:.1f}°, angular Fisher score {self.fisher:.3f}"
+def check_count(title: str, count: int) -> None:
+    if count not in (2, 3):
+        raise ValueError(f"{title} has {count} features, of which 2 or 3 can be drawn: train with --features 2")
 
 
-def spread_of(points: Tensor, labels: Tensor) -> Spread:
-    """How narrow the classes are, and how far apart."""
-    unit = F.normalize(points.double(), dim=1)
-    classes = labels.unique()
-    means = torch.stack([F.normalize(unit[labels == c].mean(0), dim=0) for c in classes])
-    own = means[torch.searchsorted(classes, labels)]
-    cos = (unit * own).sum(1).clamp(-1, 1)
-    pairs = (means @ means.T).clamp(-1, 1)[~torch.eye(len(classes), dtype=torch.bool)]
-    counts = torch.stack([(labels == c).sum() for c in classes]).double()
-    middle = F.normalize(unit.mean(0), dim=0)
-    apart = (counts * (1 - means @ middle)).sum()
-    return Spread(
-        within=torch.rad2deg(torch.acos(cos)).mean().item(),
-        between=torch.rad2deg(torch.acos(pairs)).mean().item() if len(classes) > 1 else math.nan,
-        fisher=((1 - cos).sum() / apart.clamp(min=1e-12)).item(),
+def title_of(config: Mapping[str, Any]) -> str:
+    """A network by its operator and its loss."""
+    annealed = f"annealing {config['annealing']}" if config.get("annealing") else None
+    return ", ".join(str(part) for part in (config["operator"], config.get("margin"), annealed) if part)
+
+
+@torch.no_grad()
+def features_of(model: nn.Module, record: Record, dataset: Dataset) -> Features:
+    """The features of test images; spread and accuracy are of all of them."""
+    title, test, network = title_of(record["config"]), dataset.test, getattr(model, "network", model)
+    check_count(title, getattr(network, "num_features", 0))
+    head: Any = getattr(network, "head", None) or network.classifier
+    logits = getattr(head, "logits", head)
+    points = _points(model, test.images)
+    drawn = test.first(min(SHOWN, len(test)), dataset.num_classes)
+    return Features(
+        title=title,
+        points=_points(model, drawn.images),
+        labels=drawn.labels,
+        classes=dataset.classes,
+        directions=head.weight.detach(),
+        spread=spread_of(points, test.labels),
+        accuracy=100 * (logits(points).argmax(1) == test.labels).double().mean().item(),
     )
 
 
-def feature_plots(panels: Sequence[Features], classes: Sequence[str]) -> Figure:
-    """One panel for each network, in which each class has its colour."""
-    columns = min(len(panels), 3)
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(5.2 * columns, 5.2 * rows + 0.8), layout="constrained")
-    for i, panel in enumerate(panels):
-        solid = panel.points.shape[1] == 3
-        axes: Any = figure.add_subplot(rows, columns, i + 1, projection="3d" if solid else None)
-        _draw(axes, panel, classes, solid)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 10), frameon=False, markerscale=3)
-    return figure
+def _points(model: Any, images: Tensor) -> Tensor:
+    return torch.cat([model.features(part.float() / 255) for part in images.split(500)])
 
 
-def _draw(axes: Any, panel: Features, classes: Sequence[str], solid: bool) -> None:
-    """Three dimensions are drawn on the sphere, where the angles are."""
-    points = (F.normalize(panel.points.double(), dim=1) if solid else panel.points)[:SHOWN]
-    colors = matplotlib.colormaps["tab10" if len(classes) <= 10 else "tab20"].colors  # type: ignore[attr-defined]
-    reach = points.norm(dim=1).quantile(0.98).item() if len(points) else 1.0
-    for c in panel.labels.unique().tolist():
-        own = points[panel.labels[:SHOWN] == c]
-        color = colors[c % len(colors)]
-        axes.scatter(*own.T.tolist(), s=4, color=color, label=str(classes[c]), linewidths=0)
-        if panel.directions is not None:
-            end = F.normalize(panel.directions[c].double(), dim=0) * (1.05 if solid else reach)
-            axes.plot(*zip([0.0] * len(end), end.tolist(), strict=True), color=color, linewidth=1.2)
-    axes.set_title(f"{panel.title}\n{spread_of(panel.points, panel.labels)}", fontsize=10)
-    axes.set(xlabel="first feature", ylabel="second feature")
-    axes.set_aspect("equal")
-    if solid:
-        axes.set_zlabel("third feature")
-    else:
-        axes.set_axisbelow(True)
-        axes.grid(color="0.9")
+def frames_of(history: History, record: Record) -> list[Features]:
+    """The features at each evaluation of a run, with the epoch in the title."""
+    curves = record["curves"]
+    when = dict(zip(curves["step"], zip(curves["epoch"], curves["test_accuracy"], strict=True), strict=True))
+    title, classes = title_of(record["config"]), tuple(record["data"]["classes"])
+    frames = []
+    for step, points, directions in zip(history.steps.tolist(), history.points, history.directions, strict=True):
+        epoch, accuracy = when[step]
+        frames.append(
+            Features(f"{title}, epoch {epoch:.1f}", points, history.labels, classes, directions, accuracy=accuracy)
+        )
+    return frames
+
+
+def record_of(features: Features, record: Record) -> Record:
+    """All that is drawn, and the run that it is of, as plain values with four digits."""
+    assert features.spread is not None
+    told = ("name", "hash", "command", "commit", "config", "environment")
+    return {
+        "kind": KIND,
+        **{name: record.get(name) for name in told},
+        "title": features.title,
+        "classes": list(features.classes),
+        "test_images": record["data"].get("test_images"),
+        "accuracy": features.accuracy,
+        "spread": dataclasses.asdict(features.spread),
+        "labels": features.labels.tolist(),
+        "points": _rounded(features.points),
+        "directions": None if features.directions is None else _rounded(features.directions),
+    }
+
+
+def _rounded(rows: Tensor) -> list[list[float]]:
+    return [[float(f"{value:.4g}") for value in row] for row in rows.tolist()]
+
+
+def write_features(path: Path, record: Record) -> None:
+    """On one line: indented, a thousand points would be thousands of lines."""
+    write_atomically(path, (json.dumps(record, allow_nan=False) + "\n").encode())
+
+
+def read_features(path: Path) -> Features:
+    """What `write_features` wrote."""
+    try:
+        return features_in(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(path)!r} is not a record of features: {error}") from None
+
+
+def features_in(record: Record) -> Features:
+    """The features that a record holds."""
+    if not isinstance(record, dict) or record.get("kind") != KIND:
+        raise ValueError("it is of another kind")
+    directions = record["directions"]
+    return Features(
+        title=record["title"],
+        points=torch.tensor(record["points"]),
+        labels=torch.tensor(record["labels"]),
+        classes=tuple(record["classes"]),
+        directions=None if directions is None else torch.tensor(directions),
+        spread=Spread(**record["spread"]),
+        accuracy=record["accuracy"],
+    )

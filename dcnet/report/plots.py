@@ -23,6 +23,7 @@ from dcnet.report.words import Record
 __all__ = ["FORMATS", "benchmark", "geometry", "main", "operator_curves", "save", "speed"]
 
 FORMATS = (".png", ".svg")
+DPI = 130
 ORIGINAL, PROJECTED, FILTER = "#7ccf7c", "#c81e1e", "tab:blue"
 
 
@@ -55,7 +56,7 @@ def save(figure: Figure, path: Path | str) -> None:
     content = io.BytesIO()
     # Without a date and with fixed names inside, the same figure gives the same SVG.
     with matplotlib.rc_context({"svg.hashsalt": "dcnet"}):
-        figure.savefig(content, format=suffix[1:], dpi=130, metadata={"Date": None} if suffix == ".svg" else None)
+        figure.savefig(content, format=suffix[1:], dpi=DPI, metadata={"Date": None} if suffix == ".svg" else None)
     write_atomically(path, content.getvalue())
 
 

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dcnet.experiments import experiments
 from dcnet.files import write_atomically
 from dcnet.report import feature_docs, head_tables, speed_tables, training_tables
+from dcnet.report.experiments import docs_table
 
 Record = dict[str, Any]
 
@@ -27,7 +29,14 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "features": feature_docs.features,
 }
 
-FILES = ("README.md", "docs/benchmarks.md", "docs/inference.md", "docs/losses.md", "docs/results.md")
+FILES = (
+    "README.md",
+    "docs/benchmarks.md",
+    "docs/choosing.md",
+    "docs/inference.md",
+    "docs/losses.md",
+    "docs/results.md",
+)
 
 
 def fill(text: str, results: Path) -> str:
@@ -38,6 +47,10 @@ def fill(text: str, results: Path) -> str:
             text = _put(text, name, table(_read(file)))
         elif folder.is_dir():
             text = _put(text, name, table([_read(path) for path in sorted(folder.glob("*.json"))]))
+    # An experiment stands between marks of its name, with whatever there is of it.
+    for name in re.findall(r"<!-- (\w+) -->\n", text):
+        if name in experiments and name not in TABLES:
+            text = _put(text, name, docs_table(name, results))
     return text
 
 

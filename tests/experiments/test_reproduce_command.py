@@ -42,6 +42,14 @@ def test_a_smoke_test_of_a_table_runs_all_of_it_and_then_nothing_more(tmp_path, 
     assert "table1: 6 of 6 cells are there" in told(capsys, *words)[1].out
 
 
+def test_a_smoke_test_of_everything(tmp_path, capsys):
+    code, seen = told(capsys, "reproduce", "all", "--smoke", "--runs", tmp_path, "--device", "cpu")
+    assert code == 0, seen.err
+    for experiment in chosen(["all"]):
+        cells = sum(cell.config is not None for cell in experiment.cells)
+        assert f"{experiment.name}: {cells} of {cells} cells are there" in seen.out
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

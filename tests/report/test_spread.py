@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dcnet.report.spread import spread_of
+from dcnet.report.spread import spread_of, target_angle
 
 
 def direction(points):
@@ -45,6 +45,11 @@ def test_one_class_has_nothing_between():
     found = spread_of(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([3, 3]))
     assert found.within == pytest.approx(22.5)
     assert math.isnan(found.between)
+
+
+def test_angles_to_the_weights_of_the_own_class():
+    points, directions = torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([[0.0, 5.0], [1.0, 1.0]])
+    assert target_angle(points, torch.tensor([1, 0]), directions) == pytest.approx((45 + 0) / 2)
 
 
 def test_norms_do_not_count():

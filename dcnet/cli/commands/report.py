@@ -1,0 +1,60 @@
+"""`dcnet report`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from dcnet.cli.run_options import RunsOptions
+
+FORMATS = (".html", ".htm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(RunsOptions):
+    """Make one page of HTML of records: tables beside the paper's, curves, operators, features, robustness and speed.
+
+    The file has everything inside and needs no network. What has no record says which command would make it.
+    """
+
+    names: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(default: all)")
+    ] = ()
+    """Runs: their folders, their names, or as much of the beginning or end of a name as no other run has. Without any
+    and without --records, all runs."""
+
+    records: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER ...", help_behavior_hint="(optional)")] = ()
+    """Folders with records, at any depth: of runs, of `dcnet bench --json`, of `dcnet plot features --records`."""
+
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("report.html")
+    """The page, .html."""
+
+    def prepare(self) -> Callable[[], int]:
+        from dcnet.report.options import writable
+        from dcnet.report.page import Sources, page
+
+        if self.out.suffix.lower() not in FORMATS:
+            raise ValueError(f"--out is written as .html, not as {self.out.suffix!r} of {str(self.out)!r}")
+        sources = Sources((*self._runs(), *self.records))
+        # Made now, since what is wrong with a folder or a record has to be said before anything is written.
+        content, path = page(sources).encode(), writable(str(self.out))
+        return lambda: _write(path, content, len(sources.runs))
+
+    def _runs(self) -> tuple[Path, ...]:
+        """The folders of the runs that are asked for; all of them only if nothing else is."""
+        from dcnet.training import find_run
+
+        root = self.root()
+        if self.names:
+            return tuple(find_run(name, root).folder for name in dict.fromkeys(self.names))
+        return (root,) if not self.records and root.is_dir() else ()
+
+
+def _write(path: Path, content: bytes, runs: int) -> int:
+    from dcnet.files import write_atomically
+
+    write_atomically(path, content)
+    print(f"wrote {path}, {len(content) / 1e6:.1f} MB, from {runs} runs")
+    return 0

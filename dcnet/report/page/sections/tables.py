@@ -1,0 +1,87 @@
+"""Every experiment as a table: ours, the paper's, the difference, and what is missing."""
+
+from dcnet.experiments import CellStatus, Experiment
+from dcnet.experiments.experiment import NOT_CONVERGED
+from dcnet.report.page.cells import Found
+from dcnet.report.page.markup import Html, code, join, paragraph, table, tag
+from dcnet.report.page.origin import number, wanted
+from dcnet.report.page.section import section
+from dcnet.report.page.sources import Sources
+from dcnet.training.recipes import command_of
+
+
+@section("Tables: ours beside the paper's", order=10)
+def tables(sources: Sources) -> Html:
+    """The experiments in their order."""
+    reading = paragraph(
+        "In each cell: our number, at the last step and never the best on the test set, with the deviation over seeds "
+        f"where there are several; the paper's; and ours without the paper's. {NOT_CONVERGED}: it did not converge."
+    )
+    return join([reading, *(_experiment(experiment, found) for experiment, found in sources.experiments)])
+
+
+def _experiment(experiment: Experiment, cells: list[Found]) -> Html:
+    found = {(one.status.cell.row, one.status.cell.column): one for one in cells}
+    rows = [
+        [row, *(_cell(experiment, found.get((row, column))) for column in experiment.columns)]
+        for row in experiment.rows
+    ]
+    better = "Higher is better." if experiment.higher_is_better else "Lower is better."
+    box = table(f"{experiment.name}-table", better, ["", *experiment.columns], rows)
+    heading = tag("h3", experiment.title, id=experiment.name)
+    notes = [paragraph(note) for note in experiment.notes]
+    return join([heading, _missing(experiment, cells), *notes, box])
+
+
+def _missing(experiment: Experiment, found: list[Found]) -> Html:
+    """What is not there, and the command for all of it."""
+    if experiment.not_run:
+        return paragraph(f"Not run: {experiment.not_run}.")
+    lacking = sum(one.status.state in ("missing", "partial") for one in found)
+    if not lacking:
+        return paragraph("All cells are there.")
+    how = code(f"dcnet reproduce {experiment.name}")
+    cells = sum(one.status.state != "quoted" for one in found)
+    return paragraph(f"{lacking} of {cells} cells are missing, which ", how, " fills.")
+
+
+def _cell(experiment: Experiment, found: Found | None) -> Html:
+    if found is None:
+        return Html("")
+    status = found.status
+    parts = [_ours(experiment, found), *([] if status.cell.paper is None else [_paper(status)])]
+    if status.difference is not None:
+        behind = (status.misses_by(experiment.higher_is_better) or 0.0) > 0
+        parts.append(tag("span", f"{status.difference:+.2f}", class_="behind" if behind else "ahead"))
+    return join(parts)
+
+
+def _ours(experiment: Experiment, found: Found) -> Html:
+    status = found.status
+    if status.cell.config is None:
+        return tag("span", "quoted", class_="quoted", title="The paper quotes this number from elsewhere.")
+    if not found.records:
+        return wanted("not run" if experiment.not_run else "missing", _command(experiment, status))
+    return number(_shown(status), found.records)
+
+
+def _shown(status: CellStatus) -> str:
+    """The mean with its deviation, how many runs were lost, and how many seeds there are if they are not all."""
+    spread = "" if status.deviation is None else f" ± {status.deviation:.2f}"
+    mean = NOT_CONVERGED if status.mean is None else f"{status.mean:.2f}{spread}"
+    lost = f", {status.diverged} {NOT_CONVERGED}" if status.diverged and status.mean is not None else ""
+    count = len(status.values) + status.diverged
+    return mean + lost + (f" ({count} of {status.seeds} seeds)" if count < status.seeds else "")
+
+
+def _command(experiment: Experiment, status: CellStatus) -> str:
+    """Training alone does not make a number that some evaluation finds."""
+    if status.cell.evaluation is not None or status.cell.config is None:
+        return f"dcnet reproduce {experiment.name}"
+    return command_of(status.cell.config)
+
+
+def _paper(status: CellStatus) -> Html:
+    paper = status.cell.paper
+    shown = paper if isinstance(paper, str) else f"{paper:.2f}"
+    return tag("span", f"paper {shown}", class_="paper")

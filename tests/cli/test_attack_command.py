@@ -1,0 +1,212 @@
+"""`dcnet attack`: the report card of a run, what is kept of it, and what is wrong with its input."""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from tiny_runs import answer, call, colour_run, complaint, trained
+
+from dcnet.data import load_dataset
+from dcnet.robustness import accuracy, attacks, report_card, subject
+from dcnet.robustness.measurements import measurements
+from dcnet.robustness.subject import Effort
+from dcnet.training import Run, load_model
+from dcnet.training.checkpoints import read_tensors, write_tensors
+
+Capture = pytest.CaptureFixture[str]
+QUICK = ("--quick", "--images", "30", "--device", "cpu")
+NAME = "attack-8/255-30-images-quick"
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch):
+    """A network of digits is small, but these cards are many."""
+    monkeypatch.setattr(subject, "QUICK", Effort(steps=3, restarts=1, bim_steps=3, queries=5, autoattack=False))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(shutil.copytree(trained()["tanh-cos"].folder, tmp_path / "copied"))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Run:
+    return Run(shutil.copytree(trained()["conv"].folder, tmp_path / "plain"))
+
+
+def test_the_card_is_that_of_the_library_and_is_kept(capsys: Capture, run: Run, source: Run):
+    found = answer(capsys, "attack", run.folder, "--source", source.folder, *QUICK)
+    test, (model, _) = load_dataset("digits").test.first(30, 10), load_model(run)
+    x, y = test.images, test.labels
+    results = found["results"]
+    assert list(results) == list(measurements)
+    assert results["clean"] | {"seconds": 0} == {
+        "accuracy": accuracy(model, x, y),
+        "images": 30,
+        "classes": 10,
+        "seconds": 0,
+    }
+    expected = accuracy(model, attacks.pgd(model, x, y, epsilon=8 / 255, steps=3), y)
+    assert results["pgd"]["accuracy"] == expected
+    made = attacks.fgsm(model, x, y, epsilon=8 / 255, source=load_model(source)[0])
+    assert results["transfer"]["accuracies"]["fgsm"] == accuracy(model, made, y)
+    assert results["transfer"]["source"]["run"] == "plain"
+    assert results["smoothed_pgd"]["layers"] == 10
+    kept = run.record()["evaluations"][NAME]
+    assert kept == {key: value for key, value in found.items() if key not in ("run", "written")}
+    assert (found["run"], found["network"]) == ("copied", "digits, cnn9-small, tanh-cos")
+    assert found["settings"]["epsilon"] == 8 / 255
+    assert run.record()["results"] == trained()["tanh-cos"].record()["results"]
+
+
+def test_a_card_as_text_and_page(capsys: Capture, run: Run, tmp_path: Path):
+    page = tmp_path / "cards" / "digits.md"
+    assert call("attack", run.folder, "--epsilon", "0.1", "--report", page, *QUICK) == 0
+    told = capsys.readouterr()
+    text = page.read_text()
+    for words in (
+        "FGSM",
+        "BIM",
+        "PGD",
+        "Square",
+        "AutoAttack",
+        "is left out of a quick card",
+        "contrast",
+        "severity 5",
+    ):
+        assert words in told.out
+        assert words in text
+    verdict = run.record()["evaluations"]["attack-25.5/255-30-images-quick"]["verdict"]["words"]
+    assert all(sentence in told.out for sentence in verdict)
+    assert all(f"- {sentence}\n" in text for sentence in verdict)
+    assert told.out.endswith(
+        f"wrote {page}\nwrote {page.parent}/digits-accuracy.png\nwrote {page.parent}/digits-loss.png\n"
+    )
+    pictures = re.findall(r"!\[.+\]\((.+)\)", text)
+    assert sorted(pictures) == ["digits-accuracy.png", "digits-loss.png"]
+    for picture in pictures:
+        with Image.open(page.parent / picture) as opened:
+            assert min(opened.size) > 600
+    assert "pgd: " in told.err
+    assert f"`dcnet attack {run.folder} --images 30 --epsilon 0.1 --report {page} --device cpu --quick`" in text
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+def test_an_interrupted_card_goes_on(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(given: Any) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setitem(measurements, "bim", interrupted)
+        assert call("attack", run.folder, *QUICK) == 130
+    told = capsys.readouterr()
+    assert told.out == ""
+    last = told.err.splitlines()[-1]
+    goes_on = f"dcnet attack {run.folder} --images 30 --device cpu --quick"
+    assert last == f"dcnet: interrupted; what was measured is kept, go on with: {goes_on}"
+    kept = run.record()["evaluations"][NAME]
+    assert list(kept["results"]) == ["clean", "gradients", "surface", "fgsm"]
+    assert "verdict" not in kept
+
+    begun: list[str] = []
+    usual = report_card.report_card
+    monkeypatch.setattr(
+        report_card, "report_card", lambda given, done, begins, ends: usual(given, done, begun.append, ends)
+    )
+    found = answer(capsys, "attack", run.folder, *QUICK)
+    assert begun == list(measurements)[4:]
+    assert found["results"]["fgsm"] == kept["results"]["fgsm"]
+    assert "verdict" in run.record()["evaluations"][NAME]
+
+
+def test_other_weights_and_other_sources_are_measured_anew(capsys: Capture, run: Run, source: Run):
+    first = answer(capsys, "attack", run.folder, "--source", source.folder, *QUICK)
+    call("attack", run.folder, *QUICK)
+    assert "11 of 12 measurements are in the record already" in capsys.readouterr().err
+    own = answer(capsys, "attack", run.folder, "--source", run.folder, *QUICK)
+    assert own["results"]["transfer"]["source"]["run"] == "copied"
+    assert own["results"]["transfer"]["accuracies"] != first["results"]["transfer"]["accuracies"]
+    assert own["results"]["square"] == first["results"]["square"]
+    tensors, notes = read_tensors(run.model_file)
+    write_tensors(run.model_file, {name: value * 0.7 for name, value in tensors.items()}, notes)
+    assert call("attack", run.folder, *QUICK) == 0
+    assert "are in the record already" not in capsys.readouterr().err
+
+
+def test_without_the_package_there_is_a_sentence(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pyautoattack", None)
+    monkeypatch.setattr(subject, "STANDARD", Effort(steps=2, restarts=1))
+    assert call("attack", run.folder, "--images", "20", "--device", "cpu") == 0
+    out = capsys.readouterr().out
+    assert out.count("needs the package pyautoattack: install dcnet with its extra, dcnet[robustness]") >= 2
+    assert "Trust these numbers with care" in out
+
+
+def test_a_run_that_one_may_only_read_is_attacked_as_well(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied", "record.json")
+
+    monkeypatch.setattr("dcnet.training.add_evaluation", refused)
+    assert call("attack", run.folder, *QUICK) == 0
+    out = capsys.readouterr().out
+    assert "note: the card is not kept in the record: [Errno 13] Permission denied: 'record.json'" in out
+    assert "kept in /" not in out
+
+
+def test_a_folder_of_images(capsys: Capture, tmp_path: Path):
+    run, images = colour_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
+    options = ("--data-dir", images, "--workers", "0", "--device", "cpu", "--quick")
+    assert answer(capsys, "attack", run.folder, "--images", "4", *options)["settings"]["images"] == 4
+    assert answer(capsys, "attack", run.folder, *options)["settings"]["images"] == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--epsilon", "8"), "--epsilon must be above 0 and at most 1, since pixels are from 0 to 1, not 8"),
+        (("--epsilon", "0"), "--epsilon must be above 0 and at most 1"),
+        (("--epsilon", "-1/255"), "--epsilon must be above 0 and at most 1"),
+        (("--epsilon", "nan"), "--epsilon must be above 0 and at most 1"),
+        (("--epsilon", "8/0"), "--epsilon must be a number or a fraction such as 8/255, not '8/0'"),
+        (("--epsilon", "much"), "--epsilon must be a number or a fraction such as 8/255, not 'much'"),
+        (("--images", "0"), "--images must be 1 or more, not 0"),
+        (("--report", "card.txt"), "--report is written as .md, not as '.txt' of 'card.txt'"),
+        (("--source", "nowhere"), "there is no run 'nowhere'"),
+    ],
+)
+def test_wrong_options_are_one_sentence(capsys: Capture, run: Run, options: tuple[str, ...], message: str):
+    assert message in complaint(capsys, "attack", run.folder, *options, "--device", "cpu")
+
+
+def test_a_source_with_other_classes_is_refused(capsys: Capture, run: Run, source: Run, tmp_path: Path):
+    colour = colour_run(tmp_path / "colour", tmp_path / "images")
+    told = complaint(capsys, "attack", run.folder, "--source", colour.folder, *QUICK)
+    assert "--source 'colour' was trained on 2 classes, dark, light, and not on the 10 of the run, 0, 1, 2, ..." in told
+    record = source.record()
+    source.write(record | {"data": record["data"] | {"channels": 3}})
+    told = complaint(capsys, "attack", run.folder, "--source", source.folder, *QUICK)
+    assert "--source 'plain' takes images of 8 pixels and 3 channels, and the run of 8 pixels and 1 channels" in told
+    source.write({key: value for key, value in record.items() if key != "data"})
+    told = complaint(capsys, "attack", run.folder, "--source", source.folder, *QUICK)
+    assert "does not describe its network: KeyError('data')" in told
+
+
+def test_a_run_without_weights_is_refused(capsys: Capture, run: Run):
+    run.model_file.unlink()
+    assert "the run 'copied' has no weights yet" in complaint(capsys, "attack", run.folder, *QUICK)
+
+
+def test_a_network_for_other_pixels_is_refused(capsys: Capture, run: Run):
+    """Its weights are those of pixels from 0 to 255."""
+    tensors, notes = read_tensors(run.model_file)
+    (deviation,) = [name for name in tensors if name.endswith(".std")]
+    write_tensors(run.model_file, tensors | {deviation: 255 * tensors[deviation]}, notes)
+    told = complaint(capsys, "attack", run.folder, *QUICK)
+    assert "the network takes pixels from 0 to 255, not from 0 to 1" in told
+    assert torch.equal(read_tensors(run.model_file)[0][deviation], 255 * tensors[deviation])

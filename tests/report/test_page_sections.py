@@ -1,0 +1,119 @@
+"""The sections of the page, each with the records that it is made of."""
+
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_records import RESULTS, a_run, drawn, features, put, real_tree
+
+from dcnet import angle, magnitude
+from dcnet.cli import commands
+from dcnet.cli.app import make_application
+from dcnet.report.page.charts.scales import Scale, spelled
+from dcnet.report.page.curves_in import curves_in
+from dcnet.report.page.origin import bench_command
+from dcnet.report.page.sections.operators import SLIDERS
+
+
+def values_of(figure: Any) -> dict[str, Any]:
+    return json.loads("".join(figure.one("script", class_="values").children))
+
+
+def test_figure_4_has_the_errors_of_the_records_by_step():
+    figure = real_tree().one("figure", id="chart-cifar100-resnet32")
+    lines = {line["name"]: line for line in values_of(figure)["lines"]}
+    assert next(iter(lines)) == "conv"
+    for file in sorted((RESULTS / "cifar100").glob("*resnet32*seed0*.json")):
+        record = json.loads(file.read_text())
+        line = lines[record["config"]["operator"]]
+        assert line["x"] == record["curves"]["step"]
+        assert line["y"] == [f"{100 - value:.2f}" for value in record["curves"]["test_accuracy"]]
+        assert record["command"] in figure.text
+    assert [node.text for node in figure.one("ul", class_="legend").all("button")] == list(lines)
+
+
+def test_all_operators_are_drawn_and_all_sliders_are_there():
+    part = real_tree().one("section", id="operators")
+    assert {node.attributes["data-symbol"] for node in part.all("input")} == set(SLIDERS)
+    for figure, registry in (("chart-magnitudes", magnitude.registry), ("chart-angles", angle.registry)):
+        groups = [node for node in part.one("figure", id=figure).all("g") if "data-part" in node.attributes]
+        assert [node.attributes["data-part"] for node in groups] == list(registry)
+        assert all(len(str(node.one("path").attributes["d"])) > 100 for node in groups)
+
+
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_features_are_points_with_their_numbers_and_command(tmp_path: Path, dimensions: int):
+    put(tmp_path, "some", features(dimensions))
+    part = drawn(tmp_path).one("section", id="features")
+    assert [node.text for node in part.all("button")] == ["zero", "<one>"]
+    dots = [str(node.attributes["d"]) for node in part.all("path", class_="dots")]
+    assert [text.count("h0") for text in dots] == [1, 2]
+    assert [node.text for node in part.all("summary")] == ["98.77", "4.3", "90.0", "45.7", "0.1235"]
+    assert all(node.attributes["title"] == features()["command"] for node in part.all("summary"))
+
+
+def test_robustness_is_read_from_evaluations(tmp_path: Path):
+    card = {"by_epsilon": {"epsilons": [0.0, 0.1, 1.0], "accuracies": [0.9, 0.25, 0.0]}}
+    put(tmp_path, "run", a_run(evaluations={"card": card, "verify": {"accuracy": 0.5}}))
+    part = drawn(tmp_path).one("section", id="robustness")
+    (line,) = values_of(part.one("figure"))["lines"]
+    assert (line["x"], line["y"]) == ([0.0, 0.1, 1.0], ["90.00", "25.00", "0.00"])
+    assert "card by epsilon" in part.one("h3").text
+    assert a_run()["command"] in part.one("details").text
+
+
+def test_curves_are_found_in_all_forms_and_nothing_else_is():
+    found = list(
+        curves_in(
+            {
+                "attacks": {"by_steps": {"20": 0.1, "5": 0.2}, "clean": 0.9, "white_box": {"fgsm": 0.3}},
+                "corrupted": {"accuracies": {"noise": [0.9, 0.8], "kind": "x"}},
+                "transfer": {"accuracies": {"fgsm": 0.5}},
+                "odd": {"epsilons": ["a"], "accuracies": [1], "by_epsilon": {"x": 1.0}},
+            }
+        )
+    )
+    assert [(one.name, one.axis, one.points) for one in found] == [
+        ("attacks by steps", "steps", ((5.0, 0.2), (20.0, 0.1))),
+        ("corrupted noise", "severity", ((1.0, 0.9), (2.0, 0.8))),
+    ]
+
+
+def test_speed_has_the_ratios_of_the_records():
+    part = real_tree().one("section", id="speed")
+    record = json.loads((RESULTS / "layers_cpu.json").read_text())
+    own = part.one("figure", id="speed-layers_cpu-0")
+    ratios = [row["training"]["ratio"] for row in record["results"] if row["variant"] != "conv"]
+    assert sorted(node.text for node in own.all("text", class_="value")) == sorted(f"{ratio:.2f}" for ratio in ratios)
+    assert bench_command(record) in part.text
+
+
+def test_heads_have_times_and_memory():
+    part = real_tree().one("section", id="heads")
+    lines = {line["name"]: line for line in values_of(part.one("figure", id="heads-heads_cpu-128-ms"))["lines"]}
+    record = json.loads((RESULTS / "heads_cpu.json").read_text())
+    linear = [row for row in record["results"] if row["head"] == "linear" and "training" in row]
+    assert lines["nn.Linear and cross entropy"]["y"] == [f"{row['training']['ms']:.4g}" for row in linear]
+
+
+@pytest.mark.parametrize("name", ["layers_cpu", "inference_cpu", "heads_cpu"])
+def test_the_command_of_a_benchmark_gives_its_config(name: str):
+    record = json.loads((RESULTS / f"{name}.json").read_text())
+    words = shlex.split(bench_command(record))[1:]
+    command = make_application(commands, words).cli(args=words)
+    session: Any = command.prepare().__self__
+    assert session.benchmark.described() == record["config"]
+
+
+def test_scales_and_their_marks():
+    scale = Scale(0, 10, 0, 100)
+    assert (scale(0), scale(5), scale(10)) == (0, 50, 100)
+    assert scale.marks() == [0, 2, 4, 6, 8, 10]
+    powers = Scale(0.5, 2e3, 0, 100, log=True)
+    assert powers.marks() == [1, 10, 100, 1000]
+    assert math.isclose(powers(2e3), 100)
+    words = {0: "0", 0.25: "0.25", 20000: "20,000", 1e6: "1e6", 10.0: "10", 0.0001: "0.0001"}
+    assert {value: spelled(value) for value in words} == words

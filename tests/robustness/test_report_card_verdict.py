@@ -1,0 +1,153 @@
+"""Checks and verdict from made-up results: each of them changes with what it is about, and with nothing else."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from dcnet.robustness.checks import examined, words_for
+from dcnet.robustness.subject import QUICK, STANDARD
+from dcnet.robustness.verdict import listed, verdict
+
+SOUND: dict[str, Any] = {
+    "clean": {"accuracy": 0.9, "images": 1000, "classes": 10},
+    "gradients": {"images": 900, "zero": 0.0, "zero_pixels": 0.0},
+    "surface": {
+        "images": 200,
+        "amounts": [-0.1, 0.0, 0.1],
+        "epsilon": 0.1,
+        "gradient": [0, 1, 3],
+        "random": [1, 1, 1.1],
+    },
+    "fgsm": {"accuracy": 0.5},
+    "bim": {"accuracy": 0.3},
+    "pgd": {"accuracy": 0.28},
+    "smoothed_pgd": {"accuracy": 0.31},
+    "transfer": {"accuracies": {"fgsm": 0.7, "bim": 0.72, "pgd": 0.71}},
+    "square": {"accuracy": 0.4},
+    "by_epsilon": {"epsilons": [0.0, 4 / 255, 8 / 255, 16 / 255], "accuracies": [0.9, 0.5, 0.3, 0.0]},
+    "corrupted": {"accuracies": {"noise": [0.8, 0.7], "blur": [0.9, 0.6]}},
+    "autoattack": {"accuracy": 0.25},
+}
+
+
+def changed(**parts: dict[str, Any]) -> dict[str, Any]:
+    results = copy.deepcopy(SOUND)
+    for name, part in parts.items():
+        results[name] = part if "skipped" in part else results[name] | part
+    return results
+
+
+def failed(results: dict[str, Any]) -> list[str]:
+    return [check.name for check in examined(results) if check.passed is False]
+
+
+def said(results: dict[str, Any], effort: Any = STANDARD) -> dict[str, Any]:
+    return verdict(results, examined(results), 8 / 255, effort)
+
+
+def test_sound_results_pass_all_checks():
+    assert failed(SOUND) == []
+    assert [check.passed for check in examined(SOUND)] == [True] * 6
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ({"bim": {"accuracy": 0.52}}, "iterative"),
+        ({"fgsm": {"accuracy": 0.26}}, "iterative"),
+        ({"square": {"accuracy": 0.26}}, "white box"),
+        ({"transfer": {"accuracies": {"bim": 0.2}}}, "white box"),
+        ({"by_epsilon": {"accuracies": [0.9, 0.5, 0.3, 0.001]}}, "unbounded"),
+        ({"surface": {"random": [1, 1, 3.1]}}, "loss"),
+        ({"surface": {"gradient": [1, 1, 1], "random": [1, 1, 0.9]}}, "loss"),
+        ({"surface": {"gradient": [0, 1, None]}}, "loss"),
+        ({"gradients": {"zero": 0.02}}, "zero gradients"),
+        ({"smoothed_pgd": {"accuracy": 0.2}}, "smoothed"),
+    ],
+)
+def test_each_check_fails_for_its_own_reason(parts: dict[str, Any], name: str):
+    assert failed(changed(**parts)) == [name]
+    told = said(changed(**parts))
+    assert told["trusted"] is False
+    assert told["words"][-1].startswith(
+        f"Do not trust these numbers: 1 of 6 checks for masked gradients failed ({name})"
+    )
+
+
+def test_chance_may_account_for_one_image_in_a_hundred():
+    assert failed(changed(pgd={"accuracy": 0.31}, bim={"accuracy": 0.32}, smoothed_pgd={"accuracy": 0.3})) == []
+    few = changed(pgd={"accuracy": 0.5}, bim={"accuracy": 0.5}, square={"accuracy": 0.4}, clean={"images": 10})
+    assert failed(few) == ["smoothed"]
+
+
+def test_the_verdict_says_what_to_what_and_up_to_where():
+    told = said(SOUND)
+    assert (told["strongest"], told["accuracy"], told["trusted"]) == ("AutoAttack", 0.25, True)
+    assert told["robust_to"] == ["FGSM", *(f"{name} from the source" for name in ("FGSM", "BIM", "PGD"))]
+    assert told["not_robust_to"] == ["BIM", "PGD", "PGD with the smoothed gradient", "AutoAttack", "Square"]
+    assert (told["robust_up_to"], told["broken_from"]) == (4 / 255, 16 / 255)
+    assert told["worst_corruption"] == {"kind": "blur", "severity": 2, "accuracy": 0.6}
+    text = " ".join(told["words"])
+    assert text.startswith("Not robust within 8/255 of each pixel: the network is right about 90.00 % of 1,000 images")
+    assert "about 25.00 % under AutoAttack." in text
+    assert "PGD leaves at least half of it up to epsilon 4/255, and nothing from 16/255 on." in text
+    assert "blur is worst, and leaves 60.00 % at severity 2" in text
+    assert "can be trusted as far as attacks tell: all 6 checks" in text
+
+
+def test_a_robust_network_is_called_so_only_if_it_can_be_trusted():
+    strong = {name: {"accuracy": 0.6} for name in ("fgsm", "bim", "pgd", "smoothed_pgd", "square", "autoattack")}
+    robust = changed(**strong)
+    assert said(robust)["words"][0].startswith("Partly robust within 8/255")
+    assert said(robust)["not_robust_to"] == []
+    masked = changed(**strong, gradients={"zero": 0.9})
+    assert said(masked)["words"][0].startswith("Apparently partly robust within 8/255")
+    most = {name: {"accuracy": 0.85} for name in strong} | {"transfer": {"skipped": "no source"}}
+    assert said(changed(**most))["words"][0].startswith("Robust within 8/255")
+
+
+@pytest.mark.parametrize(
+    ("parts", "effort", "words"),
+    [
+        ({}, QUICK, "the attacks were weaker than the standard ones"),
+        ({"autoattack": {"skipped": "needs the package"}}, STANDARD, "AutoAttack needs the package"),
+        (
+            {"square": {"skipped": "no"}, "transfer": {"skipped": "no"}},
+            STANDARD,
+            "these checks could not be made: white box",
+        ),
+    ],
+)
+def test_what_is_missing_makes_careful(parts: dict[str, Any], effort: Any, words: str):
+    told = said(changed(**parts), effort)
+    assert told["trusted"] is None
+    assert told["words"][-1].startswith("Trust these numbers with care: no check")
+    assert words in told["words"][-1]
+
+
+def test_a_curve_that_falls_at_once_or_never_ends():
+    curve = {"accuracies": [0.9, 0.2, 0.1, 0.05]}
+    told = said(changed(by_epsilon=curve))
+    assert (told["robust_up_to"], told["broken_from"]) == (0, None)
+    assert told["words"][2] == (
+        "PGD leaves less than half of it from epsilon 4/255 on, the smallest that was tried, and something even at "
+        "epsilon 1."
+    )
+
+
+def test_guessing_is_not_robust():
+    told = said(changed(clean={"accuracy": 0.12}))
+    assert told["words"] == [
+        "Nothing to attack: the network is right about 12.00 % of 1,000 images, hardly more than guessing."
+    ]
+    assert told["better_than_guessing"] is False
+
+
+@pytest.mark.parametrize(("epsilon", "words"), [(8 / 255, "8/255"), (0.05, "12.8/255"), (0, "0"), (1.0, "1")])
+def test_epsilons_are_written_as_one_does(epsilon: float, words: str):
+    assert words_for(epsilon) == words
+
+
+def test_names_are_listed_as_one_says_them():
+    assert [listed(names) for names in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]

@@ -1,0 +1,126 @@
+"""Every page of the docs does what it shows; a new page is found by itself.
+
+Blocks of Python are run, page by page, in a folder of their own. A block that cannot be run has a comment right before
+it, `<!-- not run: why -->`. Of commands in blocks of bash, and of those with options in a line of text, the options are
+looked at.
+"""
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import tyro
+from docs_pages import ROOT, blocks, commands, languages, pages
+
+import dcnet
+from dcnet.cli import commands as package
+from dcnet.cli.app import make_application
+
+# What the blocks of a page need beyond the stand-ins here is given by tests of their own.
+ELSEWHERE = {"docs/verification.md": "tests/verification/test_verification_docs.py"}
+# What would take too long, or needs what only happens in a training that is not shown.
+SMALLER = {
+    '"resnet32"': '"cnn9", width=0.05',
+    "steps=1000": "steps=1",
+    "dcnet.convert.finish_blend_(model)": "",
+}
+# Pages may register more.
+REGISTRIES = [
+    ("dcnet.magnitude", "registry"),
+    ("dcnet.angle", "registry"),
+    ("dcnet.weighting", "registry"),
+    ("dcnet.losses", "registry"),
+    ("dcnet.models", "networks"),
+    ("dcnet.data", "datasets"),
+    ("dcnet.training", "RECIPES"),
+    ("dcnet.robustness.attack", "registry"),
+    ("dcnet.robustness.norms", "norms"),
+    ("dcnet.robustness.corruptions", "registry"),
+    ("dcnet.experiments", "experiments"),
+]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def with_code() -> list[Path]:
+    return [page for page in pages() if blocks(page, "python") and name_of(page) not in ELSEWHERE]
+
+
+@pytest.fixture
+def _registries() -> Iterator[None]:
+    """Leaves every registry as it was."""
+    found = [getattr(importlib.import_module(module), name) for module, name in REGISTRIES]
+    before = [dict(registry) for registry in found]
+    yield
+    for registry, entries in zip(found, before, strict=True):
+        registry.clear()
+        registry.update(entries)
+
+
+@pytest.mark.usefixtures("_registries")
+@pytest.mark.parametrize("page", with_code(), ids=name_of)
+def test_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a small network in place of the reader's, and two batches of noise."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DCNET_RUNS", raising=False)
+    model = dcnet.create_model("cnn9", "tanh-cos", 10, width=0.05)
+    batches = [(torch.rand(4, 3, 32, 32), torch.randint(10, (4,)))] * 2
+    names = {"torch": torch, "F": torch.nn.functional, "dcnet": dcnet, "model": model, "batches": batches}
+    for block in blocks(page, "python"):
+        code = block.code
+        for large, small in SMALLER.items():
+            code = code.replace(large, small)
+        if block.reason is None:
+            exec(block.compiled(code), names)
+
+
+@pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
+def test_what_runs_elsewhere_does(page: str, test: str) -> None:
+    assert Path(page).name in (ROOT / test).read_text()
+
+
+def test_no_block_is_overlooked() -> None:
+    """By the name of its language, such as py."""
+    assert set().union(*map(languages, pages())) <= {"bash", "python", "text", ""}
+
+
+def test_a_block_that_is_not_run_says_why() -> None:
+    unrun = [block for page in pages() for block in blocks(page, "python") if block.reason is not None]
+    assert all(len(block.reason or "") > 10 for block in unrun)
+    assert len(unrun) <= 3
+
+
+def exit_code(words: list[str]) -> object:
+    """What `dcnet` would say to its options, without doing anything; 0 if nothing is wrong with them."""
+    try:
+        make_application(package, words).cli(prog="dcnet", args=words, config=(tyro.conf.FlagCreatePairsOff,))
+    except SystemExit as ended:
+        return ended.code
+    return 0
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *pages()], ids=name_of)
+def test_commands_have_the_options_that_are_shown(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in commands(page):
+        assert exit_code(words) == 0, f"dcnet {' '.join(words)}\n{capsys.readouterr()}"
+
+
+def test_commands_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "A `dcnet train --epochs 3`, `dcnet train ... --x 1` and `dcnet train --runs` in text.\n\n"
+        '```bash\nmkdir x && .venv/bin/dcnet train --operators \\\n    "seg(slope=0.2)-cos" > out  # dcnet no\n'
+        "torchrun -m dcnet train\ncd dcnet\n```\n"
+    )
+    train = ["train", "--operators", "seg(slope=0.2)-cos"]
+    assert commands(page) == [train, ["train"], ["train", "--epochs", "3"]]
+
+
+@pytest.mark.parametrize("words", ["train --no-such-option 3", "no-such-command", "predict", "train --epochs many"])
+def test_a_wrong_command_is_found(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(words.split()) == 2
+    assert exit_code(["train", "--help"]) == 0

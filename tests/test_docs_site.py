@@ -1,0 +1,110 @@
+"""The site of the docs takes nothing from elsewhere, has every public name, and its links lead somewhere."""
+
+import importlib
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+pytest.importorskip("mkdocs")
+pytest.importorskip("mkdocstrings")
+
+# Each module with the page that has its names.
+PUBLIC = {
+    "dcnet": "dcnet",
+    "dcnet.convert": "functions",
+    "dcnet.functional": "functions",
+    "dcnet.losses": "losses",
+    "dcnet.models": "models",
+    "dcnet.data": "data",
+    "dcnet.training": "training",
+    "dcnet.verification": "verification",
+    "dcnet.robustness": "robustness",
+    "dcnet.experiments": "experiments",
+}
+# What a browser fetches by itself, other than a link that somebody follows.
+FETCHED = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?([^\s\">]+)|<link\b[^>]*\bhref=\"?([^\s\">]+)")
+IN_STYLES = re.compile(r"url\(\s*[\"']?([^\"')]+)|@import\s+[\"']([^\"']+)")
+ELSEWHERE = re.compile(r"(?:\w+:)?//")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, as `make docs` builds it; that one fails at warnings, too."""
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+
+
+@pytest.fixture(scope="module")
+def hook() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("repository_hook", ROOT / "docs" / "hooks" / "repository.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    texts = [(file, FETCHED, file.read_text()) for file in site.rglob("*.html")]
+    texts += [(file, IN_STYLES, file.read_text()) for file in site.rglob("*.css")]
+    found = [(file, address) for file, kind, text in texts for pair in kind.findall(text) for address in pair]
+    assert any(address.endswith(".js") for _, address in found)
+    assert [(file.name, address) for file, address in found if ELSEWHERE.match(address)] == []
+
+
+@pytest.mark.parametrize(("module", "page"), PUBLIC.items())
+def test_every_public_name_is_on_its_page(site: Path, module: str, page: str) -> None:
+    text = (site / "api" / f"{page}.html").read_text()
+    named = set(re.findall(r"<code>(\w+)</code>", text))
+    found = set(re.findall(r'id="([\w.]+)"', text))
+    for name in importlib.import_module(module).__all__:
+        assert name in named or found & {f"{module}.{name}", f"{module}.{name}.{name}"}, f"{module}.{name}"
+
+
+def test_files_beside_the_docs_are_pages(site: Path) -> None:
+    assert "Add a magnitude in five minutes" in (site / "contributing.html").read_text()
+    assert 'href="contributing.html"' in (site / "operators.html").read_text()
+    assert 'src="images/operators.png"' in (site / "overview.html").read_text()
+
+
+def test_links_hold_on_the_site(hook: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+    text = (
+        "[a](../README.md#use-it) [`b`](../dcnet/cli) [c](training.md) [d](https://x.y/z)\n```\n[e](../LICENSE)\n```\n"
+    )
+    expected = "[a](overview.md#use-it) `b` [c](training.md) [d](https://x.y/z)\n```\n[e](../LICENSE)\n```\n"
+    assert hook.with_links(text, "losses.md") == expected
+    assert hook.with_links("![f](docs/images/x.png) [g](CONTRIBUTING.md)", "overview.md") == (
+        "![f](images/x.png) [g](contributing.md)"
+    )
+    assert hook.with_links("[h](../extending.md) [i](index.md)", "api/parts.md") == "[h](../extending.md) [i](index.md)"
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        hook.with_links("[j](../no_such_file.py)", "losses.md")
+    assert "docs/losses.md has a link to ../no_such_file.py" in caplog.text
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_the_search_works_from_the_disk(site: Path, tmp_path: Path) -> None:
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+    page = f"{(site / 'index.html').as_uri()}?q=projection"
+    done = subprocess.run(
+        [*command, "--virtual-time-budget=20000", "--dump-dom", page], capture_output=True, text=True, timeout=120
+    )
+    assert re.search(r"\d+ matching documents", done.stdout)
+    assert "WeightProjection" in done.stdout
