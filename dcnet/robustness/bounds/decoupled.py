@@ -37,7 +37,7 @@ def _moved(signal: Signal, bank: Bank, window: Window) -> Tensor:
     if bank.linear:
         return bank.gradients * each
     if bank.bend.rises and bank.steepness.fades:
-        return bank.gradients * each
+        return bank.gradients * (each + together) / 2
     return bank.gradients * together
 
 
