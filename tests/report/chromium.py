@@ -113,8 +113,10 @@ class Chromium:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
 
     def prefer(self, scheme: str) -> None:
-        """Light or dark, as the system asks for."""
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        """Light or dark, as the system asks for; without motion, which would still be under way when one clicks."""
+        wanted = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+        features = [{"name": name, "value": value} for name, value in wanted.items()]
+        self.call("Emulation.setEmulatedMedia", features=features)
 
     def value(self, expression: str) -> Any:
         """What an expression of JavaScript comes to."""
@@ -129,9 +131,12 @@ class Chromium:
 
     def click(self, selector: str) -> None:
         """A click in the middle of the first element that there is, as a hand would do it."""
-        self.value(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center', behavior: 'instant'}})")
-        box = f"document.querySelector({selector!r}).getBoundingClientRect()"
-        x, y = self.value(f"(b => [b.x + b.width / 2, b.y + b.height / 2])({box})")
+        one = f"document.querySelector({selector!r})"
+        self.value(f"{one}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        # Two frames later, when what was to move has moved.
+        frames = "new Promise(then => requestAnimationFrame(() => requestAnimationFrame(then)))"
+        middle = f"(b => [b.x + b.width / 2, b.y + b.height / 2])({one}.getBoundingClientRect())"
+        x, y = self.value(f"{frames}.then(() => {middle})")
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 

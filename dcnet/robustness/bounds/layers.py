@@ -131,7 +131,7 @@ def added(one: Signal, other: Signal) -> Signal:
         raise ValueError(f"adds {list(one.shape)} and {list(other.shape)}")
     return Signal(
         one.shape,
-        one.linf,
+        one.linf + other.linf,
         one.low + other.low,
         one.high + other.high,
         lambda scale: one.stretched(scale) + other.stretched(scale),
