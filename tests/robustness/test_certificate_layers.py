@@ -1,5 +1,6 @@
 """Lipschitz constants of single layers: never exceeded by Jacobians or differences in float64, and never far above."""
 
+import dataclasses
 import math
 
 import pytest
@@ -83,19 +84,46 @@ def test_constants_of_the_cosine_are_those_of_the_magnitude_times_the_norm_of_th
     assert lipschitz(layer, [6]) == pytest.approx(expected * float(torch.linalg.matrix_norm(units, 2)))
 
 
-def test_a_radius_a_filter_can_stretch_more_than_the_filters_do():
-    """Filters of norm 1, each of slope 1: together they reach 2 / sqrt(3), which the constant allows and no more."""
+def two_radii(magnitude):
+    """Two filters at right angles, of which one has its radius at 1 and the other at 100."""
     radius = dcnet.Radius(relative=False, floor=1e-12)
-    magnitude = dcnet.magnitude.Ball(scale=dcnet.Learnable(1.0, per_channel=True, floor=1e-12), radius=radius)
+    magnitude = dataclasses.replace(magnitude, radius=radius)
     layer = dcnet.DecoupledLinear(2, 2, False, operator=dcnet.Operator(magnitude, "cos"), eps=1e-12).double().eval()
     with torch.no_grad():
         layer.weight.copy_(torch.eye(2))
-        for stored in (layer.scale, layer.radius):
-            stored.copy_(torch.tensor([1.0, 10.0]))
-    x = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64).sqrt() * 1.000001
+        layer.radius.copy_(torch.tensor([1.0, 10.0]))
+        if "scale" in layer._parameters:
+            layer.scale.copy_(torch.tensor([1.0, 10.0]))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("magnitude", "squares", "expected"),
+    [
+        (dcnet.magnitude.Ball(dcnet.Learnable(1.0, per_channel=True, floor=1e-12)), [1 / 3, 2 / 3], 2 / math.sqrt(3)),
+        (dcnet.magnitude.Segmented(scale=1.0, slope=-1.0), [1 / 2, 1 / 2], math.sqrt(2)),
+    ],
+    ids=["ball", "seg"],
+)
+def test_a_radius_a_filter_can_stretch_more_than_the_filters_do(magnitude, squares, expected):
+    """Filters of norm 1, each of slope 1: where one has left its radius they reach more than 1, as is allowed for."""
+    layer = two_radii(magnitude)
+    x = torch.tensor(squares, dtype=torch.float64).sqrt() * 1.000001
     reached = float(torch.linalg.matrix_norm(jacrev(layer)(x).detach(), 2))
-    assert reached > 1.15
-    assert reached <= lipschitz(layer, [2]) <= 1.01 * reached
+    assert reached == pytest.approx(expected, rel=1e-3)
+    assert reached <= lipschitz(layer, [2]) <= 1.001 * reached
+
+
+def test_beyond_the_radius_all_pixels_can_move_a_filter_of_one():
+    """The gradient has lost its part along the patch, and has an L1 norm of up to (||u||_1 + sqrt(d) ||u||) / 2."""
+    layer = dcnet.DecoupledLinear(4, 1, False, operator="ball(radius=2.0)-cos", eps=1e-12).double().eval()
+    u = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64)
+    layer.weight.data.copy_(u[None])
+    worst = u - torch.full_like(u, 0.5)
+    gradient = jacrev(layer)(worst / worst.norm() * 2.000001).detach()
+    reached = float(gradient.abs().sum())
+    assert reached == pytest.approx((1 + 2) / 2 / 2, rel=1e-3)
+    assert reached <= lipschitz(layer, [4], "linf") <= 1.001 * reached
 
 
 WINDOWS = [
@@ -190,6 +218,17 @@ def test_a_bounded_layer_keeps_its_box_however_far_the_input_moves(operator):
     w = layer.weight.detach()[None, 0, :, :, :] * 1e3
     far = nn.functional.pad(w, [1, 1, 1, 1])
     assert layer(far)[0, 0, 2, 2] >= high[0] - 0.2 * (high[0] - low[0])
+
+
+def test_padding_is_in_the_box_of_the_layer_that_pads():
+    first = dcnet.DecoupledConv2d(1, 1, 1, operator="sphere-cos").double()
+    second = nn.Conv2d(1, 1, 3, padding=1, bias=False).double()
+    nn.init.constant_(first.bias, 10.0)
+    nn.init.ones_(second.weight)
+    low, high = output_bounds(nn.Sequential(first, second), [1, 4, 4])
+    y = second(first(torch.randn(1, 1, 4, 4, dtype=torch.float64))).detach()
+    assert low[0] <= y.min()
+    assert y.max() <= high[0] == pytest.approx(99)
 
 
 @pytest.mark.parametrize("operator", ["linear-cos", "log-cos", "seg-cos", "mix-sqcos"])

@@ -1,14 +1,13 @@
 """The cells of an experiment with the records behind them, over as many seeds as there are."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dcnet.experiments import CellStatus, Experiment, chosen, status_of
 from dcnet.experiments.known import Known
 
-Record = Mapping[str, Any]
+Record = dict[str, Any]
 # Nobody runs more seeds than that.
 MOST_SEEDS = 32
 

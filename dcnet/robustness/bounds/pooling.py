@@ -16,7 +16,7 @@ def _largest(pool: Any, signal: Signal) -> Signal:
     """|max a - max b| <= max |a - b|, and each value is in so many windows at most."""
     sides = len(signal.shape) - 1
     kernel, stride, dilation = (_each(size, sides) for size in (pool.kernel_size, pool.stride, pool.dilation))
-    return _pooled(signal, _outputs(pool, signal), signal.l2)
+    return _pooled(signal, _outputs(pool, signal), signal.l2 * math.sqrt(overlap(kernel, stride, dilation)))
 
 
 @register(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)

@@ -1,7 +1,7 @@
 """Test error by step, plain and decoupled networks side by side: Figure 4, and the same of all other runs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dcnet.operator import is_plain
@@ -14,8 +14,7 @@ from dcnet.report.page.sources import Sources
 from dcnet.training.summary import grouped
 
 Record = dict[str, Any]
-FIGURE_4 = ("cifar100", "resnet32")
-COMMAND = "dcnet train --recipe paper-cifar --operators conv tanh-cos seg-cos"
+FIGURE_4, COMMAND = "table4", "dcnet reproduce table4"
 # More lines than that hide each other: the others wait for their button.
 SHOWN = 8
 # Until then nearly all is wrong, which would flatten the rest.
@@ -24,27 +23,41 @@ LATE = 0.08
 
 @section("Training curves", order=20)
 def curves(sources: Sources) -> Html:
-    """Figure 4 first, and then a chart for each dataset and network that some run was trained on."""
-    charts: dict[tuple[str, str], list[Record]] = {FIGURE_4: []}
+    """Figure 4, which has the runs of Table 4, and then a chart for each dataset and network of the other runs."""
+    found = {experiment.name: cells for experiment, cells in sources.experiments}[FIGURE_4]
+    first = [record for cell in found for record in cell.records if record["curves"].get("step")]
+    names, others = {_name(record) for record in first}, dict[tuple[str, str], list[Record]]()
     for record in sources.curves:
-        charts.setdefault((record["config"]["dataset"], record["config"]["model"]), []).append(record)
-    drawn = [tag("div", _chart(*place, records)) for place, records in charts.items()]
-    return tag("div", *drawn, class_="grid")
+        if _name(record) not in names:
+            others.setdefault((record["config"]["model"], record["config"]["dataset"]), []).append(record)
+    title = "Figure 4: ResNet-32 on CIFAR-100, plain and decoupled"
+    drawn = [_chart("figure4", title, first)]
+    drawn += [_chart(_key(*place), " on ".join(place), records) for place, records in others.items()]
+    return tag("div", *(tag("div", one) for one in drawn), class_="grid")
 
 
-def _chart(dataset: str, model: str, records: Sequence[Record]) -> Html:
-    figure4 = (dataset, model) == FIGURE_4
-    heading = tag("h3", "Figure 4: " * figure4 + f"{model} on {dataset}", id=f"curves-{_key(dataset, model)}")
+def _chart(key: str, title: str, records: Sequence[Record]) -> Html:
+    heading = tag("h3", title, id=f"curves-{key}")
     if not records:
         return join([heading, nothing("these runs", COMMAND)])
-    groups = sorted(grouped(records).values(), key=lambda members: not is_plain(members[0]["config"]["operator"]))
+    groups = sorted(grouped(records).values(), key=_place)
     lines = [line for name, members in zip(labels(groups), groups, strict=True) if (line := _line(name, members)).x]
     if not lines:
         return join([heading, paragraph("No evaluation of these runs came to a finite number.")])
-    words = Words(f"chart-{_key(dataset, model)}", "Test error in % by step", _about(groups))
+    words = Words(f"chart-{key}", "Test error in % by step", _about(groups))
     steps = Axis("step", 0, max(max(line.x) for line in lines))
     shown = SHOWN if len(lines) > SHOWN else None
     return join([heading, line_chart(words, steps, _errors(lines), lines, made_by(records), shown)])
+
+
+def _place(members: Sequence[Record]) -> tuple[bool, bool]:
+    """Plain networks first, and then those that differ in the magnitude alone."""
+    operator = members[0]["config"]["operator"]
+    return not is_plain(operator), not operator.endswith("-cos")
+
+
+def _name(record: Mapping[str, Any]) -> str:
+    return f"{record['name']}-{record['hash']}"
 
 
 def _line(name: str, members: Sequence[Record]) -> Line:
@@ -70,5 +83,5 @@ def _about(groups: Sequence[Sequence[Record]]) -> str:
     return "The mean over seeds." if several else "One seed each."
 
 
-def _key(dataset: str, model: str) -> str:
+def _key(model: str, dataset: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in f"{dataset}-{model}")
