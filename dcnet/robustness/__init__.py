@@ -3,8 +3,23 @@
 from dcnet.robustness import attacks, corruptions
 from dcnet.robustness.accuracy import accuracy, correct
 from dcnet.robustness.attack import Attack, as_attack
+from dcnet.robustness.certificate import Certificate
+from dcnet.robustness.certifying import certify
 from dcnet.robustness.curves import curve
 from dcnet.robustness.norms import Norm, norms
 from dcnet.robustness.perturbing import perturb
 
-__all__ = ["Attack", "Norm", "accuracy", "as_attack", "attacks", "correct", "corruptions", "curve", "norms", "perturb"]
+__all__ = [
+    "Attack",
+    "Certificate",
+    "Norm",
+    "accuracy",
+    "as_attack",
+    "attacks",
+    "certify",
+    "correct",
+    "corruptions",
+    "curve",
+    "norms",
+    "perturb",
+]

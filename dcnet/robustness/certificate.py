@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Certificate:
     """How far a perturbation of a size can move the difference of two logits, at most.
 
@@ -86,7 +86,7 @@ class Certificate:
 
     def __str__(self) -> str:
         """What is certified, or by how much it is not, and where the logits stay, in plain words."""
-        what = f"a perturbation of {self.epsilon:.4g} in {self.norm}"
+        what = f"A perturbation of {self.epsilon:.4g} in {self.norm}"
         moved = f"{what} moves the difference of two logits by {self.bound:.3g} at most"
         return f"{moved}: {self._verdict()}. {self._box()}."
 

@@ -1,11 +1,13 @@
 """What a report card is made of: measurements by name, in the order in which they are made, the longest last."""
 
 import importlib.util
+import math
 from collections.abc import Callable
 from typing import Any
 
 from dcnet.robustness import corruptions
 from dcnet.robustness.attack import as_attack
+from dcnet.robustness.certifying import certify
 from dcnet.robustness.curves import curve
 from dcnet.robustness.probes import gradients, surface
 from dcnet.robustness.smoothed import smoothed
@@ -103,6 +105,22 @@ def by_epsilon(subject: Subject) -> Measured:
 def corrupted(subject: Subject) -> Measured:
     """What happens without an attacker, at five severities."""
     return {"accuracies": corruptions.accuracies(subject.model, subject.images, subject.labels, **subject.options())}
+
+
+@measurement
+def certified(subject: Subject) -> Measured:
+    """What no attack within epsilon can do, by the weights alone."""
+    try:
+        found = certify(subject.model, subject.epsilon, x=subject.images, y=subject.labels)
+    except ValueError as error:
+        return {"skipped": str(error)}
+    numbers = {name: value for name, value in found.summary().items() if _finite(value)}
+    return {**numbers, "words": str(found)}
+
+
+def _finite(value: Any) -> bool:
+    """JSON has no word for infinity, and a bound that is beyond all numbers bounds nothing."""
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 @measurement

@@ -1,6 +1,6 @@
 """A report card in plain words: robust to what, up to which epsilon, and whether the number is to be trusted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dcnet.robustness.checks import Check, Results, black_box, percent, words_for
@@ -87,8 +87,15 @@ def _words(found: dict[str, Any], results: Results, checks: int) -> list[str]:
         "Of what happens without an attacker, {kind} is worst, and leaves {left} at severity {severity}.".format(
             left=percent(found["worst_corruption"]["accuracy"]), **found["worst_corruption"]
         ),
+        _certificate(results["certified"]),
         _trust(found, results, checks),
     ]
+
+
+def _certificate(found: Mapping[str, Any]) -> str:
+    if "skipped" in found:
+        return f"What no attack can do is not known: {found['skipped']}."
+    return f"By its weights alone: {found['words']}"
 
 
 def _headline(found: dict[str, Any]) -> str:

@@ -128,7 +128,7 @@ def test_an_interrupted_card_goes_on(capsys: Capture, run: Run, monkeypatch: pyt
 def test_other_weights_and_other_sources_are_measured_anew(capsys: Capture, run: Run, source: Run):
     first = answer(capsys, "attack", run.folder, "--source", source.folder, *QUICK)
     call("attack", run.folder, *QUICK)
-    assert "11 of 12 measurements are in the record already" in capsys.readouterr().err
+    assert "12 of 13 measurements are in the record already" in capsys.readouterr().err
     own = answer(capsys, "attack", run.folder, "--source", run.folder, *QUICK)
     assert own["results"]["transfer"]["source"]["run"] == "copied"
     assert own["results"]["transfer"]["accuracies"] != first["results"]["transfer"]["accuracies"]
@@ -142,6 +142,8 @@ def test_other_weights_and_other_sources_are_measured_anew(capsys: Capture, run:
 def test_without_the_package_there_is_a_sentence(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
     monkeypatch.setattr(subject, "STANDARD", Effort(steps=2, restarts=1))
+    # Wide enough for a sentence in a line.
+    monkeypatch.setenv("COLUMNS", "200")
     assert call("attack", run.folder, "--images", "20", "--device", "cpu") == 0
     out = capsys.readouterr().out
     assert out.count("needs the package pyautoattack: install dcnet with its extra, dcnet[robustness]") >= 2

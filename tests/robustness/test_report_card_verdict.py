@@ -27,6 +27,7 @@ SOUND: dict[str, Any] = {
     "square": {"accuracy": 0.4},
     "by_epsilon": {"epsilons": [0.0, 4 / 255, 8 / 255, 16 / 255], "accuracies": [0.9, 0.5, 0.3, 0.0]},
     "corrupted": {"accuracies": {"noise": [0.8, 0.7], "blur": [0.9, 0.6]}},
+    "certified": {"certified": 0.0, "vacuous": True, "words": "Nothing is certified."},
     "autoattack": {"accuracy": 0.25},
 }
 
@@ -151,3 +152,9 @@ def test_epsilons_are_written_as_one_does(epsilon: float, words: str):
 
 def test_names_are_listed_as_one_says_them():
     assert [listed(names) for names in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
+
+
+def test_the_verdict_says_what_is_certified():
+    assert "By its weights alone: Nothing is certified." in said(SOUND)["words"]
+    told = said(changed(certified={"skipped": "layer3 is a GELU"}))["words"]
+    assert "What no attack can do is not known: layer3 is a GELU." in told
