@@ -35,9 +35,11 @@ def features(records: Sequence[Record]) -> str:
 def pictures(results: Path) -> dict[str, Figure]:
     """By the names of their files; none where there are no records."""
     records = _sorted([json.loads(path.read_text()) for path in sorted((results / "features").glob("*.json"))])
+    natural = [record for record in records if record["config"].get("adversary") is None]
     chosen = {
-        "features_losses.png": [record for record in records if is_plain(record["config"]["operator"])],
-        "features_operators.png": [record for record in records if record["config"]["margin"] == LOSS],
+        "features_losses.png": [record for record in natural if is_plain(record["config"]["operator"])],
+        "features_operators.png": [record for record in natural if record["config"]["margin"] == LOSS],
+        "features_adversarial.png": [record for record in records if record not in natural],
     }
     return {name: feature_plots([features_in(record) for record in some]) for name, some in chosen.items() if some}
 
@@ -46,7 +48,8 @@ def _row(record: Record) -> list[str]:
     config, spread = record["config"], record["spread"]
     annealed = f", annealing {config['annealing']}" if config["annealing"] else ""
     angles = [f"{spread[name]:.1f}" for name in ("within", "between", "nearest")]
-    names = [f"`{config['operator']}`", f"`{config['margin']}`{annealed}"]
+    hostile = f", against `{config['adversary']}`" if config.get("adversary") else ""
+    names = [f"`{config['operator']}`", f"`{config['margin']}`{annealed}{hostile}"]
     return [*names, f"{record['accuracy']:.2f}", _target(record), *angles, f"{spread['fisher']:.4f}"]
 
 
@@ -58,12 +61,13 @@ def _target(record: Record) -> str:
 
 
 def _sorted(records: Sequence[Record]) -> list[Record]:
-    """Plain networks first, by their losses, and then the others; what is not known comes last."""
+    """Plain networks first, by their losses, then the others, and those with an adversary last."""
     losses, operators = ORDER
 
-    def place(record: Record) -> tuple[int, int, str]:
+    def place(record: Record) -> tuple[bool, int, int, str]:
         config = record["config"]
         return (
+            config.get("adversary") is not None,
             _index(operators, config["operator"]),
             _index(losses, config["margin"].partition("(")[0]),
             config["annealing"] or "",

@@ -57,7 +57,8 @@ def check_count(title: str, count: int) -> None:
 def title_of(config: Mapping[str, Any]) -> str:
     """A network by its operator and its loss."""
     annealed = f"annealing {config['annealing']}" if config.get("annealing") else None
-    return ", ".join(str(part) for part in (config["operator"], config.get("margin"), annealed) if part)
+    hostile = f"against {config['adversary']}" if config.get("adversary") else None
+    return ", ".join(str(part) for part in (config["operator"], config.get("margin"), annealed, hostile) if part)
 
 
 @torch.no_grad()

@@ -12,16 +12,23 @@ from dcnet.report.features import Features, frames_of, record_of, write_features
 from dcnet.training.snapshots import History
 
 
-def made(operator: str, margin: str, annealing: str | None = None, accuracy: float = 98.0) -> dict[str, Any]:
+def made(
+    operator: str,
+    margin: str,
+    annealing: str | None = None,
+    accuracy: float = 98.0,
+    adversary: str | None = None,
+) -> dict[str, Any]:
     torch.manual_seed(0)
     config = {"recipe": "features", "dataset": "mnist", "model": "cnn9-small", "width": 0.25, "features": 2}
     config |= {"steps": 1200, "batch_size": 128, "seed": 0}
-    config |= {"operator": operator, "margin": margin, "annealing": annealing}
+    config |= {"operator": operator, "margin": margin, "annealing": annealing, "adversary": adversary}
     points = Features(f"{operator}, {margin}", torch.randn(20, 2), torch.arange(20) % 2, ("a", "b"), accuracy=accuracy)
     return record_of(points, {"config": config, "data": {"test_images": 10_000}})
 
 
 RECORDS = [
+    made("conv", "softmax", adversary="fgsm"),
     made("tanh-cos", "softmax"),
     made("conv", "a-softmax", "auto"),
     made("conv", "a-softmax"),
@@ -38,10 +45,11 @@ def test_a_row_for_each_record_in_order():
         ("| `conv`", "`a-softmax`, annealing auto"),
         ("| `sphere-cos`", "`softmax`"),
         ("| `tanh-cos`", "`softmax`"),
+        ("| `conv`", "`softmax`, against `fgsm`"),
     ]
     assert rows[0][2] in ("12.35", "12.34")
     assert rows[0][3] == "-"
-    assert rows[0][4] == f"{RECORDS[4]['spread']['within']:.1f}"
+    assert rows[0][4] == f"{RECORDS[5]['spread']['within']:.1f}"
 
 
 def test_losses_on_the_plain_network_and_networks_by_one_loss(tmp_path: Path):
@@ -52,6 +60,7 @@ def test_losses_on_the_plain_network_and_networks_by_one_loss(tmp_path: Path):
     assert titles == {
         "features_losses.png": ["conv, softmax", "conv, a-softmax", "conv, a-softmax"],
         "features_operators.png": ["conv, softmax", "sphere-cos, softmax", "tanh-cos, softmax"],
+        "features_adversarial.png": ["conv, softmax"],
     }
 
 
