@@ -1,6 +1,7 @@
 """Features as they lie, with the directions of their classes (Figures 1 and 6), as a picture and over epochs."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from dcnet.report.features import Features
 # Of the norms, so that a few images far out do not make all others small.
 REACH = 0.99
 MOST_NAMES = 20
+# Letters of a title that a panel has room for.
+LINE = 44
 
 
 def feature_plots(panels: Sequence[Features]) -> Figure:
@@ -65,7 +68,7 @@ def draw_features(axes: Any, panel: Features, reach: float) -> None:
             unit = F.normalize(panel.directions[c].double(), dim=0)
             _draw_direction(axes, unit * reach, str(panel.classes[c]), _color(c, count))
     accuracy = "" if panel.accuracy is None else f": {panel.accuracy:.2f} %"
-    axes.set_title(f"{panel.title}{accuracy}", fontsize=12)
+    axes.set_title(textwrap.fill(f"{panel.title}{accuracy}", LINE), fontsize=12)
     # Below, since features may lie in any corner.
     above = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.02 if solid else -0.1)}
     axes.legend([], [], title=str(panel.spread), frameon=False, title_fontsize=9, **above)
