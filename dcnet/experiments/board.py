@@ -3,10 +3,11 @@
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID
 
 from dcnet.experiments.tasks import Task
 from dcnet.experiments.worker import DONE, INTERRUPTED
+from dcnet.training.progress import bars
 
 LONGEST = 60
 
@@ -19,15 +20,7 @@ class Board:
         self.lines: dict[str, TaskID] = {}
         self.totals: dict[str, int] = {}
         self.shares: dict[str, float] = {}
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self.progress = bars(console)
         # In shares of runs, since how long a run is shows only when it starts.
         self.all = self.progress.add_task("all runs", total=float(tasks), numbers="")
 

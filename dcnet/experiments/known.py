@@ -29,9 +29,7 @@ class Known:
 
     def record(self, config: RunConfig) -> Record | None:
         """The record of a config that was run to its end."""
-        run = Run.of(config, self.runs)
-        own = run.record() if run.exists else None
-        own = own if own is not None and own["status"] in FINAL else None
+        own = _record(Run.of(config, self.runs).record_file)
         brought = self.brought.get(f"{config.name}-{config.hash}")
         return own if brought is None else _richer(own, brought)
 
@@ -44,7 +42,7 @@ def _files(folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def _record(file: Path) -> Record | None:
-    """The record in the file; None if it is something else, such as that of a benchmark."""
+    """The record in the file; None if there is none, or something else, such as that of a benchmark."""
     try:
         record = read_record(file)
     except ValueError:

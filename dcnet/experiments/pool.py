@@ -66,9 +66,9 @@ class Pool:
         self.workers.append(worker)
 
     def _listen(self, interruption: Interruption) -> None:
-        pipes = {worker.pipe: worker for worker in self.workers}
-        for pipe in wait(list(pipes), PATIENCE):
-            self._hear(pipes[pipe], interruption.asked)  # type: ignore[index]
+        heard = wait([worker.pipe for worker in self.workers], PATIENCE)
+        for worker in [worker for worker in self.workers if worker.pipe in heard]:
+            self._hear(worker, interruption.asked)
         if interruption.asked:
             for worker in self.workers:
                 self._tell_to_stop(worker)

@@ -8,17 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcnet.learnable import check_number
+from dcnet.robustness.goal import Loss, cross_entropy
 from dcnet.training.adversary import (
     Adversary,
     Call,
-    Loss,
-    Score,
     Target,
+    TrainLoss,
     adversaries,
     as_adversary,
     buffers_kept,
     climbed,
-    cross_entropy,
     register,
     scattered,
 )
@@ -53,10 +52,10 @@ class FGSM(Adversary):
     def cost(self) -> float:
         return 1.0 + (1.0 if self.share == 1 else 2.0)
 
-    def loss(self, of: Loss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         with buffers_kept(target.module):
             against = target.attacked(images).argmax(1) if self.predicted else labels
-            changed = climbed(cross_entropy(target.attacked, against), images, images, self.epsilon, self.epsilon, 1)
+            changed = climbed(target.attacked, cross_entropy, against, images, images, self.epsilon, self.epsilon, 1)
         if self.share == 1:
             return of(target.trained, changed, labels)
         return _of_both(of, target.trained, images, changed, labels, self.share)
@@ -80,11 +79,11 @@ class PGD(Adversary):
     def cost(self) -> float:
         return 1.0 + self.steps
 
-    def loss(self, of: Loss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         start = scattered(images, self.epsilon)
         with buffers_kept(target.module):
-            score = cross_entropy(target.attacked, labels)
-            changed = climbed(score, images, start, self.epsilon, self.step, self.steps)
+            reach = (self.epsilon, self.step, self.steps)
+            changed = climbed(target.attacked, cross_entropy, labels, images, start, *reach)
         return of(target.trained, changed, labels)
 
 
@@ -115,13 +114,14 @@ class TRADES(Adversary):
     def cost(self) -> float:
         return 2.0 + self.steps
 
-    def loss(self, of: Loss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         # Barely moved, since at the image itself the divergence has no slope.
         start = (images + 1e-3 * torch.randn_like(images)).clamp(0, 1)
         with buffers_kept(target.module):
             with torch.no_grad():
                 answer = target.attacked(images).float().softmax(1)
-            changed = climbed(divergence(target.attacked, answer), images, start, self.epsilon, self.step, self.steps)
+            reach = (self.epsilon, self.step, self.steps)
+            changed = climbed(target.attacked, divergence(answer), answer.argmax(1), images, start, *reach)
         logits, moved = target.trained(torch.cat([images, changed])).float().chunk(2)
         natural, _ = of(lambda given: logits, images, labels)
         apart = F.kl_div(moved.log_softmax(1), logits.softmax(1), reduction="batchmean")
@@ -129,7 +129,7 @@ class TRADES(Adversary):
 
 
 def _of_both(
-    of: Loss, network: Call, images: Tensor, changed: Tensor, labels: Tensor, share: float
+    of: TrainLoss, network: Call, images: Tensor, changed: Tensor, labels: Tensor, share: float
 ) -> tuple[Tensor, Tensor]:
     """The losses of both in one batch, so that what normalises sees the two together."""
     if share == 0.5:
@@ -140,9 +140,9 @@ def _of_both(
     return (1 - share) * loss + share * of(lambda given: hostile, changed, labels)[0], logits
 
 
-def divergence(network: Call, answer: Tensor) -> Score:
-    """KL(answer || p(images)), summed over images, as a function of them."""
-    return lambda images: F.kl_div(network(images).float().log_softmax(1), answer, reduction="sum")
+def divergence(answer: Tensor) -> Loss:
+    """KL(answer || softmax(logits)) of each image, whatever the labels."""
+    return lambda logits, labels: F.kl_div(logits.log_softmax(1), answer, reduction="none").sum(1)
 
 
 def _check_steps(name: str, steps: Any, step: Any) -> None:

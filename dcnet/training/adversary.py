@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcnet.learnable import check_number
+from dcnet.robustness.ascent import Ascent, Track
+from dcnet.robustness.goal import Goal, Loss
 from dcnet.robustness.norms import as_norm
 from dcnet.spec import made_by
 
 Call = Callable[..., Any]
-# The loss of images with their labels, and the logits.
-Loss = Callable[[Call, Tensor, Tensor], tuple[Tensor, Tensor]]
-Score = Callable[[Tensor], Tensor]
+# The loss that is trained on, of images with their labels, and the logits.
+TrainLoss = Callable[[Call, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Adversary:
         """Forward and backward passes of a step, where plain training has one."""
         raise NotImplementedError
 
-    def loss(self, of: Loss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """What training makes small, and the logits that are counted: those of the images as they are, if it has them.
 
         Args:
@@ -92,16 +92,13 @@ def as_adversary(given: Adversary | str) -> Adversary:
     return adversary
 
 
-def climbed(score: Score, x: Tensor, start: Tensor, epsilon: float, step: float, steps: int) -> Tensor:
-    """The images after steps along the sign of the gradient of the score, within epsilon of x and from 0 to 1."""
-    norm, images = as_norm("linf"), start
-    for _ in range(steps):
-        images = images.detach().requires_grad_()
-        with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(score(images), images)
-        moved = images.detach() + step * norm.steepest(gradient.nan_to_num())
-        images = (x + norm.projected(moved - x, epsilon)).clamp(0, 1)
-    return images.detach()
+def climbed(
+    attacked: Call, loss: Loss, labels: Tensor, x: Tensor, start: Tensor, epsilon: float, step: float, steps: int
+) -> Tensor:
+    """The images after steps by which the loss of each grows, within epsilon of x and from 0 to 1."""
+    ascent = Ascent(Goal(attacked, loss), as_norm("linf"), epsilon, step, steps)
+    places = torch.arange(len(x), device=x.device)
+    return ascent(Track(places, x, labels, start, torch.zeros_like(x))).images
 
 
 @contextmanager
@@ -115,11 +112,6 @@ def buffers_kept(module: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, kept in zip(buffers, before, strict=True):
                 buffer.copy_(kept)
-
-
-def cross_entropy(network: Call, labels: Tensor) -> Score:
-    """The sum over images, as a function of them."""
-    return lambda images: F.cross_entropy(network(images).float(), labels, reduction="sum")
 
 
 def scattered(x: Tensor, epsilon: float) -> Tensor:

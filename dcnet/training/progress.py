@@ -11,21 +11,26 @@ from dcnet.training.watching import Point, Watcher
 NARROW, SHORT_NAME = 110, 20
 
 
+def bars(console: Console) -> Progress:
+    """Lines that move on a terminal, each with a name, a bar, steps, `numbers` and the time that is left."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
 class Shown(Watcher):
     """Shows a bar on a terminal, and elsewhere, in a log, a line for each evaluation."""
 
     def __init__(self, console: Console):
         self.console, self.task = console, TaskID(0)
         self.tested, self.narrow = "", console.width < NARROW
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self.progress = bars(console)
 
     def __enter__(self) -> "Shown":
         self.progress.start()

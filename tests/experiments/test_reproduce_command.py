@@ -60,6 +60,8 @@ def test_a_smoke_test_of_everything(tmp_path, capsys):
         (("table1", "--jobs", "many"), "--jobs is 'many': give a number from 1 to 64, or auto"),
         (("table1", "--jobs", "0"), "--jobs is '0'"),
         (("table1", "--records", "nowhere"), "there is no folder 'nowhere'"),
+        (("table1", "--collect", "/proc/nothing"), "/proc/nothing"),
+        (("figure3", "--out", "/proc/nothing"), "/proc/nothing"),
     ],
 )
 def test_wrong_options_are_one_sentence(words, problem, tmp_path, capsys):
@@ -94,3 +96,13 @@ def test_convergence_is_drawn_from_the_records_of_this_repository(tmp_path, caps
     assert not (tmp_path / "figure4.png").exists()
     assert told(capsys, *words)[0] == 0
     assert (tmp_path / "figure4.png").stat().st_size > 10_000
+
+
+def test_a_damaged_record_counts_as_none(tmp_path, capsys):
+    config = chosen(["table1"])[0].cells[0].config
+    folder = tmp_path / f"{config.name}-{config.hash}"
+    folder.mkdir()
+    (folder / "record.json").write_text('{"half": ')
+    code, seen = told(capsys, "reproduce", "table1", "--status", "--runs", tmp_path)
+    assert code == 0
+    assert "table1: 0 of 6 cells are there" in seen.out

@@ -64,6 +64,7 @@ class Command:
 
     def prepare(self) -> Callable[[], int]:
         from dcnet.experiments.reproduction import Reproduction, jobs_of
+        from dcnet.report.options import writable
         from dcnet.training import Execution
 
         if self.seeds is not None:
@@ -75,6 +76,11 @@ class Command:
         pictures = self._figures()
         if not tables and not pictures:
             raise ValueError("name what to reproduce, such as table3, figures or all")
+        # Before hours of work, and not after them.
+        if self.collect is not None:
+            writable(str(self.collect / "record.json"))
+        if pictures and not self.status:
+            writable(str(self.out / "figure.png"))
         return lambda: self._carry_out(work, pictures)
 
     def _figures(self) -> list[str]:
