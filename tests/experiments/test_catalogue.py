@@ -10,6 +10,7 @@ import tyro
 
 from dcnet.cli.commands.train import Command
 from dcnet.experiments import chosen, experiment, experiments
+from dcnet.experiments.catalogue.attacks import source_of
 from dcnet.experiments.experiment import NOT_CONVERGED
 from dcnet.training.recipes import command_of
 
@@ -95,3 +96,13 @@ def test_all_are_chosen_at_once_and_none_twice():
 def test_an_unknown_experiment_is_an_error_that_names_the_others():
     with pytest.raises(ValueError, match=r"table33.*table3"):
         chosen(["table33"])
+
+
+def test_black_box_attacks_come_from_networks_that_are_trained_and_are_not_under_attack():
+    (table,) = chosen(["table8"])
+    runs = {config for cell in table.cells for config in cell.configs(table.seeds)}
+    attacked = {config for cell in table.cells if cell.evaluation for config in cell.configs(table.seeds)}
+    sources = {source_of(config) for config in attacked}
+    assert sources == runs - attacked
+    assert {config.operator for config in sources} == {"conv"}
+    assert {config.adversary for config in sources} == {None, "fgsm"}

@@ -104,3 +104,11 @@ def test_tables_and_a_sentence(tmp_path):
     assert "| plain | 22.50 (20.00, +2.50) |" in markdown_table(EXPERIMENT, statuses)
     assert rich_table(EXPERIMENT, statuses).row_count == 3
     assert summary(EXPERIMENT, statuses) == "two: 1 of 2 cells are there; plain, error misses the paper by most, 2.50"
+
+
+def test_a_share_is_shown_in_percent_and_found_in_lists_too():
+    cell = Cell("plain", "faces", CONV, metric=("evaluations", "faces", "rates", 1, "tar"), factor=100.0)
+    record = {"evaluations": {"faces": {"rates": [{"tar": 0.9}, {"tar": 0.25}]}}}
+    assert cell.value(record) == 25.0
+    assert cell.value({"evaluations": {"faces": {"rates": [{"tar": 0.9}]}}}) is None
+    assert cell.value({"evaluations": {"faces": {"rates": [{"tar": 0.9}, {"tar": None}]}}}) is None

@@ -223,3 +223,12 @@ def test_an_objective_without_an_adversary_is_as_before():
     twin = copy.deepcopy(network)
     loss, _ = objective.loss(network, images.float(), labels)
     assert torch.equal(loss, F.cross_entropy(twin(images.float()), labels))
+
+
+def test_an_objective_trains_on_what_the_adversary_changed():
+    images, labels = batch()
+    losses = {}
+    for adversary in (None, "fgsm(epsilon=0.1,share=1)"):
+        network = network_that_tracks()
+        losses[adversary], _ = Objective(tiny(adversary=adversary), network).loss(network, images.float(), labels)
+    assert losses["fgsm(epsilon=0.1,share=1)"] > losses[None] + 0.01
