@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -179,20 +181,35 @@ def test_the_floors_count_every_byte_once():
     assert size.floor_ms(Ceilings(1e6, math.inf), 0.1) == pytest.approx(by_bytes / 10)
 
 
-@pytest.mark.skipif(not room.REFERENCES.exists(), reason="the system does not tell")
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize(("features", "batch"), [(256, 96), (48, 128)], ids=["weights", "logits"])
-def test_the_prediction_of_memory_is_near_what_is_measured(head: str, features: int, batch: int):
-    # Blocks above 32 MiB are given back at once; what is kept of smaller ones would count for the next head, too.
-    size = Size(classes=200_000 if features == 48 else 100_000, batch=batch, features=features, itemsize=4)
-    with GroupOfOne("cpu"):
-        make_step(head, heads.WARM, "arcface", 0.5, torch.float32, "cpu")()
-        peak = room.Peak("cpu")
+@pytest.mark.parametrize(("classes", "features", "batch"), [(20_000, 256, 96), (40_000, 48, 128)])
+def test_the_prediction_of_memory_is_what_is_allocated(head: str, classes: int, features: int, batch: int):
+    size = Size(classes=classes, batch=batch, features=features, itemsize=4)
+
+    def two_steps() -> None:
         step = make_step(head, size, "arcface", 0.5, torch.float32, "cpu")
         step()
-        measured = peak.of(step)
-    assert measured is not None
-    assert measured == pytest.approx(size.needed_bytes(head, 0.5), rel=0.4)
+        step()
+
+    with GroupOfOne("cpu"):
+        assert most_allocated(two_steps) == pytest.approx(size.needed_bytes(head, 0.5), rel=0.05)
+
+
+def most_allocated(call: Callable[[], None]) -> int:
+    """Counted by torch, since what a process holds depends on its allocator and on the libraries of the machine."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        call()
+    assert profile.profiler is not None
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in events))
+
+
+@pytest.mark.skipif(not room.REFERENCES.exists(), reason="the system does not tell")
+def test_the_peak_of_a_call_is_what_it_took_for_a_while():
+    peak = room.Peak("cpu")
+    measured = peak.of(lambda: torch.ones(2**26).sum())
+    assert measured == pytest.approx(2**28, rel=0.1)
 
 
 def test_memory_that_nobody_tells_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
