@@ -11,6 +11,12 @@ from dcnet.experiments import chosen
 from dcnet.experiments.reproduction import jobs_of
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Away from the records of this repository, which would count."""
+    monkeypatch.chdir(tmp_path)
+
+
 def told(capsys, *words):
     code = main([str(word) for word in words])
     return code, capsys.readouterr()
@@ -27,6 +33,14 @@ def test_status_runs_nothing_and_says_what_is_missing(tmp_path, capsys):
     cells = json.loads(told(capsys, *words, "--json")[1].out)["table1"]["cells"]
     assert [cell["state"] for cell in cells] == ["missing"] * 4 + ["done", "missing"]
     assert cells[4]["misses_by"] == pytest.approx(0.33)
+
+
+def test_records_that_come_with_the_source_count_without_a_word(tmp_path, capsys):
+    bring(tmp_path / "results", chosen(["table1"])[0].cell("weight projection", "tanh-cos").config, 21.5)
+    words = ("reproduce", "table1", "--status", "--runs", tmp_path / "runs")
+    assert "table1: 1 of 6 cells are there" in told(capsys, *words)[1].out
+    (tmp_path / "others").mkdir()
+    assert "table1: 0 of 6 cells are there" in told(capsys, *words, "--records", tmp_path / "others")[1].out
 
 
 def test_a_smoke_test_of_a_table_runs_all_of_it_and_then_nothing_more(tmp_path, capsys):

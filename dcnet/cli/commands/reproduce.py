@@ -15,6 +15,8 @@ from dcnet.cli.bench_options import Device, at_least, chosen_device
 if TYPE_CHECKING:
     from dcnet.experiments.reproduction import Reproduction
 
+KEPT = Path("results")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
@@ -44,7 +46,10 @@ class Command:
     runs: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: runs)")] = None
     """Where the folders of runs are."""
 
-    records: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER...", help_behavior_hint="(optional)")] = ()
+    records: Annotated[
+        tuple[Path, ...] | None,
+        tyro.conf.arg(metavar="FOLDER...", help_behavior_hint="(default: results, if it is there)"),
+    ] = None
     """Folders with records from elsewhere, which count as runs do."""
 
     collect: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(optional)")] = None
@@ -72,7 +77,7 @@ class Command:
         device = chosen_device(self.device)
         execution = Execution(device=device, compile=self.compile, data_dir=self.data_dir)
         jobs, tables = jobs_of(self.jobs, device), [name for name in self.names if not name.startswith("figure")]
-        work = Reproduction(tables, self.seeds, self.smoke, self.runs, self.records, execution, jobs)
+        work = Reproduction(tables, self.seeds, self.smoke, self.runs, self._folders(), execution, jobs)
         pictures = self._figures()
         if not tables and not pictures:
             raise ValueError("name what to reproduce, such as table3, figures or all")
@@ -82,6 +87,12 @@ class Command:
         if pictures and not self.status:
             writable(str(self.out / "figure.png"))
         return lambda: self._carry_out(work, pictures)
+
+    def _folders(self) -> tuple[Path, ...]:
+        """Where records are; those that come with the source count without a word."""
+        if self.records is None:
+            return (KEPT,) if KEPT.is_dir() else ()
+        return tuple(self.records)
 
     def _figures(self) -> list[str]:
         """Those that are asked for; a smoke test trains nothing that could be drawn."""
@@ -116,7 +127,7 @@ class Command:
         told = {}
         for name in pictures:
             try:
-                figure = figures[name](Sources(work.known(), tuple(self.records)))
+                figure = figures[name](Sources(work.known(), self._folders()))
             except ValueError as error:
                 told[name] = str(error)
                 continue

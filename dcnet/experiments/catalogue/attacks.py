@@ -15,6 +15,7 @@ from dcnet.operator import PLAIN
 from dcnet.robustness import accuracy, perturb
 from dcnet.robustness.report_card import evaluate_attacks
 from dcnet.training import Run, RunConfig, config_of, load_model, recipe
+from dcnet.training.adversaries import FGSM, PGD
 
 # The paper does not say; with these its plain network is met as nearly as may be.
 EPSILON, BIM_STEPS = 8 / 255, 10
@@ -23,12 +24,12 @@ OTHER_EPSILONS, OTHER_STEPS = tuple(k / 255 for k in (1, 2, 4, 6, 12, 16)), (2, 
 # Networks that the black-box attacks are made with have seeds that no network under attack has.
 SOURCE_SEEDS = 100
 FEW = 1000
-TRAININGS: dict[str, str | None] = {"natural": None, "FGSM-trained": "fgsm"}
+TRAININGS: dict[str, str | None] = {"natural": None, "FGSM-trained": str(FGSM(EPSILON))}
 TODAY: dict[str, dict[str, Any]] = {
     "natural": {},
-    "FGSM-trained": {"adversary": "fgsm"},
+    "FGSM-trained": {"adversary": TRAININGS["FGSM-trained"]},
     # Each of its steps costs eight.
-    "PGD-trained": {"adversary": "pgd", "steps": 15_000},
+    "PGD-trained": {"adversary": str(PGD(EPSILON, step=EPSILON / 4)), "steps": 15_000},
 }
 OPERATORS = {"baseline": PLAIN, "sphere": "sphere-cos", "ball": "ball-cos", "tanh": "tanh-cos"}
 # By training and attack: clean, FGSM, BIM, of the networks in their order.
