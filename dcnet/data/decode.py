@@ -43,13 +43,14 @@ class Images(torch.utils.data.Dataset[Any]):
     """Images uint8 [B, 3, size, size] and labels by their keys.
 
     As in the paper an image is resized to 256 x 256 whatever its shape, and 224 x 224 of it are taken: to train on from
-    anywhere and in half of the cases mirrored, for the test from the centre. For other sizes than 224 both scale.
+    anywhere and, with `flip`, in half of the cases mirrored, for the test from the centre. For other sizes than 224
+    both scale.
     """
 
-    def __init__(self, files: Files, size: int, seed: int):
+    def __init__(self, files: Files, size: int, seed: int, flip: bool = True):
         if size < 1:
             raise ValueError(f"the side of images must be at least 1, not {size}")
-        self.files, self.size, self.seed = files, size, seed
+        self.files, self.size, self.seed, self.flip = files, size, seed, flip
         self.resized = round(size * RESIZED / CROPPED)
 
     def __getitems__(self, keys: list[Key]) -> tuple[Tensor, Tensor] | str:
@@ -72,7 +73,7 @@ class Images(torch.utils.data.Dataset[Any]):
             return spare // 2, spare // 2, False
         rest, flip = divmod(mixed(self.seed, epoch, index), 2)
         rest, top = divmod(rest, spare + 1)
-        return top, rest % (spare + 1), bool(flip)
+        return top, rest % (spare + 1), self.flip and bool(flip)
 
 
 def read_image(path: Path, side: int) -> Image.Image:

@@ -71,6 +71,7 @@ class FolderDataset:
         start_step: int = 0,
         steps: int | None = None,
         device: torch.device | str = "cpu",
+        flip: bool = True,
     ) -> Loader:
         """The batches of training from a step on, over all epochs; images before it are not decoded.
 
@@ -84,12 +85,13 @@ class FolderDataset:
             start_step: counted from 0 over all epochs.
             steps: batches that it gives; None for no end.
             device: where the batches are wanted.
+            flip: mirrors half of the images.
         """
         own = share(batch_size, len(self.train), rank, world)
         if start_step < 0:
             raise ValueError(f"start_step must be at least 0, not {start_step}")
         keys = TrainKeys(len(self.train), batch_size, own, rank * own, seed, start_step, steps)
-        return Loader(Images(self.train, size, seed), keys, workers, device)
+        return Loader(Images(self.train, size, seed, flip), keys, workers, device)
 
     def test_loader(
         self,

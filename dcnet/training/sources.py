@@ -74,8 +74,9 @@ class Streamed:
     ):
         self.dataset, self.device, self.workers = dataset, device, workers
         rank, world = share
-        self.options: dict[str, Any] = {"size": config.image_size or 224, "seed": config.seed, "workers": workers}
-        self.share: dict[str, Any] = {"rank": rank, "world": world}
+        self.options: dict[str, Any] = {"size": config.image_size or 224, "workers": workers}
+        self.training: dict[str, Any] = {"seed": config.seed, "flip": config.augmentation.flip}
+        self.training |= {"rank": rank, "world": world}
         self.joint = config.batch_size
         self.batch_size = config.batch_size // world
         self.steps_per_epoch = dataset.steps_per_epoch(config.batch_size)
@@ -84,7 +85,8 @@ class Streamed:
 
     def train(self, step: int, train_step: TrainStep) -> None:
         if self.flow is None:
-            self.flow = iter(self.dataset.train_loader(self.joint, **self.options, **self.share, start_step=step))
+            loader = self.dataset.train_loader(self.joint, **self.options, **self.training, start_step=step)
+            self.flow = iter(loader)
         images, labels = next(self.flow)
         self.last = images
         train_step(images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True))
@@ -93,8 +95,7 @@ class Streamed:
         return self.last.to(self.device)
 
     def test(self) -> Iterable[tuple[Tensor, Tensor]]:
-        options = {name: value for name, value in self.options.items() if name != "seed"}
-        for images, labels in self.dataset.test_loader(self.joint, **options):
+        for images, labels in self.dataset.test_loader(self.joint, **self.options):
             yield images.to(self.device), labels.to(self.device)
 
 

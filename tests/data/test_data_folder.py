@@ -163,6 +163,15 @@ def test_training_takes_every_crop_and_both_directions(noisy: FolderDataset):
     assert 70 < sum(count for (_, _, flip), count in places.items() if flip) < 130
 
 
+def test_without_flips_the_crops_stay_where_they_are(noisy: FolderDataset):
+    (either, _), *_ = take(noisy, 1, batch_size=6)
+    (kept, _), *_ = take(noisy, 1, batch_size=6, flip=False)
+    same = [torch.equal(one, two) for one, two in zip(either, kept, strict=True)]
+    mirrored = [torch.equal(one, two.flip(-1)) for one, two in zip(either, kept, strict=True)]
+    assert [not flipped for flipped in mirrored] == same
+    assert 0 < sum(same) < 6
+
+
 def test_crops_depend_on_seed_epoch_and_image(noisy: FolderDataset):
     keys = [(epoch, index) for epoch in range(4) for index in range(6)]
     places = {seed: [Images(noisy.train, 224, seed)._place(*key) for key in keys] for seed in (0, 1)}
