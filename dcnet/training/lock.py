@@ -16,11 +16,20 @@ def in_turn(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds the folder for this process and those it starts; the system lets it go however they end."""
+    """Holds the folder for this process and those it starts; the system lets it go however they end.
+
+    A folder that was made for this, and that nothing came into, is removed.
+    """
+    new, lock = not folder.exists(), folder / ".lock"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"another process is working on {str(folder)!r}: wait until it has ended") from None
-        yield
+        try:
+            yield
+        finally:
+            if new and list(folder.glob("*")) == [lock]:
+                lock.unlink()
+                folder.rmdir()
