@@ -56,7 +56,7 @@ class Size:
     def needed_bytes(self, head: str, share: float = 1.0) -> int:
         """About what a step takes at its peak, as counted in what was allocated: enough to tell what cannot fit.
 
-        Either the weights' norms weigh most, backward, which take four copies of the weights in float32, or the logits.
+        Either the weights' gradient weighs most, beside two copies of the logits, or the logits alone.
         """
         weights, logits = self.weight_bytes, self.logit_bytes
         if head == LINEAR:
@@ -64,7 +64,7 @@ class Size:
         single = self.classes * self.features * SINGLE
         cast = 0 if self.itemsize == SINGLE else single
         # A share marks its own labels, too, in a byte for each logit.
-        beyond = cast + max(4 * single, single + (3 if head == MARGIN else 4.25) * logits)
+        beyond = cast + max(single + 2 * logits, (3 if head == MARGIN else 3.25) * logits)
         if head == SAMPLED:
             # A copy of what is chosen, and in the end the gradient of all the weights.
             beyond = max(share * (weights + beyond), (1 + share) * weights)

@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcnet.losses.annealing import BY_MARGIN, Automatic, Easing, as_easing
+from dcnet.losses.cosine import EPS, cosines
 from dcnet.losses.diagnosis import Diagnosis, diagnose
 from dcnet.losses.margin import Margin, angle, as_margin
 from dcnet.losses.scale import FeatureScale, Scale
 
-# Added to squared norms, so that a feature of zeros has a cosine and a gradient, which float16 must be able to hold.
-EPS, HALF_EPS = 1e-12, 1e-6
+# As EPS, for features in float16, which must be able to hold the gradient.
+HALF_EPS = 1e-6
 
 
 class MarginSoftmax(nn.Module):
@@ -77,21 +78,24 @@ class MarginSoftmax(nn.Module):
             return self._loss(*self._directions(features), labels)
 
     def _loss(self, unit: Tensor, norms: Tensor, labels: Tensor) -> Tensor:
-        weights, weight_norms = _normalized(self.weight.to(self._dtype))
-        cos = (unit * weights[labels]).sum(1)
-        share = self._next_share(cos)
-        psi = self.margin.target(cos)
-        # (lambda cos + psi) / (1 + lambda), of which 1 / (1 + lambda) is the share.
-        eased = psi if share is None else cos + share * (psi - cos)
+        cos, own, weight_norms = cosines(unit, self.weight.to(self._dtype), labels)
         size = self.scale(norms)
-        target = eased * size if self.margin.unit_weights else eased * size * weight_norms[labels]
-        logits = self._scaled(self.margin.others(F.linear(unit, weights)), size, weight_norms)
+        target = self._eased(own, self._next_share(own)) * size
+        if not self.margin.unit_weights:
+            target = target * weight_norms[labels]
+        logits = self._scaled(self.margin.others(cos), size, weight_norms)
         if self.bias is not None:
             logits, target = logits + self.bias, target + self.bias[labels]
         if self.margin.binary:
             return self._binary_loss(logits, target, labels) / size.detach()
-        logits = logits.scatter(1, labels[:, None], target[:, None])
+        # In their place, as no gradient needs what was there; copies of logits are what takes the memory.
+        logits = logits.scatter_(1, labels[:, None], target[:, None])
         return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+
+    def _eased(self, cos: Tensor, share: Tensor | None) -> Tensor:
+        """(lambda cos + psi) / (1 + lambda), of which 1 / (1 + lambda) is the share."""
+        psi = self.margin.target(cos)
+        return psi if share is None else cos + share * (psi - cos)
 
     def _scaled(self, cos: Tensor, size: Tensor, weight_norms: Tensor) -> Tensor:
         scaled = cos * (size[:, None] if size.dim() else size)

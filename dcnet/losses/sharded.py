@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from dcnet.losses.annealing import BY_MARGIN, Easing
 from dcnet.losses.collectives import Gathered, Shared, Summed, gather_rows, largest, rank_of
-from dcnet.losses.head import MarginSoftmax, _full_precision, _normalized
+from dcnet.losses.cosine import cosines
+from dcnet.losses.head import MarginSoftmax, _full_precision
 from dcnet.losses.margin import Margin
 from dcnet.losses.scale import Scale
 
@@ -81,11 +82,11 @@ class ShardedMarginSoftmax(MarginSoftmax):
         size = self._shared_scale(norms)
         own = (labels >= self.first) & (labels < self.first + len(self.weight))
         weight, bias, places = self._used((labels - self.first).clamp(0, len(self.weight) - 1), own)
-        weights, weight_norms = _normalized(weight.to(self._dtype))
-        target = Summed.apply(self._target(unit, size, weights, weight_norms, bias, places, own), self.group)
-        logits = self._scaled(self.margin.others(F.linear(unit, weights)), size, weight_norms)
+        cos, chosen, weight_norms = cosines(unit, weight.to(self._dtype), places)
+        target = Summed.apply(self._target(chosen * own, size, weight_norms, bias, places) * own, self.group)
+        logits = self._scaled(self.margin.others(cos), size, weight_norms)
         logits = logits if bias is None else logits + bias
-        hidden = own[:, None] & (torch.arange(len(weights), device=logits.device) == places[:, None])
+        hidden = own[:, None] & (torch.arange(len(weight), device=logits.device) == places[:, None])
         if self.margin.binary:
             return self._shared_binary(logits, target, hidden) / size.detach()
         return self._shared_softmax(logits.masked_fill(hidden, -math.inf), target)
@@ -94,27 +95,17 @@ class ShardedMarginSoftmax(MarginSoftmax):
         size = self.scale(norms)
         return size if self.scale.log is None else Shared.apply(size, self.group)
 
-    def _target(
-        self,
-        unit: Tensor,
-        size: Tensor,
-        weights: Tensor,
-        weight_norms: Tensor,
-        bias: Tensor | None,
-        places: Tensor,
-        own: Tensor,
-    ) -> Tensor:
-        """The target logits of the classes that are held here, and 0 for all others."""
-        cos = (unit * weights[places]).sum(1) * own
-        share = self._next_share(Summed.apply(cos, self.group))
-        psi = self.margin.target(cos)
-        eased = psi if share is None else cos + share * (psi - cos)
-        target = eased * size if self.margin.unit_weights else eased * size * weight_norms[places]
-        return (target if bias is None else target + bias[places]) * own
+    def _target(self, cos: Tensor, size: Tensor, weight_norms: Tensor, bias: Tensor | None, places: Tensor) -> Tensor:
+        """The target logits of the classes that are held here; what it is for others does not count."""
+        target = self._eased(cos, self._next_share(Summed.apply(cos, self.group))) * size
+        if not self.margin.unit_weights:
+            target = target * weight_norms[places]
+        return target if bias is None else target + bias[places]
 
     def _shared_softmax(self, logits: Tensor, target: Tensor) -> Tensor:
         highest = torch.maximum(largest(logits.amax(1), self.group), target.detach())
-        others = Summed.apply((logits - highest[:, None]).exp().sum(1), self.group)
+        # In the place of the logits, of which there would be three copies otherwise.
+        others = Summed.apply(logits.sub_(highest[:, None]).exp_().sum(1), self.group)
         total = others + (target - highest).exp()
         return (highest + total.log() - target).mean()
 

@@ -1,0 +1,71 @@
+"""Cosines of features with the weights of classes, however many, without copies of the weights."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Added to squared norms, so that zeros have a cosine and a gradient.
+EPS = 1e-12
+# The weights are worked on in so many parts at most, which is what is taken beyond them and their gradient, and in parts
+# of so many numbers at least.
+PARTS, LEAST = 64, 2**18
+
+
+def cosines(unit: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of features [N, D] of norm 1: their cosines [N, C] with weights [C, D], those of their labels [N], and norms [C].
+
+    The cosines of the labels are given once more, since most margins treat them differently: a gradient that comes by
+    them costs nothing, where one that came by indexing would be as large as all cosines, or all weights.
+    """
+    found: tuple[Tensor, Tensor, Tensor] = _Cosines.apply(unit, weight, labels)
+    return found
+
+
+class _Cosines(torch.autograd.Function):
+    """cos = u.w / n with n^2 = |w|^2 + eps; so d cos / d w = u / n - cos w / n^2, and d n / d w = w / n.
+
+    Summed over features with gradients g, and with p = sum_b g_b u_b / n, that is p - (p.w) w / n^2.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, unit: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        norms = torch.linalg.vector_norm(weight, dim=1).square_().add_(EPS).sqrt_()
+        cos = F.linear(unit, weight).div_(norms)
+        ctx.save_for_backward(unit, weight, labels, norms)
+        return cos, cos.gather(1, labels[:, None])[:, 0], norms
+
+    @staticmethod
+    def backward(ctx: Any, of_cos: Tensor, of_labels: Tensor, of_norms: Tensor) -> tuple[Tensor | None, ...]:
+        unit, weight, labels, norms = ctx.saved_tensors
+        with torch.autocast(unit.device.type, enabled=False):
+            if torch.is_grad_enabled():
+                # Somebody wants to differentiate once more: everything is left as it is, and known from the weights.
+                norms = (weight.square().sum(1) + EPS).sqrt()
+            of_products = of_cos / norms
+            by_labels = (of_labels / norms[labels])[:, None]
+            of_products = of_products.scatter_add_(1, labels[:, None], by_labels)
+            of_unit = of_products @ weight if ctx.needs_input_grad[0] else None
+            of_weight = None
+            if ctx.needs_input_grad[1]:
+                of_weight = _along(of_products.T @ unit, weight, norms, of_norms)
+        return of_unit, of_weight, None
+
+
+def _along(of_weight: Tensor, weight: Tensor, norms: Tensor, of_norms: Tensor) -> Tensor:
+    """Adds what comes by the norms, which is along the weights."""
+    if torch.is_grad_enabled():
+        return of_weight + weight * _share(of_weight, weight, norms, of_norms)
+    rows = max(-(-len(weight) // PARTS), -(-LEAST // weight.shape[1]))
+    for part, *rest in zip(
+        of_weight.split(rows), weight.split(rows), norms.split(rows), of_norms.split(rows), strict=True
+    ):
+        part.addcmul_(rest[0], _share(part, *rest))
+    return of_weight
+
+
+def _share(of_weight: Tensor, weight: Tensor, norms: Tensor, of_norms: Tensor) -> Tensor:
+    """How much of the weights themselves is in their gradients, [C, 1]."""
+    along = (of_weight * weight).sum(1)
+    return ((of_norms - along / norms) / norms)[:, None]
