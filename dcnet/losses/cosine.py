@@ -8,8 +8,8 @@ from torch import Tensor
 
 # Added to squared norms, so that zeros have a cosine and a gradient.
 EPS = 1e-12
-# The weights are worked on in so many parts at most, which is what is taken beyond them and their gradient, and in parts
-# of so many numbers at least.
+# The weights are worked on in so many parts at most, and in parts of so many numbers at least; one part is all that is
+# taken beyond the weights and their gradient.
 PARTS, LEAST = 64, 2**18
 
 

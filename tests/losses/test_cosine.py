@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcnet.losses import cosine
+from dcnet.losses import MarginSoftmax, cosine
 from dcnet.losses.cosine import cosines
 
 
@@ -99,3 +99,15 @@ def test_autocast_around_the_backward_pass_changes_nothing():
     with torch.autocast("cpu", torch.bfloat16):
         found = torch.autograd.grad(total, (unit, weight))
     assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("margin", ["softmax", "arcface", "sphereface2"])
+def test_a_head_is_compiled_in_one_piece(margin):
+    torch.manual_seed(0)
+    head, labels = MarginSoftmax(6, 9, margin), torch.tensor([0, 8, 3, 3])
+    features = torch.randn(4, 6, requires_grad=True)
+    expected = torch.autograd.grad(head(features, labels), (features, head.weight))
+    compiled = torch.compile(head, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(features, labels), (features, head.weight))
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two)

@@ -5,7 +5,7 @@ import math
 import torch
 
 from dcnet.losses import MarginSoftmax
-from dcnet.losses.head import EPS
+from dcnet.losses.cosine import EPS
 from dcnet.norms import filter_norm
 from dcnet.robustness.bounds.affine import affine
 from dcnet.robustness.bounds.angles import Bend
