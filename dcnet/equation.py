@@ -93,7 +93,8 @@ def decoupled(weight: Tensor, bias: Tensor | None, at: Meeting, options: Options
     h = op.h(op.weighting.argument(w_norm, n), relative_to_mean(op, constants, n, options))
     h = h * on_output if isinstance(on_output, Tensor) else h
     if op.angle.homogeneous:
-        return at.finish(op.g(product, constants), h / n, bias, product.dtype)
+        # By a product, whose gradient takes fewer passes over all channels than that of a quotient.
+        return at.finish(op.g(product, constants), h * n.reciprocal(), bias, product.dtype)
     return at.finish(op.g(product * n.reciprocal(), constants), h, bias, product.dtype)
 
 
@@ -131,6 +132,9 @@ def relative_to_mean(op: Operator, constants: dict[str, Value], n: Tensor, optio
     if op.decay is None:
         return constants
     mean = _mean_norm(n, options, op.decay)
+    if n.numel() == 0:
+        # The mean of nothing is 0, whose reciprocal would make gradients of zero times infinity.
+        mean = mean + 1
     return {name: value * mean if op.slots[name].relative else value for name, value in constants.items()}
 
 
