@@ -18,12 +18,17 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
 @register("imagefolder", "your own images, or ImageNet: train/<class>/*.jpg and val/<class>/*.jpg, read while training")
 def load_image_folder(folder: Path, download: bool = False) -> FolderDataset:
     """The images of the folder, or of imagenet or imagefolder in it; there is nothing to download."""
-    roots = [folder, folder / "imagenet", folder / "imagefolder"]
-    root = next((root for root in roots if (root / "train").is_dir()), folder)
+    root = image_root(folder) or folder
     train = _part(root, "train")
     test = _part(root, "val", "test")
     classes = _classes(train)
     return FolderDataset("imagefolder", scan(train, classes), scan(test, classes), tuple(classes))
+
+
+def image_root(folder: Path) -> Path | None:
+    """The folder with images to train on: the one given, or imagenet or imagefolder in it."""
+    roots = (folder, folder / "imagenet", folder / "imagefolder")
+    return next((root for root in roots if (root / "train").is_dir()), None)
 
 
 def _part(root: Path, *names: str) -> Path:

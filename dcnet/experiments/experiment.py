@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dcnet.spec import unknown
@@ -66,6 +67,7 @@ class Experiment:
         seeds: of each cell, unless one asks for others.
         higher_is_better: of the numbers.
         not_run: why it is not run here, in one sentence; None where it can be.
+        possible: whether it can be run all the same, with the data in that folder.
         notes: what a reader has to know beside the numbers.
     """
 
@@ -76,6 +78,7 @@ class Experiment:
     seeds: int = 1
     higher_is_better: bool = False
     not_run: str | None = None
+    possible: Callable[[Path | None], bool] | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -86,6 +89,11 @@ class Experiment:
     def columns(self) -> list[str]:
         found = dict.fromkeys(cell.column for cell in self.cells)
         return sorted(found, key=lambda column: self.order.index(column) if column in self.order else len(self.order))
+
+    def with_data(self, folder: Path | None) -> Experiment:
+        """The same, to be run if the folder has what it needs."""
+        ready = self.possible is not None and self.possible(folder)
+        return dataclasses.replace(self, not_run=None) if ready else self
 
     def cell(self, row: str, column: str) -> Cell | None:
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)

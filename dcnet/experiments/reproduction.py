@@ -47,7 +47,8 @@ class Reproduction:
         execution: Execution,
         jobs: int,
     ):
-        self.experiments = [in_small(found) if smoke else found for found in chosen(names)]
+        data = execution.data_dir
+        self.experiments = [in_small(found) if smoke else found.with_data(data) for found in chosen(names)]
         self.seeds, self.records, self.jobs = seeds, records, jobs
         self.runs = (runs or runs_root()) / "smoke" if smoke else runs or runs_root()
         threads = max(1, (os.cpu_count() or 1) // jobs) if execution.device == "cpu" and jobs > 1 else None

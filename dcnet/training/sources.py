@@ -81,18 +81,18 @@ class Streamed:
         self.batch_size = config.batch_size // world
         self.steps_per_epoch = dataset.steps_per_epoch(config.batch_size)
         self.flow: Iterator[tuple[Tensor, Tensor]] | None = None
-        self.last = torch.empty(0)
 
     def train(self, step: int, train_step: TrainStep) -> None:
         if self.flow is None:
             loader = self.dataset.train_loader(self.joint, **self.options, **self.training, start_step=step)
             self.flow = iter(loader)
         images, labels = next(self.flow)
-        self.last = images
         train_step(images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True))
 
     def images(self, step: int) -> Tensor:
-        return self.last.to(self.device)
+        alone = self.options | {"workers": 0}
+        ((images, _),) = self.dataset.train_loader(self.joint, **alone, **self.training, start_step=step, steps=1)
+        return images.to(self.device)
 
     def test(self) -> Iterable[tuple[Tensor, Tensor]]:
         for images, labels in self.dataset.test_loader(self.joint, **self.options):

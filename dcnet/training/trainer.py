@@ -97,6 +97,8 @@ class Trainer:
 
     def _train(self, interruption: Interruption) -> str:
         self.space.model.train()
+        if self.done == 0:
+            self.space.start_statistics()
         self.since, self.since_time = self.done, time.perf_counter()
         while self.done < self.total:
             due = self._one_step()

@@ -20,6 +20,7 @@ from dcnet.training.runs import Run
 from dcnet.training.snapshots import Snapshots
 from dcnet.training.sources import make_source
 from dcnet.training.state import gather, restore_
+from dcnet.training.statistics import start_statistics_
 from dcnet.training.step import Step
 
 
@@ -107,6 +108,16 @@ class Workspace:
         if self.processes == 1:
             return asked
         return bool(self.joined(torch.tensor(float(asked), device=self.device)).item() > 0)
+
+    def start_statistics(self) -> None:
+        """The first batch, through a network that has seen none."""
+
+        def look() -> None:
+            torch.manual_seed(self.config.seed)
+            with self.accelerator.autocast():
+                self.model(self.source.images(0))
+
+        start_statistics_(self.model, look)
 
     def train_on(self, step: int, losses: list[float]) -> None:
         """The step of that number, after epochs with these losses."""

@@ -1,0 +1,48 @@
+"""Running statistics of batch normalisation that begin where the network is, and not at means of 0 and variances of 1."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+KEPT = ("running_mean", "running_var")
+
+
+@torch.no_grad()
+def start_statistics_(model: nn.Module, look: Callable[[], object]) -> None:
+    """Gives every batch normalisation the mean and the variance of one batch; nothing else changes.
+
+    A decoupled layer may give a hundredth of what its normalisation expects at first. After fewer steps than it takes
+    to forget that, evaluation would be at chance, however well the network was trained.
+
+    Args:
+        model: the network, which is in training mode.
+        look: sends a batch through it.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and _forgets(layer)]
+    if not layers:
+        return
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.momentum = 1.0
+    try:
+        look()
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+    _restore(model, layers, before)
+
+
+def _forgets(layer: _BatchNorm) -> bool:
+    """Whether it has statistics that begin with 0 and 1; without a momentum they are the mean over all batches."""
+    return layer.track_running_stats and layer.momentum is not None
+
+
+def _restore(model: nn.Module, layers: list[_BatchNorm], before: dict[str, Tensor]) -> None:
+    """All buffers but the statistics, and these, too, where the batch had none that could be used."""
+    new = {id(getattr(layer, name)) for layer in layers for name in KEPT}
+    for name, buffer in model.named_buffers():
+        if id(buffer) not in new or not buffer.isfinite().all():
+            buffer.copy_(before[name])
