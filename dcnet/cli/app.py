@@ -27,13 +27,8 @@ class Command(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command of the arguments, and gives the exit code: 2 for options that are wrong."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    application = make_application(commands, given)
-    # Without a command there is nothing to do but to say which there are.
-    command: Command = application.cli(
-        prog="dcnet", description=commands.__doc__, args=given or ["--help"], config=(tyro.conf.FlagCreatePairsOff,)
-    )
     try:
-        return _run(command)
+        return _run(_command(given))
     except KeyboardInterrupt:
         print("dcnet: interrupted before the end", file=sys.stderr)
         return INTERRUPTED
@@ -48,9 +43,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
 
 
+def _command(given: Sequence[str]) -> Command:
+    """What is to be done; without any words there is nothing to do but to say which commands there are."""
+    command: Command = make_application(commands, given).cli(
+        prog="dcnet", description=commands.__doc__, args=given or ["--help"], config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    return command
+
+
 def _run(command: Command) -> int:
     try:
         work = command.prepare()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # Of a name that is too long, or a folder that nobody may look into.
+        print(f"dcnet: {error.strerror or error}: {str(error.filename)!r}", file=sys.stderr)
+        return USAGE
     except (ValueError, argparse.ArgumentTypeError) as error:
         print(f"dcnet: {error}", file=sys.stderr)
         return USAGE

@@ -1,5 +1,6 @@
 """Files from their distributors: fetched, checked, and errors that say how to get them."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def missing(name: str, folder: Path, expected: str, url: str) -> ValueError:
 
 def fetch(remote: Remote, folder: Path) -> Path:
     """The file in the folder, downloaded unless it is there already; shows a bar and checks what came."""
-    checked = _Checked(remote)
+    checked, new = _Checked(remote), not folder.exists()
     try:
         return Path(pooch.retrieve(remote.url, remote.checksum, remote.name, folder, downloader=checked))
     except OSError as error:
@@ -44,6 +45,10 @@ def fetch(remote: Remote, folder: Path) -> Path:
         response = getattr(error, "response", None)
         if response is not None:
             response.close()
+        if new:
+            # Nothing came into it, or else it stays.
+            with suppress(OSError):
+                folder.rmdir()
         raise ValueError(
             f"cannot download {remote.url} to {folder}: {_reason(error)}; put {remote.name} there by other means, "
             f"or {ELSEWHERE}"

@@ -58,11 +58,11 @@ class Session:
     def _attempt(self, config: RunConfig, run: Run, shown: Shown) -> int:
         try:
             record = self._carry_out(config, run, shown)
-        except (DivergenceError, OSError, ValueError) as error:
+        except (DivergenceError, ImportError, OSError, ValueError) as error:
             self._complain(str(error), run)
             # Other processes may have got further in this run, and would meet this one in the next.
             self.stopped = not self.alone
-            return USAGE if isinstance(error, ValueError) else FAILED
+            return USAGE if isinstance(error, ImportError | ValueError) else FAILED
         self.runs.append((run, record))
         return INTERRUPTED if record["status"] == "interrupted" else 0
 

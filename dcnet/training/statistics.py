@@ -1,4 +1,4 @@
-"""Running statistics of batch normalisation that begin where the network is, and not at means of 0 and variances of 1."""
+"""Running statistics of batch normalisation begin where the network is, and not at means of 0 and variances of 1."""
 
 from collections.abc import Callable
 

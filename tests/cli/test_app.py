@@ -115,14 +115,20 @@ def test_an_interruption_ends_in_one_line(
     assert capsys.readouterr().err == "dcnet: interrupted before the end\n"
 
 
-def test_a_reader_who_has_seen_enough():
+@pytest.mark.parametrize("words", ["list operators", "bench heads --help"])
+def test_a_reader_who_has_seen_enough(words: str):
     """As in `dcnet list operators | head -1`: the code of a broken pipe, and no complaint."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as pipe:
-        command = [sys.executable, "-m", "dcnet", "list", "operators"]
+        command = [sys.executable, "-m", "dcnet", *words.split()]
         done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_name_that_the_system_refuses(capsys: pytest.CaptureFixture[str]):
+    assert app.main(["evaluate", "x" * 300]) == 2
+    assert capsys.readouterr().err.startswith("dcnet: File name too long: 'xxx")
 
 
 def test_a_file_is_a_command_and_a_folder_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

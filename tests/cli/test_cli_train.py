@@ -1,5 +1,7 @@
 """`dcnet train`, as it is typed."""
 
+import sys
+
 import pytest
 from tiny_runs import colour_run
 
@@ -83,6 +85,15 @@ def test_one_operator_in_two_spellings_is_one_run(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "one seed" in out
     assert out.count("wrote") == 1
+
+
+def test_a_package_that_is_not_there_is_told_in_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert train(tmp_path, "--model", "timm:resnet18", "--epochs", "1") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dcnet train: ")
+    assert "timm" in error
+    assert error.count("\n") == 1
 
 
 def test_large_seeds(tmp_path):
