@@ -10,8 +10,8 @@ KEPT = ("running_mean", "running_var")
 
 
 @torch.no_grad()
-def start_statistics_(model: nn.Module, look: Callable[[], object]) -> None:
-    """Gives every batch normalisation the mean and the variance of one batch; nothing else changes.
+def start_statistics_(model: nn.Module, look: Callable[[], object], known: bool = True) -> None:
+    """Gives every batch normalisation that has seen nothing the mean and variance of one batch; nothing else changes.
 
     A decoupled layer may give a hundredth of what its normalisation expects at first. After fewer steps than it takes
     to forget that, evaluation would be at chance, however well the network was trained.
@@ -19,8 +19,10 @@ def start_statistics_(model: nn.Module, look: Callable[[], object]) -> None:
     Args:
         model: the network, which is in training mode.
         look: sends a batch through it.
+        known: leaves statistics of a network that was trained before; False for those of another operator.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and _forgets(layer)]
+    found = [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and _forgets(layer)]
+    layers = [layer for layer in found if not (known and layer.num_batches_tracked)]
     if not layers:
         return
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}

@@ -117,7 +117,9 @@ class Workspace:
             with self.accelerator.autocast():
                 self.model(self.source.images(0))
 
-        start_statistics_(self.model, look)
+        # Weights of a plain network come with the statistics of what it gave, and not of what they give now.
+        changed = self.config.pretrained is not None and self.config.decoupled
+        start_statistics_(self.model, look, known=not changed)
 
     def train_on(self, step: int, losses: list[float]) -> None:
         """The step of that number, after epochs with these losses."""

@@ -41,6 +41,17 @@ def test_a_batch_that_is_not_finite_leaves_them_as_they_are():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_a_network_that_was_trained_keeps_its_own_unless_its_operator_changed():
+    model = network().train()
+    model(torch.rand(5, 3, 8, 8))
+    before = model[1].running_var.clone()
+    x = torch.rand(5, 3, 8, 8)
+    start_statistics_(model, lambda: model(x))
+    assert torch.equal(model[1].running_var, before)
+    start_statistics_(model, lambda: model(x), known=False)
+    assert not torch.allclose(model[1].running_var, before)
+
+
 def test_what_interrupts_leaves_the_momenta_as_they_are():
     model = network().train()
 
