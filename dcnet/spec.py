@@ -31,7 +31,12 @@ def made_by(registry: Mapping[str, Any], kind: str, spec: str) -> Any:
     name, _, text = spec.partition("(")
     if name not in registry:
         raise unknown(kind, name, registry)
-    return registry[name](**_settings(registry[name], name, kind, spec, text)) if text else registry[name]()
+    given = _settings(registry[name], name, kind, spec, text) if text else {}
+    try:
+        return registry[name](**given)
+    except (TypeError, OverflowError) as error:
+        # What is typed in is told as any other wrong value is.
+        raise ValueError(f"{spec!r} is no {kind}: {error}") from error
 
 
 def _settings(made: Any, name: str, kind: str, spec: str, text: str) -> dict[str, Any]:
@@ -39,14 +44,17 @@ def _settings(made: Any, name: str, kind: str, spec: str, text: str) -> dict[str
     known = {declared.name for declared in dataclasses.fields(made) if declared.init}
     try:
         call = ast.parse(f"f({text}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             raise ValueError(text)
-        found = {str(word.arg): _literal(word.value) for word in call.keywords}
-    except (SyntaxError, ValueError, ZeroDivisionError):
+        found = [(str(word.arg), _literal(word.value)) for word in call.keywords]
+    except (SyntaxError, TypeError, ValueError, ArithmeticError):
         raise ValueError(f"{spec!r} is no {kind}: write it as {name} or {name}(name=number,...)") from None
-    if strange := sorted(found.keys() - known):
+    names = [key for key, _ in found]
+    if strange := sorted(set(names) - known):
         raise ValueError(f"{name} has no {strange[0]!r} in {spec!r}: it has {', '.join(sorted(known)) or 'nothing'}")
-    return found
+    if twice := [key for key in names if names.count(key) > 1]:
+        raise ValueError(f"{twice[0]!r} of {name} is given {names.count(twice[0])} times in {spec!r}: give it once")
+    return dict(found)
 
 
 def _literal(node: ast.expr) -> Any:

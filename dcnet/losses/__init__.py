@@ -14,10 +14,9 @@ from dcnet.losses.margins import (
     MSoftmax,
     NormFace,
     Softmax,
-    SphereFace2,
-    SphereFaceR,
 )
 from dcnet.losses.sharded import ShardedMarginSoftmax
+from dcnet.losses.spherefaces import SphereFace2, SphereFaceR
 
 __all__ = [
     "AMSoftmax",

@@ -12,7 +12,8 @@ from dcnet.learnable import check_number
 class Annealing:
     """The target's logit is (lambda cos + psi) / (1 + lambda), lambda = max(floor, start / (1 + rate * step)).
 
-    SphereFace's own values; lambda is not the same as a weight, of which 1 / (1 + lambda) is what psi has.
+    What a margin asks of the other classes is let in likewise. SphereFace's own values; lambda is not the same as a
+    weight, of which 1 / (1 + lambda) is what psi has.
     """
 
     start: float = 1000.0
@@ -24,6 +25,11 @@ class Annealing:
             check_number(name, getattr(self, name))
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} of an annealing must not be negative, not {getattr(self, name)!r}")
+
+    @property
+    def first_weight(self) -> float:
+        """The share of psi at the first step."""
+        return 1 / (1 + max(self.floor, self.start))
 
     def weight(self, step: Tensor) -> Tensor:
         """The share of psi at a step, from 0 to 1."""
@@ -56,14 +62,32 @@ class Automatic:
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1, not {getattr(self, name)!r}")
 
+    @property
+    def first_weight(self) -> float:
+        """The share of psi at the first step: none, as the angle is not known yet."""
+        return 0.0
+
     def next_weight(self, weight: Tensor, degrees: Tensor) -> Tensor:
         """The share after a batch whose mean target angle is so many degrees; nobody has to wait for it."""
         allowed = ((90 - degrees) / (90 - self.ready)).clamp(0, 1) * self.most
-        return weight + self.pace * (allowed - weight).clamp(min=0)
+        # A batch without an angle, empty or not finite, leaves the share what it is, which would stay nan otherwise.
+        return weight + self.pace * (allowed - weight).clamp(min=0).nan_to_num(nan=0.0)
 
 
 Easing = Annealing | Automatic
 BY_MARGIN = "by margin"
+
+
+def let_in(cos: Tensor, asked: Tensor, share: Tensor | float | None) -> Tensor:
+    """The cosine with this share of what a margin makes of it; None for all of it.
+
+    A margin that leaves the cosine alone gives it back as it is, and then nothing is computed: there may be a million
+    classes.
+    """
+    if share is None or asked is cos:
+        return asked
+    # In the place of the difference, for the same reason.
+    return (asked - cos).mul_(share).add_(cos)
 
 
 def as_easing(given: Easing | str | None, eased: bool) -> Easing | None:

@@ -1,5 +1,6 @@
 """Cosines of features with the weights of classes, however many, without copies of the weights."""
 
+import math
 from typing import Any
 
 import torch
@@ -8,9 +9,30 @@ from torch import Tensor
 
 # Added to squared norms, so that zeros have a cosine and a gradient.
 EPS = 1e-12
+# As EPS, for features in float16, which must be able to hold the gradient.
+HALF_EPS = 1e-6
+# Features with a larger entry are brought down first, since their squares would leave the range of float32.
+HUGE = 1e15
 # The weights are worked on in so many parts at most, and in parts of so many numbers at least; one part is all that is
 # taken beyond the weights and their gradient.
 PARTS, LEAST = 64, 2**18
+
+
+def directions(features: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Features [N, D] over their norms, and the norms [N]."""
+    eps = HALF_EPS if features.dtype == torch.float16 else EPS
+    features = features.to(dtype)
+    largest = torch.linalg.vector_norm(features.detach(), math.inf, dim=1)
+    # Others are divided by 1, which leaves them all their bits.
+    size = torch.where(largest > HUGE, largest, torch.ones_like(largest))
+    unit, norms = normalized(features / size[:, None], eps)
+    return unit, norms * size
+
+
+def normalized(rows: Tensor, eps: float = EPS) -> tuple[Tensor, Tensor]:
+    """The rows over their norms, and the norms."""
+    squares = rows.square().sum(1) + eps
+    return rows * squares.rsqrt()[:, None], squares.sqrt()
 
 
 def cosines(unit: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dcnet.losses.annealing import let_in
 from dcnet.losses.margin import Margin
 
 BINS = 18
@@ -50,11 +51,12 @@ class Diagnosis:
 @torch.no_grad()
 def diagnose(cos: Tensor, labels: Tensor, margin: Margin, used: float) -> Diagnosis:
     """Of the cosines [N, classes] of features with all classes, with so much of the margin used."""
+    _check(cos)
     cos = cos.double().clamp(-1, 1)
     own = cos.gather(1, labels[:, None]).squeeze(1)
     nearest = cos.scatter(1, labels[:, None], -math.inf).amax(1)
-    eased = own + used * (margin.target(own) - own)
-    hardest = margin.others(nearest)
+    eased = let_in(own, margin.target(own), used)
+    hardest = let_in(nearest, margin.others(nearest), used)
     degrees = torch.rad2deg(torch.acos(own))
     median = degrees.median()
     return Diagnosis(
@@ -69,10 +71,21 @@ def diagnose(cos: Tensor, labels: Tensor, margin: Margin, used: float) -> Diagno
     )
 
 
+def _check(cos: Tensor) -> None:
+    if not len(cos):
+        raise ValueError("an empty batch has no angles to diagnose: give the features of one sample at least")
+    finite = cos.isfinite().all(1)
+    if not finite.all():
+        first = int((~finite).nonzero()[0])
+        raise ValueError(
+            f"sample {first} has no angles, since its features or weights of the head are not finite: give finite ones"
+        )
+
+
 def _effective_multiple(margin: Margin, used: float, theta: Tensor) -> float:
     """How many times theta the angle is, whose cosine the annealed margin gives; beyond pi psi counts on."""
     cos = torch.cos(theta)
-    eased = (cos + used * (margin.target(cos) - cos)).item()
+    eased = let_in(cos, margin.target(cos), used).item()
     # psi falls from 1 to 1 - 2m: below -1 each 2 is another pi.
     turns = max(math.ceil((-1 - eased) / 2), 0)
     folded = min(max(eased + 2 * turns, -1.0), 1.0)

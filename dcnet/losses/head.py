@@ -6,17 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dcnet.losses.annealing import BY_MARGIN, Automatic, Easing, as_easing
-from dcnet.losses.cosine import EPS, cosines
+from dcnet.learnable import check_number
+from dcnet.losses.annealing import BY_MARGIN, Easing
+from dcnet.losses.cosine import cosines, directions, normalized
 from dcnet.losses.diagnosis import Diagnosis, diagnose
-from dcnet.losses.margin import Margin, angle, as_margin
+from dcnet.losses.easing import Eased
+from dcnet.losses.margin import Margin, as_margin
 from dcnet.losses.scale import FeatureScale, Scale
 
-# As EPS, for features in float16, which must be able to hold the gradient.
-HALF_EPS = 1e-6
 
-
-class MarginSoftmax(nn.Module):
+class MarginSoftmax(Eased):
     """loss = head(features, labels); head.logits(features) are without margin, for prediction.
 
     All is computed in float32 or better, whatever the features are in and under autocast.
@@ -31,8 +30,6 @@ class MarginSoftmax(nn.Module):
     """
 
     weight: nn.Parameter
-    step: Tensor
-    eased_in: Tensor
 
     def __init__(
         self,
@@ -43,47 +40,52 @@ class MarginSoftmax(nn.Module):
         annealing: Easing | str | None = BY_MARGIN,
         label_smoothing: float = 0.0,
     ):
-        super().__init__()
         if in_features < 1 or num_classes < 2:
             raise ValueError(f"a head needs features and two classes at least, not {in_features} and {num_classes}")
-        self.margin = as_margin(margin)
+        super().__init__(as_margin(margin), annealing)
+        _check_smoothing(label_smoothing, self.margin)
         self.in_features, self.num_classes, self.label_smoothing = in_features, num_classes, label_smoothing
-        self.annealing = as_easing(annealing, self.margin.eased)
         self.weight = nn.Parameter(torch.empty(self._held(num_classes), in_features))
         self.scale = FeatureScale(self.margin.scale if scale is None else scale, self.margin.scale)
         if self.margin.binary and self.scale.is_norm:
             raise ValueError(f"{self.margin.name} decides each class by itself and needs a scale that is a number")
         self.bias = nn.Parameter(torch.zeros(len(self.weight))) if self.margin.bias else None
         self.offset = nn.Parameter(torch.zeros(())) if self.margin.binary else None
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-        # How much of the margin is used; all of it where nothing is annealed.
-        self.register_buffer("eased_in", torch.tensor(0.0 if isinstance(self.annealing, Automatic) else 1.0))
         self.reset_parameters()
 
     def _held(self, num_classes: int) -> int:
         """How many of the classes this head holds."""
         return num_classes
 
+    def _chance(self) -> torch.Generator | None:
+        """Where the first weights come from; None for torch's own generator."""
+        return None
+
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=(2 / (self.num_classes + self.in_features)) ** 0.5)
+        super().reset_parameters()
+        self.scale.reset_parameters()
+        deviation = (2 / (self.num_classes + self.in_features)) ** 0.5
+        nn.init.normal_(self.weight, std=deviation, generator=self._chance())
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         if self.offset is not None:
-            nn.init.constant_(self.offset, self.margin.first_bias(self.num_classes, self.scale.fixed or 1.0))
+            # At orthogonal weights a share of the margin is the whole margin at that share of the scale.
+            scale = (self.scale.fixed or 1.0) * self.first_share
+            nn.init.constant_(self.offset, self.margin.first_bias(self.num_classes, scale))
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of features [N, in_features] with labels [N]."""
         self._check(features, labels)
         with _full_precision(features):
-            return self._loss(*self._directions(features), labels)
+            return self._loss(*directions(features, self._dtype), labels)
 
     def _loss(self, unit: Tensor, norms: Tensor, labels: Tensor) -> Tensor:
         cos, own, weight_norms = cosines(unit, self.weight.to(self._dtype), labels)
-        size = self.scale(norms)
-        target = self._eased(own, self._next_share(own)) * size
+        size, share = self.scale(norms), self._next_share(own)
+        target = self._target(own, share) * size
         if not self.margin.unit_weights:
             target = target * weight_norms[labels]
-        logits = self._scaled(self.margin.others(cos), size, weight_norms)
+        logits = self._scaled(self._others(cos, share), size, weight_norms)
         if self.bias is not None:
             logits, target = logits + self.bias, target + self.bias[labels]
         if self.margin.binary:
@@ -91,11 +93,6 @@ class MarginSoftmax(nn.Module):
         # In their place, as no gradient needs what was there; copies of logits are what takes the memory.
         logits = logits.scatter_(1, labels[:, None], target[:, None])
         return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
-
-    def _eased(self, cos: Tensor, share: Tensor | None) -> Tensor:
-        """(lambda cos + psi) / (1 + lambda), of which 1 / (1 + lambda) is the share."""
-        psi = self.margin.target(cos)
-        return psi if share is None else cos + share * (psi - cos)
 
     def _scaled(self, cos: Tensor, size: Tensor, weight_norms: Tensor) -> Tensor:
         scaled = cos * (size[:, None] if size.dim() else size)
@@ -108,40 +105,24 @@ class MarginSoftmax(nn.Module):
         share = self.margin.label_share()
         return (share * own + (1 - share) * others).mean()
 
-    @torch.no_grad()
-    def _next_share(self, cos: Tensor) -> Tensor | None:
-        """How much of the margin counts in this batch; in training it moves on."""
-        if self.annealing is None:
-            return None
-        if self.training:
-            if isinstance(self.annealing, Automatic):
-                degrees = torch.rad2deg(angle(cos)).mean()
-                self.eased_in.copy_(self.annealing.next_weight(self.eased_in, degrees.to(self.eased_in)))
-            else:
-                self.eased_in.copy_(self.annealing.weight(self.step))
-            self.step.add_(1)
-        elif not isinstance(self.annealing, Automatic):
-            self.eased_in.copy_(self.annealing.weight(self.step))
-        # A copy, since the next batch changes it before the gradients of this one may be asked for.
-        return self.eased_in.to(cos.dtype).clone()
-
     def logits(self, features: Tensor) -> Tensor:
         """What the classes get without any margin, [N, num_classes]."""
         with _full_precision(features):
-            unit, norms = self._directions(features)
-            weights, weight_norms = _normalized(self.weight.to(self._dtype))
-            logits = self._scaled(F.linear(unit, weights), self.scale(norms), weight_norms)
-            return logits if self.bias is None else logits + self.bias
+            unit, norms = directions(features, self._dtype)
+            weight, bias = self._all_classes()
+            weight, weight_norms = normalized(weight.to(self._dtype))
+            logits = self._scaled(F.linear(unit, weight), self.scale(norms), weight_norms)
+            return logits if bias is None else logits + bias
 
     def cosines(self, features: Tensor) -> Tensor:
         """cos(theta_j) of each feature and class, [N, num_classes]."""
         with _full_precision(features):
-            weights, _ = _normalized(self.weight.to(self._dtype))
-            return F.linear(self._directions(features)[0], weights)
+            weight, _ = normalized(self._all_classes()[0].to(self._dtype))
+            return F.linear(directions(features, self._dtype)[0], weight)
 
-    def _directions(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of norm 1, and the norms they had."""
-        return _normalized(features.to(self._dtype), HALF_EPS if features.dtype == torch.float16 else EPS)
+    def _all_classes(self) -> tuple[Tensor, Tensor | None]:
+        """Weights and biases of all classes, wherever they are held."""
+        return self.weight, self.bias
 
     def diagnose(self, features: Tensor, labels: Tensor) -> Diagnosis:
         """Where the features of these labels stand, and what the margin asks of them."""
@@ -169,10 +150,12 @@ class MarginSoftmax(nn.Module):
             raise ValueError(f"label {bad} is none of the {self.num_classes} classes, from 0 to {self.num_classes - 1}")
 
 
-def _normalized(rows: Tensor, eps: float = EPS) -> tuple[Tensor, Tensor]:
-    """The rows over their norms, and the norms."""
-    squares = rows.square().sum(1) + eps
-    return rows * squares.rsqrt()[:, None], squares.sqrt()
+def _check_smoothing(smoothing: Any, margin: Margin) -> None:
+    check_number("label_smoothing", smoothing)
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"label_smoothing must be 0 or more and less than 1, not {smoothing!r}")
+    if smoothing and margin.binary:
+        raise ValueError(f"{margin.name} decides each class by itself and takes no label_smoothing, not {smoothing!r}")
 
 
 def _full_precision(features: Tensor) -> Any:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dcnet.angle import safe_asin
+from dcnet.learnable import take_plain_numbers
 from dcnet.spec import made_by
 
 # Below this the slope of theta by cos(theta) stops growing; it is infinite at theta = 0 and pi.
@@ -25,9 +26,9 @@ DELTA = 1e-6
 class Margin:
     """The logits s psi(theta_y) of the label and s eta(theta_j) of all others.
 
-    `unit_weights` says that ||W_j|| counts as 1; `unit_features` that ||x|| does, so that s must be given; `bias` that
-    the classes have one; `scale` is the s that a head takes by default, None for ||x||; `binary` that each class is
-    decided by itself, and not by a softmax over all; `eased` that training needs annealing.
+    `unit_weights` says that ||W_j|| counts as 1; `bias` that the classes have one; `scale` is the s that a head takes
+    by default, None for ||x||; `binary` says that each class is decided by itself, and not by a softmax over all;
+    `eased` that training needs annealing.
     """
 
     name: ClassVar[str]
@@ -37,6 +38,9 @@ class Margin:
     binary: ClassVar[bool] = False
     eased: ClassVar[bool] = False
     scale: ClassVar[float | None] = None
+
+    def __post_init__(self) -> None:
+        take_plain_numbers(self)
 
     def __str__(self) -> str:
         """The spec, which `as_margin` reads; what is as by default is left out."""

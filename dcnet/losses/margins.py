@@ -1,7 +1,6 @@
 """The margins of the literature; one more is one class here, or in a file of one's own."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -46,7 +45,8 @@ class ASoftmax(Margin):
     m: float = 4
 
     def __post_init__(self) -> None:
-        _check_multiple(self.name, self.m)
+        super().__post_init__()
+        check_multiple(self.name, self.m)
 
     def target(self, cos: Tensor) -> Tensor:
         return multiplied(cos, self.m)
@@ -74,7 +74,8 @@ class AMSoftmax(Margin):
     m: float = 0.35
 
     def __post_init__(self) -> None:
-        _check_added(self.name, self.m, 2.0)
+        super().__post_init__()
+        check_added(self.name, self.m, 2.0)
 
     def target(self, cos: Tensor) -> Tensor:
         return cos - self.m
@@ -91,7 +92,8 @@ class ArcFace(Margin):
     m: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_added(self.name, self.m, math.pi / 2)
+        super().__post_init__()
+        check_added(self.name, self.m, math.pi / 2)
 
     def target(self, cos: Tensor) -> Tensor:
         beyond = cos - self.m * math.sin(self.m)
@@ -120,92 +122,13 @@ class L2Softmax(Margin):
     scale: ClassVar[float | None] = 16.0
 
 
-@register
-@dataclass(frozen=True)
-class SphereFaceR(Margin):
-    """s cos(min(m theta_y, pi)) for version 1, and s cos(theta_j / m) for the others in version 2 (SphereFace Revived).
-
-    With `detach` the margin itself has no gradient, as the authors have it: that of the cosine is used in its place.
-    """
-
-    name: ClassVar[str] = "sphereface-r"
-    about: ClassVar[str] = "s cos(min(m theta_y, pi)), s cos(theta_j)"
-    scale: ClassVar[float | None] = 30.0
-    m: float = 1.5
-    version: int = 1
-    detach: bool = True
-
-    def __post_init__(self) -> None:
-        _check_multiple(self.name, self.m)
-        if self.version not in (1, 2):
-            raise ValueError(f"version of {self.name} must be 1 or 2, not {self.version!r}")
-
-    def target(self, cos: Tensor) -> Tensor:
-        if self.version == 2:
-            return cos
-        return self._passed(cos, lambda c: torch.cos((self.m * angle(c)).clamp(max=math.pi)))
-
-    def others(self, cos: Tensor) -> Tensor:
-        if self.version == 1:
-            return cos
-        return self._passed(cos, lambda c: torch.cos(angle(c) / self.m))
-
-    def _passed(self, cos: Tensor, margin: Callable[[Tensor], Tensor]) -> Tensor:
-        return cos + (margin(cos) - cos).detach() if self.detach else margin(cos)
-
-
-@register
-@dataclass(frozen=True)
-class SphereFace2(Margin):
-    """Each class by itself: r (g(cos) - m) + b for the label, r (g(cos) + m) + b for others; g(c) = 2((c+1)/2)^t - 1.
-
-    The loss is `share` / r of the logistic loss of the label, and (1 - share) / r of the sum of those of all others.
-    """
-
-    name: ClassVar[str] = "sphereface2"
-    about: ClassVar[str] = "s (g(cos(theta_y)) - m) + b, s (g(cos(theta_j)) + m) + b, g(c) = 2((c + 1)/2)^t - 1"
-    binary: ClassVar[bool] = True
-    scale: ClassVar[float | None] = 40.0
-    m: float = 0.4
-    t: float = 3.0
-    share: float = 0.7
-
-    def __post_init__(self) -> None:
-        _check_added(self.name, self.m, 1.0)
-        check_number(f"t of {self.name}", self.t)
-        if self.t < 1:
-            raise ValueError(f"t of {self.name} must be 1 or more, not {self.t!r}")
-        if not 0 < self.share < 1:
-            raise ValueError(f"share of {self.name} must be between 0 and 1, not {self.share!r}")
-
-    def target(self, cos: Tensor) -> Tensor:
-        return self._stretched(cos) - self.m
-
-    def others(self, cos: Tensor) -> Tensor:
-        return self._stretched(cos) + self.m
-
-    def _stretched(self, cos: Tensor) -> Tensor:
-        return 2 * ((cos.clamp(-1, 1) + 1) / 2) ** self.t - 1
-
-    def label_share(self) -> float:
-        return self.share
-
-    def first_bias(self, classes: int, scale: float) -> float:
-        """b with which label and others pull equally at orthogonal weights."""
-        odds = self.share / ((1 - self.share) * max(classes - 1, 1))
-        zero = 2 * 0.5**self.t - 1
-        label, others = scale * (zero - self.m), scale * (zero + self.m)
-        root = math.sqrt((1 - odds) ** 2 + 4 * odds * math.exp(label - others))
-        return math.log(2 * odds) - others - math.log(1 - odds + root)
-
-
-def _check_multiple(name: str, m: Any) -> None:
+def check_multiple(name: str, m: Any) -> None:
     check_number(f"m of {name}", m)
     if m < 1:
         raise ValueError(f"m of {name} multiplies the angle and must be 1 or more, not {m!r}")
 
 
-def _check_added(name: str, m: Any, limit: float) -> None:
+def check_added(name: str, m: Any, limit: float) -> None:
     check_number(f"m of {name}", m)
     if not 0 <= m < limit:
         raise ValueError(f"m of {name} must be from 0 to less than {limit:.3g}, not {m!r}")

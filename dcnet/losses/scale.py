@@ -28,11 +28,17 @@ class FeatureScale(nn.Module):
             return
         if isinstance(asked, str) and asked != "learned":
             raise ValueError(f"scale must be a number, 'norm' or 'learned', not {asked!r}")
+        if isinstance(asked, Learnable) and asked.per_channel:
+            raise ValueError(f"scale is one number for all classes, Learnable({asked.init!r}), not {asked!r}")
         value = asked.init if isinstance(asked, Learnable) else (start or START) if isinstance(asked, str) else asked
         check_number("scale", value, above=0)
         self.fixed = float(value)
         if isinstance(asked, str | Learnable):
             self.log = nn.Parameter(torch.tensor(math.log(value)))
+
+    def reset_parameters(self) -> None:
+        if self.log is not None and self.fixed is not None:
+            nn.init.constant_(self.log, math.log(self.fixed))
 
     def forward(self, norms: Tensor) -> Tensor:
         """s, of each feature [N] or of all of them []."""

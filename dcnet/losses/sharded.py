@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from dcnet.losses.annealing import BY_MARGIN, Easing
 from dcnet.losses.collectives import Gathered, Shared, Summed, gather_rows, largest, rank_of
-from dcnet.losses.cosine import cosines
+from dcnet.losses.cosine import cosines, directions
 from dcnet.losses.head import MarginSoftmax, _full_precision
 from dcnet.losses.margin import Margin
 from dcnet.losses.scale import Scale
@@ -20,7 +20,9 @@ class ShardedMarginSoftmax(MarginSoftmax):
 
     Each gives its own features and labels, equally many, and gets the mean loss over the joint batch. The features'
     gradients are those that DistributedDataParallel expects, and the weights' are exact: keep the head out of it.
-    Without torch.distributed it is a MarginSoftmax, of which a share of the classes may be used.
+    `logits`, `cosines` and `diagnose` are of a process's own features and of all classes, whose weights it gathers: all
+    processes call them together, too, and nothing of that has a gradient by the weights. Without torch.distributed it
+    is a MarginSoftmax, of which a share of the classes may be used.
 
     Args:
         in_features: as in MarginSoftmax, like the others.
@@ -28,7 +30,8 @@ class ShardedMarginSoftmax(MarginSoftmax):
         margin: by name, or a Margin.
         scale: a number, "norm", "learned" or a Learnable.
         annealing: as in MarginSoftmax.
-        sample: the share of the classes that is used in a step: those of the batch, and others at random.
+        sample: the share of its classes that a process uses in a step: those of the batch, which are all used however
+            many they are, and others at random.
         group: of torch.distributed; None for all processes.
     """
 
@@ -61,13 +64,13 @@ class ShardedMarginSoftmax(MarginSoftmax):
             raise ValueError(f"{num_classes} classes cannot be shared by {world} processes")
         return (rank + 1) * num_classes // world - rank * num_classes // world
 
-    def reset_parameters(self) -> None:
-        """From chance of its own in each process, which would have the same weights otherwise."""
-        rank, _ = rank_of(self.group)
-        generator = torch.Generator(self.weight.device).manual_seed(torch.initial_seed() + 7919 * rank)
-        super().reset_parameters()
-        deviation = math.sqrt(2 / (self.num_classes + self.in_features))
-        nn.init.normal_(self.weight, std=deviation, generator=generator)
+    def _chance(self) -> torch.Generator | None:
+        """Of its own in each process, which would have the same weights otherwise."""
+        if self.weight.is_meta:
+            return None
+        # One number of torch's own generator, which moves on by it: the next head is another one.
+        drawn = int(torch.randint(2**62, (), device="cpu"))
+        return torch.Generator(self.weight.device).manual_seed(drawn + 7919 * rank_of(self.group)[0])
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         if self.world == 1 and self.sample == 1:
@@ -78,13 +81,16 @@ class ShardedMarginSoftmax(MarginSoftmax):
             return self._shared_loss(joint, gather_rows(labels, self.group))
 
     def _shared_loss(self, features: Tensor, labels: Tensor) -> Tensor:
-        unit, norms = self._directions(features)
+        unit, norms = directions(features, self._dtype)
         size = self._shared_scale(norms)
         own = (labels >= self.first) & (labels < self.first + len(self.weight))
         weight, bias, places = self._used((labels - self.first).clamp(0, len(self.weight) - 1), own)
         cos, chosen, weight_norms = cosines(unit, weight.to(self._dtype), places)
-        target = Summed.apply(self._target(chosen * own, size, weight_norms, bias, places) * own, self.group)
-        logits = self._scaled(self.margin.others(cos), size, weight_norms)
+        chosen = chosen * own
+        share = self._next_share(Summed.apply(chosen, self.group))
+        held = self._held_target(self._target(chosen, share) * size, weight_norms, bias, places)
+        target = Summed.apply(held * own, self.group)
+        logits = self._scaled(self._others(cos, share), size, weight_norms)
         logits = logits if bias is None else logits + bias
         hidden = own[:, None] & (torch.arange(len(weight), device=logits.device) == places[:, None])
         if self.margin.binary:
@@ -95,9 +101,8 @@ class ShardedMarginSoftmax(MarginSoftmax):
         size = self.scale(norms)
         return size if self.scale.log is None else Shared.apply(size, self.group)
 
-    def _target(self, cos: Tensor, size: Tensor, weight_norms: Tensor, bias: Tensor | None, places: Tensor) -> Tensor:
+    def _held_target(self, target: Tensor, weight_norms: Tensor, bias: Tensor | None, places: Tensor) -> Tensor:
         """The target logits of the classes that are held here; what it is for others does not count."""
-        target = self._eased(cos, self._next_share(Summed.apply(cos, self.group))) * size
         if not self.margin.unit_weights:
             target = target * weight_norms[places]
         return target if bias is None else target + bias[places]
@@ -130,11 +135,21 @@ class ShardedMarginSoftmax(MarginSoftmax):
         return self.weight[chosen], None if self.bias is None else self.bias[chosen], where
 
     def full_weight(self) -> Tensor:
-        """The weights of all classes, in every process."""
+        """The weights of all classes, in every process, all of which call it together."""
+        return self._of_all(self.weight)
+
+    def _all_classes(self) -> tuple[Tensor, Tensor | None]:
         if self.world == 1:
-            return self.weight.detach()
+            return super()._all_classes()
+        return self.full_weight(), None if self.bias is None else self._of_all(self.bias)
+
+    def _of_all(self, held: Tensor) -> Tensor:
+        """What each process holds for its classes, put together in their order, without a gradient."""
+        held = held.detach()
+        if self.world == 1:
+            return held
         most = -(-self.num_classes // self.world)
-        padded = F.pad(self.weight.detach(), (0, 0, 0, most - len(self.weight)))
-        shares = gather_rows(padded, self.group).view(self.world, most, -1)
+        padded = torch.cat([held, held.new_zeros(most - len(held), *held.shape[1:])])
+        shares = gather_rows(padded, self.group).view(self.world, *padded.shape)
         counts = [self._bounds(rank + 1) - self._bounds(rank) for rank in range(self.world)]
         return torch.cat([share[:count] for share, count in zip(shares, counts, strict=True)])

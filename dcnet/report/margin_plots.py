@@ -14,9 +14,9 @@ DASHES = ("-", "--", ":", "-.")
 EASINGS = (1000, 100, 20, 5, 0)
 
 
-def margin_curves(names: Sequence[str] = (), m: float = 4.0) -> Figure:
+def margin_curves(specs: Sequence[str] = (), m: float = 4.0) -> Figure:
     """Draws psi of these margins, or of all, psi of A-softmax under annealing, and the slopes of psi."""
-    margins = [as_margin(name) for name in names or registry]
+    margins = [as_margin(spec) for spec in specs or registry]
     figure = Figure(figsize=(15, 5.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     theta = torch.linspace(0, math.pi, 721, dtype=torch.float64)
@@ -43,8 +43,9 @@ def _pull(margin: Margin, theta: Tensor) -> Tensor:
 
 
 def _label(margin: Margin) -> str:
-    given = getattr(margin, "m", None)
-    return margin.name if given is None else f"{margin.name}, m = {given:g}"
+    """The spec, which tells margins of one name apart; the m of a margin as it is by default besides."""
+    spec, given = str(margin), getattr(margin, "m", None)
+    return spec if given is None or spec != margin.name else f"{spec}, m = {given:g}"
 
 
 def _draw(axes: Axes, theta: Tensor, values: Tensor, label: str, i: int) -> None:

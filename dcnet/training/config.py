@@ -44,7 +44,9 @@ class RunConfig:
             images as they are.
         steps: of the optimizer; None to go by `epochs`, of which exactly one is given.
         weight_decay: coupled into the gradient but for adamw; see `dcnet.optim.param_groups` for what decays.
-        log_floor: is added to the probability inside the logarithm of the loss.
+        label_smoothing: share of the label that is spread over all classes; a margin that decides each class by itself
+            has none, whatever is given.
+        log_floor: is added to the probability inside the logarithm of the loss; margins have none.
         pixel_mean, pixel_std: the network sees (x - mean) / std of pixels from 0 to 1.
         projection_every: steps from one weight projection to the next, 0 for none. A plain network has none of this
             and the next two, whatever is given.
@@ -149,9 +151,11 @@ class RunConfig:
             if needless := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
                 raise ValueError(f"{needless[0]} is of a head with a margin: give a margin, such as a-softmax")
             return
-        object.__setattr__(self, "margin", str(as_margin(self.margin)))
+        margin = as_margin(self.margin)
+        object.__setattr__(self, "margin", str(margin))
         # Of another loss, which a recipe may have.
-        object.__setattr__(self, "log_floor", 0.0)
+        for name in ("log_floor", "label_smoothing") if margin.binary else ("log_floor",):
+            object.__setattr__(self, name, 0.0)
         if self.classifier is not None:
             raise ValueError(
                 f"classifier={self.classifier!r} is replaced by the head of margin={self.margin!r}: give one"

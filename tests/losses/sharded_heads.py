@@ -1,5 +1,7 @@
 """Run by each of several processes: a head whose classes are shared out, against one that has them all."""
 
+import dataclasses
+
 import torch
 import torch.distributed as dist
 
@@ -43,6 +45,33 @@ def compare(margin, **options):
         (by_feature,) = torch.autograd.grad(expected, x)
         (own_gradient,) = torch.autograd.grad(found, own)
         close(own_gradient, world * by_feature[OWN * rank : OWN * (rank + 1)])
+        compare_predictions(sharded, whole, *parts[rank])
+
+
+def compare_predictions(sharded, whole, x, labels):
+    """Of the features of this process with all classes, wherever they are held."""
+    for of in ("logits", "cosines"):
+        found, expected = getattr(sharded, of)(x), getattr(whole, of)(x)
+        assert found.shape == (OWN, CLASSES)
+        close(found, expected)
+        by_found, by_expected = (torch.autograd.grad(each.square().sum(), x)[0] for each in (found, expected))
+        close(by_found, by_expected)
+    found, expected = (dataclasses.asdict(head.diagnose(x, labels)) for head in (sharded, whole))
+    for name, value in expected.items():
+        close(torch.tensor(found[name]).double(), torch.tensor(value).double())
+
+
+def check_first_weights():
+    """Other ones in each process and in each head, and the same ones from the same seed."""
+    heads = {}
+    for name in ("first", "again"):
+        torch.manual_seed(3)
+        heads[name] = [ShardedMarginSoftmax(FEATURES, 4000).full_weight() for _ in range(2)]
+    one, two = heads["first"]
+    assert one.shape == (4000, FEATURES)
+    assert len(torch.cat([one, two]).unique(dim=0)) == 8000
+    assert torch.equal(one, heads["again"][0])
+    assert torch.equal(two, heads["again"][1])
 
 
 def gradients(head, loss, names):
@@ -79,10 +108,10 @@ if __name__ == "__main__":
     compare("arcface", scale=Learnable(10.0))
     compare("sphereface2", scale="learned")
     compare(SphereFaceR(version=2, detach=False))
+    compare(SphereFaceR(version=2), annealing=Annealing(start=3, rate=1, floor=1))
+    compare("sphereface2", annealing="auto")
     check_samples()
-    weight = ShardedMarginSoftmax(FEATURES, 4000).full_weight()
-    assert weight.shape == (4000, FEATURES)
-    assert len(weight.unique(dim=0)) == 4000
+    check_first_weights()
     dist.barrier()
     dist.destroy_process_group()
     print("equal", flush=True)

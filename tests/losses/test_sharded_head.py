@@ -42,6 +42,33 @@ def test_one_process_alone_has_all_classes():
     assert torch.equal(sharded.full_weight(), whole.weight)
 
 
+def test_two_heads_have_weights_of_their_own():
+    """By torch's own generator: those of a seed come again, and the generator goes on as it would elsewhere."""
+    torch.manual_seed(0)
+    one, two = ShardedMarginSoftmax(5, 7), ShardedMarginSoftmax(5, 7)
+    assert not torch.equal(one.weight, two.weight)
+    torch.manual_seed(0)
+    assert torch.equal(ShardedMarginSoftmax(5, 7).weight, one.weight)
+    assert torch.equal(ShardedMarginSoftmax(5, 7).weight, two.weight)
+    two.reset_parameters()
+    assert not torch.equal(two.weight, one.weight)
+
+
+def test_a_head_without_memory_gets_its_weights_later():
+    with torch.device("meta"):
+        head = ShardedMarginSoftmax(5, 7, "arcface")
+    head.to_empty(device="cpu").reset_parameters()
+    assert 0.1 < head.weight.std() < 1
+    assert head(torch.randn(3, 5), torch.tensor([0, 6, 2])).isfinite()
+
+
+def test_prediction_has_a_gradient_by_the_weights_where_all_are_here():
+    head = ShardedMarginSoftmax(5, 7, "softmax")
+    head.logits(torch.randn(3, 5)).sum().backward()
+    assert head.weight.grad is not None
+    assert head.bias.grad is not None
+
+
 @pytest.mark.parametrize("sample", [0.0, 1.5, -1])
 def test_samples_that_make_no_sense(sample):
     with pytest.raises(ValueError, match="share above 0 and at most 1"):

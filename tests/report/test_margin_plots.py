@@ -31,6 +31,24 @@ def test_slopes_are_those_of_the_gradient():
     assert slopes["sphereface-r"] == pytest.approx(slopes["m-softmax"], abs=1e-6)
 
 
+def test_margins_of_one_name_are_told_apart(tmp_path, monkeypatch):
+    """By their specs, each of which is drawn once however it is written."""
+    from dcnet.report import margin_plots
+
+    drawn = []
+    monkeypatch.setattr(margin_plots, "margin_curves", lambda *given: drawn.append(margin_curves(*given)) or drawn[-1])
+    specs = ["a-softmax(m=2)", "a-softmax(m=3)", "a-softmax( m = 2 )", "a-softmax", "a-softmax(m=4)", "normface"]
+    specs += ["sphereface-r(version=2)", "sphereface-r"]
+    assert main(["plot", "margins", "--margins", *specs, "--out", str(tmp_path / "x.svg")]) == 0
+    left, *_ = drawn[0].axes
+    found = {line.get_label(): line.get_ydata()[-1] for line in left.get_lines()}
+    labels = ["a-softmax(m=2)", "a-softmax(m=3)", "a-softmax, m = 4", "normface"]
+    assert list(found) == [*labels, "sphereface-r(version=2)", "sphereface-r, m = 1.5"]
+    # psi ends at 1 - 2m.
+    assert [found[label] for label in labels] == pytest.approx([-3, -5, -7, -1])
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == list(found)
+
+
 def test_the_command(tmp_path, capsys):
     assert main(["plot", "margins", "--margins", "a-softmax", "arcface", "--out", str(tmp_path / "x.svg")]) == 0
     assert (tmp_path / "x.svg").exists()

@@ -14,8 +14,8 @@ from dcnet.cli.plot_options import drawn, picture
 class Command:
     """Draw margins: what they ask of the angle, how annealing lets them in, and how hard they pull."""
 
-    margins: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(default: all)")] = ()
-    """Margins such as a-softmax or arcface, see `dcnet list margins`."""
+    margins: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SPEC ...", help_behavior_hint="(default: all)")] = ()
+    """Margins such as a-softmax or "arcface(m=0.3)", see `dcnet list margins`."""
 
     m: Annotated[float, tyro.conf.arg(metavar="NUMBER")] = 4.0
     """Multiple of the angle in the picture of annealing."""
@@ -28,5 +28,6 @@ class Command:
         from dcnet.report.margin_plots import margin_curves
 
         ASoftmax(m=self.m)
-        names = [as_margin(name).name for name in dict.fromkeys(self.margins)]
-        return drawn(picture(self.out, self.out), lambda: margin_curves(names, self.m))
+        # As specs are written in one way, what is the same is drawn once.
+        specs = list(dict.fromkeys(str(as_margin(spec)) for spec in self.margins))
+        return drawn(picture(self.out, self.out), lambda: margin_curves(specs, self.m))

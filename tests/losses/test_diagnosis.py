@@ -1,0 +1,52 @@
+"""Where features stand, in numbers and in words, and when nothing can be said."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from heads_and_batches import head_and_batch
+
+from dcnet.losses import ASoftmax, MarginSoftmax, ShardedMarginSoftmax
+
+
+def test_a_diagnosis_in_numbers_and_words():
+    head = MarginSoftmax(2, 2, ASoftmax(m=2), annealing=None)
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(2))
+    degrees = torch.tensor([5.0, 21.0, 35.0, 44.0, 81.0])
+    x = torch.stack([torch.deg2rad(degrees).cos(), torch.deg2rad(degrees).sin()], 1)
+    found = head.diagnose(x, torch.zeros(5, dtype=torch.int64))
+    assert found.mean_angle == pytest.approx(degrees.mean().item(), abs=1e-3)
+    assert found.median_angle == pytest.approx(35, abs=1e-3)
+    assert found.histogram[:9] == (1, 0, 1, 1, 1, 0, 0, 0, 1)
+    assert found.effective_m == pytest.approx(2, abs=1e-3)
+    assert found.right == pytest.approx(0.8)
+    # 2 * 35 > 90 - 35 and 2 * 44 > 90 - 44, but 2 * 21 < 90 - 21.
+    assert found.inside == pytest.approx(0.4)
+    assert "inside the margin" in str(found)
+    assert dataclasses.asdict(found)["used"] == 1.0
+
+
+def test_effective_multiples_beyond_half_a_turn():
+    for degrees, m in ((60, 4), (20, 4), (89, 3)):
+        head = MarginSoftmax(2, 2, ASoftmax(m=m), annealing=None)
+        with torch.no_grad():
+            head.weight.copy_(torch.eye(2))
+        theta = math.radians(degrees)
+        found = head.diagnose(torch.tensor([[math.cos(theta), math.sin(theta)]]), torch.tensor([0]))
+        assert found.effective_m == pytest.approx(m, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", [MarginSoftmax, ShardedMarginSoftmax])
+def test_there_is_nothing_to_diagnose_in_an_empty_batch(kind: type[MarginSoftmax]):
+    with pytest.raises(ValueError, match=r"an empty batch has no angles to diagnose: give the features of one sample"):
+        kind(3, 4).diagnose(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_features_that_are_not_finite_have_no_diagnosis(value: float):
+    head, x, labels = head_and_batch("a-softmax")
+    x[3, 1] = value
+    with pytest.raises(ValueError, match="sample 3 has no angles, since its features or weights of the head are not"):
+        head.diagnose(x, labels)
