@@ -132,9 +132,6 @@ def relative_to_mean(op: Operator, constants: dict[str, Value], n: Tensor, optio
     if op.decay is None:
         return constants
     mean = _mean_norm(n, options, op.decay)
-    if n.numel() == 0:
-        # The mean of nothing is 0, whose reciprocal would make gradients of zero times infinity.
-        mean = mean + 1
     return {name: value * mean if op.slots[name].relative else value for name, value in constants.items()}
 
 
@@ -147,7 +144,8 @@ def _mean_norm(n: Tensor, options: Options, decay: float) -> Tensor:
     mean = _batch_mean(n, sharing(options))
     if running is not None:
         _update_mean(running, mean.detach().to(running.dtype), decay)
-    return mean
+    # The mean of nothing is 0, whose reciprocal would make gradients of zero times infinity.
+    return mean + 1 if n.numel() == 0 else mean
 
 
 def sharing(options: Options) -> Processes | None:
