@@ -23,6 +23,14 @@ def epsilon_of(text: str) -> float:
         raise ValueError(f"--epsilon must be a number or a fraction such as 8/255, not {text!r}") from None
 
 
+def exact_words(epsilon: float) -> str:
+    """The epsilon in words where they say it exactly, such as 8/255, and else in all its digits, such as 0.05."""
+    from dcnet.robustness.checks import words_for
+
+    words = words_for(epsilon)
+    return words if epsilon_of(words) == epsilon else repr(epsilon)
+
+
 def check_epsilon(epsilon: float) -> float:
     if not 0 < epsilon <= 1:
         raise ValueError(

@@ -43,8 +43,10 @@ class Progress:
 
     def ends(self, name: str, found: Mapping[str, Any]) -> None:
         self.bar.advance(self.task)
-        left = f"{100 * found['accuracy']:.2f} %" if "accuracy" in found else "done"
-        self._say(f"{_words(name)}: {found.get('skipped', left)} ({found['seconds']:.1f} s)")
+        # A certificate has both, and is about the images that are certified.
+        share = found.get("certified", found.get("accuracy"))
+        told = "done" if share is None else f"{100 * share:.2f} %"
+        self._say(f"{_words(name)}: {found.get('skipped', told)} ({found['seconds']:.1f} s)")
 
     def _say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, highlight=False, markup=False)

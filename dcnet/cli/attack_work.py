@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dcnet.cli.attack_options import exact_words
 from dcnet.cli.run_options import WRONG_INPUT
 
 if TYPE_CHECKING:
@@ -44,11 +45,10 @@ class Attacked:
     @property
     def name(self) -> str:
         """What the record calls the card."""
-        from dcnet.robustness.checks import words_for
         from dcnet.robustness.subject import STANDARD
 
         kind = "" if self.subject.effort == STANDARD else "-quick"
-        return f"attack-{words_for(self.subject.epsilon)}-{len(self.subject.images)}-images{kind}"
+        return f"attack-{exact_words(self.subject.epsilon)}-{len(self.subject.images)}-images{kind}"
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -21,8 +21,9 @@ def accuracy_plot(card: Card) -> Figure:
     figure, axes = _drawing()
     curve, epsilon = card["results"]["by_epsilon"], 255 * card["settings"]["epsilon"]
     points = [(255 * at, 100 * left) for at, left in zip(curve["epsilons"], curve["accuracies"], strict=True) if at]
-    x, y = zip(*points, strict=True)
-    axes.plot(x, y, ".-", color=CURVE, label=f"PGD, {curve['steps']} steps", zorder=2)
+    if points:
+        # None of a network that is right about nothing, where the curve ends before the first epsilon.
+        axes.plot(*zip(*points, strict=True), ".-", color=CURVE, label=f"PGD, {curve['steps']} steps", zorder=2)
     clean = 100 * card["results"]["clean"]["accuracy"]
     axes.axhline(clean, color=CLEAN, linestyle="--", label=f"no attack, {clean:.1f} %")
     axes.axvline(epsilon, color=BUDGET, linestyle=":", label=f"epsilon of the other attacks, {_steps(epsilon)}")

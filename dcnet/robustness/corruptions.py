@@ -135,8 +135,9 @@ def _accuracy(
 
 
 def _corrupted(images: Tensor, corruption: Corruption, severity: int, rows: Tensor, seed: int) -> Tensor:
-    if severity not in SEVERITIES:
-        raise ValueError(f"severity must be from 1 to 5, not {severity!r}")
+    # True and 1.0 equal 1, and are none of them.
+    if type(severity) is not int or severity not in SEVERITIES:
+        raise ValueError(f"severity must be a whole number from 1 to 5, not {severity!r}")
     return corruption.change(images, corruption.levels[severity - 1], rows, seed).clamp(0, 1)
 
 

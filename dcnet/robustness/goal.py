@@ -40,10 +40,14 @@ class Goal:
     targeted: bool = False
 
     def judged(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The score [N], which is the larger the nearer an image is to the goal, and whether it is there, bool [N]."""
+        """The score [N], which is the larger the nearer an image is to the goal, and whether it is there, bool [N].
+
+        Logits with a NaN are wrong, as they are for `accuracy`: away from the label, and at no target.
+        """
         logits = self.network(images)
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        hit = logits.argmax(1) == labels
+        # A NaN is no answer, whatever class it stands at.
+        hit = (logits.argmax(1) == labels) & ~logits.isnan().any(1)
         loss = self.loss(logits, labels)
         return (-loss, hit) if self.targeted else (loss, ~hit)
 

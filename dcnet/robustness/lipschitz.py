@@ -10,6 +10,7 @@ from dcnet.robustness.bounds import Signal, visit
 from dcnet.robustness.bounds.signal import first_signal
 from dcnet.robustness.norms import as_norm
 from dcnet.robustness.task import device_of
+from dcnet.verification.embeddings import evaluating
 
 
 def lipschitz(module: nn.Module, shape: Sequence[int], norm: str = "l2") -> float:
@@ -31,6 +32,7 @@ def output_bounds(module: nn.Module, shape: Sequence[int]) -> tuple[Tensor, Tens
     return signal.low, signal.high
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def signal_of(module: nn.Module, shape: Sequence[int], norm: str) -> Signal:
     """What is known of the module's outputs, for inputs that are moved by 1 in the norm."""
@@ -39,7 +41,8 @@ def signal_of(module: nn.Module, shape: Sequence[int], norm: str) -> Signal:
         raise ValueError(f"the model must be an nn.Module, not {type(module).__name__}")
     check_shape(shape)
     check_finite(module)
-    return visit(module, first_signal(tuple(shape), norm, device_of(module, torch.empty(0))))
+    with evaluating(module):
+        return visit(module, first_signal(tuple(shape), norm, device_of(module, torch.empty(0))))
 
 
 def check_shape(shape: Sequence[Any]) -> None:

@@ -38,7 +38,8 @@ def perturb(
         targets: what the images are to be taken for, int [N]; None for anything but the label.
         source: a network that the attack takes for the model, which it then knows nothing of. Each image is moved as
             far as the attack goes: one that just breaks the source would hardly break anything else.
-        seed: of all chance; the same seed finds the same images, in batches of any size, but for rounding.
+        seed: of all chance; the same seed finds the same images, in batches of any size, but for rounding. Only square
+            and autoattack draw by the batch, so that with them another batch_size finds others.
         batch_size: how many images are attacked at once.
         compile: compiles the steps, which is worth its minute in long attacks on a GPU.
         settings: of the attack, such as norm="l2" or steps=50.

@@ -134,10 +134,11 @@ def classes_of(model: nn.Module, x: Tensor) -> int:
     return logits.shape[1]
 
 
-def checked_batch_size(batch_size: int) -> int:
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, not {batch_size}")
-    return batch_size
+def checked_batch_size(batch_size: Any) -> int:
+    whole = isinstance(batch_size, numbers.Integral) and not isinstance(batch_size, bool)
+    if not whole or batch_size < 1:
+        raise ValueError(f"batch_size must be a whole number of at least 1, not {batch_size!r}")
+    return int(batch_size)
 
 
 def make_task(

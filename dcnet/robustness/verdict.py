@@ -12,6 +12,9 @@ LEFT = 0.5
 MOST = 0.9
 # Below so many times the accuracy of guessing there is nothing to attack.
 GUESSING = 1.5
+# By which share an epsilon of the curve may be above that of the card by rounding alone.
+ROUNDING = 1e-9
+GROWING = "PGD at growing epsilons"
 WHITE_BOX = {
     "fgsm": "FGSM",
     "bim": "BIM",
@@ -24,12 +27,13 @@ WHITE_BOX = {
 def verdict(results: Results, checks: Sequence[Check], epsilon: float, effort: Effort = STANDARD) -> dict[str, Any]:
     """What a report card comes to, as plain values, and in "words" as sentences.
 
-    "robust_to" are the attacks within epsilon that leave at least half of the clean accuracy; "robust_up_to" is the
-    largest epsilon of the curve at which that much is left, "broken_from" the first that leaves nothing, None if none
-    does. "trusted" is False where a check has failed, and None where one could not be made, or where the attacks were
-    fewer or weaker than the standard ones.
+    "robust_to" are the attacks within epsilon that leave at least half of the clean accuracy, the curve being one of
+    them where it has come below PGD by then, and "strongest" the one that leaves least; "robust_up_to" is the largest
+    epsilon of the curve at which that much is left, "broken_from" the first that leaves nothing, None if none does.
+    "trusted" is False where a check has failed, and None where one could not be made, or where the attacks were fewer
+    or weaker than the standard ones.
     """
-    clean, left = results["clean"]["accuracy"], accuracies(results)
+    clean, left = results["clean"]["accuracy"], accuracies(results, epsilon)
     strongest = min(left, key=lambda name: left[name])
     held = [name for name, share in left.items() if share >= LEFT * clean]
     failed = [check.name for check in checks if check.passed is False]
@@ -53,15 +57,28 @@ def verdict(results: Results, checks: Sequence[Check], epsilon: float, effort: E
     return found | {"words": _words(found, results, len(checks))}
 
 
-def accuracies(results: Results) -> dict[str, float]:
+def accuracies(results: Results, epsilon: float) -> dict[str, float]:
     """What each attack within epsilon leaves, by its name."""
     known = {WHITE_BOX[name]: results[name].get("accuracy") for name in WHITE_BOX}
-    return {name: left for name, left in known.items() if left is not None} | black_box(results)
+    found = {name: left for name, left in known.items() if left is not None}
+    return found | _of_curve(results, epsilon) | black_box(results)
+
+
+def _of_curve(results: Results, epsilon: float) -> dict[str, float]:
+    """The least of the curve up to epsilon, within which the smaller ones lie; nothing where PGD leaves no more."""
+    within = [left for at, left in _points(results) if 0 < at <= epsilon * (1 + ROUNDING)]
+    least = min(within, default=results["pgd"]["accuracy"])
+    return {GROWING: least} if least < results["pgd"]["accuracy"] else {}
+
+
+def _points(results: Results) -> list[tuple[float, float]]:
+    """Each epsilon of the curve with what is left there."""
+    curve = results["by_epsilon"]
+    return list(zip(curve["epsilons"], curve["accuracies"], strict=True))
 
 
 def _reach(results: Results) -> dict[str, float | None]:
-    curve, clean = results["by_epsilon"], results["clean"]["accuracy"]
-    points = list(zip(curve["epsilons"], curve["accuracies"], strict=True))
+    points, clean = _points(results), results["clean"]["accuracy"]
     return {
         "robust_up_to": max((epsilon for epsilon, left in points if left >= LEFT * clean), default=0.0),
         "broken_from": next((epsilon for epsilon, left in points if left == 0), None),
@@ -108,11 +125,14 @@ def _headline(found: dict[str, Any]) -> str:
 def _robust(found: dict[str, Any]) -> str:
     held, lost = listed(found["robust_to"]), listed(found["not_robust_to"])
     if not lost:
-        return f"At that epsilon it is robust to all attacks, {held}: each leaves at least half of the clean accuracy."
+        return (
+            f"Within that epsilon it is robust to all attacks, {held}: each leaves at least half of the clean accuracy."
+        )
     if not held:
-        return f"At that epsilon it is robust to none of them: {lost} leave less than half of the clean accuracy."
+        return f"Within that epsilon it is robust to none of them: {lost} leave less than half of the clean accuracy."
     return (
-        f"At that epsilon it is robust to {held}, which leave at least half of the clean accuracy, but not to {lost}."
+        f"Within that epsilon it is robust to {held}, which leave at least half of the clean accuracy, but not to "
+        f"{lost}."
     )
 
 

@@ -1,5 +1,6 @@
 """The adversaries to train with; one more is one class here, or in a file of one's own."""
 
+import numbers
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -41,8 +42,11 @@ class FGSM(Adversary):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share of {self.name} must be above 0 and at most 1, not {self.share!r}")
+        number = isinstance(self.share, numbers.Real) and not isinstance(self.share, bool)
+        if not number or not 0 < self.share <= 1:
+            raise ValueError(f"share of {self.name} must be a number above 0 and at most 1, not {self.share!r}")
+        if not isinstance(self.predicted, bool):
+            raise ValueError(f"predicted of {self.name} must be True or False, not {self.predicted!r}")
 
     @property
     def takes_margins(self) -> bool:
@@ -54,8 +58,8 @@ class FGSM(Adversary):
 
     def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         with buffers_kept(target.module):
-            against = target.attacked(images).argmax(1) if self.predicted else labels
-            changed = climbed(target.attacked, cross_entropy, against, images, images, self.epsilon, self.epsilon, 1)
+            loss = _against_the_answer if self.predicted else cross_entropy
+            changed = climbed(target.attacked, loss, labels, images, images, self.epsilon, self.epsilon, 1)
         if self.share == 1:
             return of(target.trained, changed, labels)
         return _of_both(of, target.trained, images, changed, labels, self.share)
@@ -138,6 +142,11 @@ def _of_both(
     natural, hostile = network(torch.cat([images, changed])).chunk(2)
     loss, logits = of(lambda given: natural, images, labels)
     return (1 - share) * loss + share * of(lambda given: hostile, changed, labels)[0], logits
+
+
+def _against_the_answer(logits: Tensor, labels: Tensor) -> Tensor:
+    """The cross entropy with what the logits say, whatever the labels: the one pass of the step has the answer, too."""
+    return cross_entropy(logits, logits.argmax(1))
 
 
 def divergence(answer: Tensor) -> Loss:

@@ -224,7 +224,7 @@ def test_a_network_for_other_pixels_is_refused(change: Any, words: str):
         ({"epsilon": 0.0}, "epsilon must be above 0: with 0 nothing is attacked"),
         ({"epsilon": 8.0}, "epsilon must be a number from 0 to 1"),
         ({"source": linear((1.0, 2.0)).float()}, "the source must know the 4 classes"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
     ],
 )
 def test_wrong_subjects_are_refused(options: dict[str, Any], words: str):

@@ -99,13 +99,47 @@ def test_the_verdict_says_what_to_what_and_up_to_where():
 
 def test_a_robust_network_is_called_so_only_if_it_can_be_trusted():
     strong = {name: {"accuracy": 0.6} for name in ("fgsm", "bim", "pgd", "smoothed_pgd", "square", "autoattack")}
+    strong["by_epsilon"] = {"accuracies": [0.9, 0.8, 0.6, 0.0]}
     robust = changed(**strong)
     assert said(robust)["words"][0].startswith("Partly robust within 8/255")
     assert said(robust)["not_robust_to"] == []
     masked = changed(**strong, gradients={"zero": 0.9})
     assert said(masked)["words"][0].startswith("Apparently partly robust within 8/255")
     most = {name: {"accuracy": 0.85} for name in strong} | {"transfer": {"skipped": "no source"}}
+    most["by_epsilon"] = {"accuracies": [0.9, 0.88, 0.85, 0.0]}
     assert said(changed(**most))["words"][0].startswith("Robust within 8/255")
+
+
+ROBUST = {name: {"accuracy": 0.85} for name in ("fgsm", "bim", "pgd", "smoothed_pgd", "square", "autoattack")}
+
+
+@pytest.mark.parametrize(
+    ("curve", "epsilons", "headline"),
+    [
+        ([0.9, 0.86, 0.85, 0.0], [4, 8, 16], "Robust within 8/255"),
+        ([0.9, 0.7, 0.6, 0.0], [4, 8, 16], "Partly robust within 8/255"),
+        ([0.9, 0.4, 0.4, 0.0], [4, 8, 16], "Not robust within 8/255"),
+        # What is found by a smaller epsilon counts, and so does one that rounding has made a little larger.
+        ([0.9, 0.4, 0.3, 0.0], [4, 12, 16], "Not robust within 8/255"),
+        ([0.9, 0.88, 0.4, 0.0], [4, 8 * (1 + 1e-12), 16], "Not robust within 8/255"),
+        ([0.9, 0.86, 0.4, 0.0], [4, 8.01, 16], "Robust within 8/255"),
+    ],
+)
+def test_the_curve_up_to_epsilon_counts(curve: list[float], epsilons: list[float], headline: str):
+    at = {"epsilons": [0.0, *(steps / 255 for steps in epsilons)], "accuracies": curve}
+    told = said(changed(**ROBUST, transfer={"skipped": "no source"}, by_epsilon=at))
+    assert told["trusted"] is True
+    assert told["words"][0].startswith(headline)
+    assert ("PGD at growing epsilons" in told["not_robust_to"]) == headline.startswith("Not")
+    if not headline.startswith("Robust"):
+        least = min(left for steps, left in zip(epsilons, curve[1:], strict=True) if steps < 8.001)
+        assert (told["strongest"], told["accuracy"]) == ("PGD at growing epsilons", least)
+        assert f"about {100 * least:.2f} % under PGD at growing epsilons." in told["words"][0]
+
+
+def test_a_curve_without_an_epsilon_in_reach_is_none():
+    told = said(changed(by_epsilon={"epsilons": [0.0], "accuracies": [0.0]}, clean={"accuracy": 0.0}))
+    assert told["strongest"] == "AutoAttack"
 
 
 @pytest.mark.parametrize(

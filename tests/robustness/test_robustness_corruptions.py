@@ -152,8 +152,8 @@ def test_what_cannot_be_corrupted_is_said():
     model, x, y = attacked(4)
     with pytest.raises(ValueError, match="unknown corruption 'fog': known are noise, blur, brightness, contrast"):
         corrupt(x, "fog", 1)
-    for severity in (0, 6, 1.5):
-        with pytest.raises(ValueError, match=f"severity must be from 1 to 5, not {severity}"):
+    for severity in (0, 6, 1.5, 1.0, True):
+        with pytest.raises(ValueError, match=f"severity must be a whole number from 1 to 5, not {severity}"):
             corrupt(x, "noise", severity)
     with pytest.raises(ValueError, match=r"images must be \[N, C, H, W\], not \[4, 75\]"):
         corrupt(x.flatten(1), "noise", 1)

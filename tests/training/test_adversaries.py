@@ -89,6 +89,22 @@ def test_without_labels_the_step_is_away_from_the_answer():
     assert torch.equal(seen.images[0][len(images) :], stepped(network, images, answers, EPSILON))
 
 
+def test_the_answer_costs_no_pass_of_its_own():
+    network, (images, labels) = Small(), batch()
+    attacked = []
+
+    def counted(given):
+        attacked.append(given)
+        return network(given)
+
+    for predicted in (False, True):
+        attacked.clear()
+        adversary = FGSM(epsilon=EPSILON, predicted=predicted)
+        adversary.loss(Seen(), Target(network, counted, network), images, labels)
+        assert len(attacked) == 1
+        assert adversary.cost == 3.0
+
+
 def test_pgd_climbs_higher_than_one_step_and_stays_within():
     network, (images, labels) = Small(), batch()
     PGD(epsilon=EPSILON, steps=20, step=EPSILON / 5).loss(seen := Seen(), target(network), images, labels)
@@ -204,7 +220,11 @@ def test_specs_are_read_as_they_are_written():
         ("fgsm(epsilon=8)", "must not be above 1: 8"),
         ("fgsm(epsilon=0)", "epsilon of fgsm"),
         ("fgsm(epsilon=8/0)", "is no adversary"),
-        ("fgsm(share=0)", "share of fgsm must be above 0 and at most 1, not 0"),
+        ("fgsm(share=0)", "share of fgsm must be a number above 0 and at most 1, not 0"),
+        ("fgsm(share='a')", "share of fgsm must be a number above 0 and at most 1, not 'a'"),
+        ("fgsm(share=True)", "share of fgsm must be a number above 0 and at most 1, not True"),
+        ("fgsm(predicted=3)", "predicted of fgsm must be True or False, not 3"),
+        ("fgsm(predicted='yes')", "predicted of fgsm must be True or False, not 'yes'"),
         ("pgd(steps=0)", "steps of pgd must be a whole number, 1 or more, not 0"),
         ("pgd(step=-1)", "step of pgd"),
         ("trades(beta=0)", "beta of trades"),

@@ -19,7 +19,7 @@ def affine(signal: Signal, weight: Tensor, bias: Tensor | None, window: Window) 
     low, high = _interval(signal, weight, bias, window)
     return Signal(
         (filters, *window.outputs),
-        torch.minimum(moved, rows * signal.l2) * SLACK,
+        torch.minimum(moved, rows * signal.l2 * window.lengthened) * SLACK,
         low,
         high,
         lambda scale: signal.l2 * window.norm(weight * scale.view(-1, *[1] * (weight.dim() - 1))),

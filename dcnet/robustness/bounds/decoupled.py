@@ -21,7 +21,7 @@ def decoupled(signal: Signal, bank: Bank, bias: Tensor | None, window: Window) -
     """f(w, x) + bias of every patch and every filter."""
     filters, gradients = len(bank.units), bank.gradients
     lengths = torch.linalg.vector_norm(bank.units.flatten(1), dim=1)
-    patch = _patch_length(signal.linf, bank, window).clamp(max=signal.l2)
+    patch = _patch_length(signal.linf, bank, window).clamp(max=signal.l2 * window.lengthened)
     moved = torch.minimum(_moved(signal, bank, window), gradients * lengths * patch) * SLACK
     low, high = _interval(signal, bank, bias, window)
     stretched = _stretched(signal.l2 * window.repeated, bank, window.groups)

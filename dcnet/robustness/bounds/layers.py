@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from dcnet.folding import DECOUPLED
-from dcnet.layers import Decoupled
+from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
 from dcnet.models import blocks
 from dcnet.robustness.bounds.affine import affine
 from dcnet.robustness.bounds.bank import bank_of, plain_weight
@@ -21,10 +20,12 @@ from dcnet.robustness.bounds.window import window_of
 Rule = Callable[[Any, Signal], Signal]
 Kind = TypeVar("Kind", bound=Rule)
 rules: dict[type[nn.Module], Rule] = {}
+# What layers compute with: a class that has another of these than the class of a rule computes something else.
+COMPUTING = ("forward", "_conv_forward", "decoupled", "plain", "_convolve", "_options")
 
 
 def register(*kinds: type[nn.Module]) -> Callable[[Kind], Kind]:
-    """A decorator that enters the rule of modules of these classes, and of classes with the same `forward`."""
+    """A decorator that enters the rule of modules of these classes, and of classes that compute the same way."""
 
     def enter(rule: Kind) -> Kind:
         rules.update(dict.fromkeys(kinds, rule))
@@ -34,9 +35,13 @@ def register(*kinds: type[nn.Module]) -> Callable[[Kind], Kind]:
 
 
 def rule_of(module: nn.Module) -> Rule | None:
-    """The rule of the nearest class of the module that has one, unless `forward` is another one by then."""
+    """The rule of the nearest class of the module that has one, unless it computes something else by then."""
     kind = next((kind for kind in type(module).__mro__ if kind in rules), None)
-    return None if kind is None or type(module).forward is not kind.forward else rules[kind]
+    return None if kind is None or not _computes_as(type(module), kind) else rules[kind]
+
+
+def _computes_as(own: type[nn.Module], kind: type[nn.Module]) -> bool:
+    return all(getattr(own, name) is getattr(kind, name) for name in COMPUTING if hasattr(kind, name))
 
 
 @register(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
@@ -49,10 +54,8 @@ def _plain(layer: _ConvNd | nn.Linear, signal: Signal) -> Signal:
     return affine(signal, layer.weight.detach().double(), _bias(layer), window_of(layer, signal))
 
 
-@register(Decoupled)
+@register(DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear)
 def _decoupled(layer: Decoupled, signal: Signal) -> Signal:
-    if type(layer).decoupled not in DECOUPLED:
-        raise ValueError("computes something else than the layers of dcnet do")
     window, weight, bias = window_of(layer, signal), plain_weight(layer), _bias(layer)
     own = decoupled(signal, bank_of(layer), bias, window) if weight is None else affine(signal, weight, bias, window)
     share = float(layer._buffers.get("blend", torch.ones(())))  # type: ignore[arg-type]

@@ -41,6 +41,27 @@ def repeats(spatial: Sequence[int], ends: Sequence[int], mode: str) -> int:
     return round(float(counts.max()))
 
 
+def copies(
+    sides: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    ends: Sequence[int],
+    mode: str,
+) -> int:
+    """How often one value is in one and the same window after padding, at most; zeros repeat none."""
+    if mode == "zeros" or not any(ends):
+        return 1
+    counts = []
+    for side, size, step, gap, before, after in zip(
+        sides, kernel, stride, dilation, ends[-2::-2], ends[::-2], strict=True
+    ):
+        places = F.pad(torch.arange(side, dtype=torch.float64)[None, None], [before, after], mode=mode)[0, 0]
+        windows = places.unfold(0, gap * (size - 1) + 1, step)[:, ::gap]
+        counts.append(int((windows[:, :, None] == windows[:, None, :]).sum(2).max()))
+    return math.prod(counts)
+
+
 def convolution_norm(
     weight: Tensor, groups: int, stride: Sequence[int], dilation: Sequence[int], padded: Sequence[int]
 ) -> float:

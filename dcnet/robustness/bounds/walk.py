@@ -3,7 +3,7 @@
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,9 @@ from dcnet.robustness.bounds import pooling  # noqa: F401 (it enters its rules)
 from dcnet.robustness.bounds.head import head_logits
 from dcnet.robustness.bounds.layers import added, flatten, relu, rule_of
 from dcnet.robustness.bounds.signal import Signal
+from dcnet.robustness.bounds.traced import check_values, traced, words
 
+Found = TypeVar("Found")
 # What a traced forward may call beside modules: functions and methods of these names.
 ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
@@ -29,6 +31,8 @@ def visit(module: nn.Module, signal: Signal, name: str = "") -> Signal:
     module = getattr(module, "_orig_mod", module)
     if module._forward_hooks or module._forward_pre_hooks:
         raise not_covered(module, name, "has hooks, which may change what it computes")
+    if "forward" in vars(module):
+        raise not_covered(module, name, "has a forward that is not that of its class")
     rule, steps = rule_of(module), _steps(module)
     if rule is not None:
         return _apply(module, functools.partial(rule, module), signal, name)
@@ -40,7 +44,7 @@ def visit(module: nn.Module, signal: Signal, name: str = "") -> Signal:
     return signal
 
 
-def _apply(module: nn.Module, rule: Callable[[Signal], Signal], signal: Signal, name: str) -> Signal:
+def _apply(module: nn.Module, rule: Callable[[Signal], Found], signal: Signal, name: str) -> Found:
     try:
         return rule(signal)
     except ValueError as error:
@@ -58,7 +62,8 @@ Step = nn.Module | Callable[[Signal], Signal]
 def _steps(module: nn.Module) -> list[tuple[str, Step]] | None:
     """What a module of known structure does, one after the other; None for others."""
     if isinstance(module, nn.Sequential) and _same(module, nn.Sequential):
-        return list(module.named_children())
+        # Not its named_children, which leave out a module that has come before.
+        return [(own, step) for own, step in module._modules.items() if step is not None]
     if isinstance(module, Network) and _same(module, Network, "forward", "features"):
         return [("body", module.body), ("classifier", module.classifier)]
     if isinstance(module, MarginNetwork) and _same(module, MarginNetwork, "forward", "features"):
@@ -79,38 +84,30 @@ def _normalised(module: Normalized, signal: Signal) -> Signal:
     return signal.scaled(1 / std, -mean / std)
 
 
-class _OneLevel(fx.Tracer):
-    """Traces the forward of one module, with every module that it calls as a leaf."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return True
-
-
 def _follow(module: nn.Module, signal: Signal, name: str) -> Signal:
     """What is known behind a module whose forward is traced."""
     if not module._modules:
         raise not_covered(module, name, "has no rule in dcnet.robustness.bounds")
-    try:
-        graph = _OneLevel().trace(module)
-    # A forward may do anything with what stands for its input, and fail in any way.
-    except Exception as error:
-        raise not_covered(module, name, f"has a forward that cannot be traced: {error}") from None
-    known: dict[fx.Node, Any] = {}
-    for node in graph.nodes:
-        if node.op == "output":
-            return known[node.args[0]]
+    graph = _apply(module, lambda _: traced(module), signal, name)
+    *nodes, last = graph.nodes
+    known: dict[fx.Node, Signal] = {}
+    for node in nodes:
         known[node] = signal if node.op == "placeholder" and not known else _result(module, node, known, name)
-    raise not_covered(module, name, "has a forward without a result")
+    if not isinstance(last.args[0], fx.Node):
+        raise not_covered(module, name, "has a forward that gives something else than one tensor")
+    # Only now, since what is not covered at all is said more clearly by then.
+    _apply(module, lambda at: check_values(module, graph, at.shape), signal, name)
+    return known[last.args[0]]
 
 
-def _result(module: nn.Module, node: fx.Node, known: dict[fx.Node, Any], name: str) -> Signal:
+def _result(module: nn.Module, node: fx.Node, known: dict[fx.Node, Signal], name: str) -> Signal:
     given = [known[argument] for argument in node.args if isinstance(argument, fx.Node) and argument in known]
     if node.op == "call_module" and len(given) == len(node.args) == 1 and not node.kwargs:
         path = str(node.target)
         return visit(module.get_submodule(path), given[0], _below(name, path))
     found = _called(node, given) if node.op in ("call_function", "call_method") else None
     if found is None:
-        raise not_covered(module, name, f"calls {_words(node)} in its forward, for which there is no rule")
+        raise not_covered(module, name, f"calls {words(node)} in its forward, for which there is no rule")
     return found
 
 
@@ -123,10 +120,6 @@ def _called(node: fx.Node, given: list[Signal]) -> Signal | None:
     if node.target in FLATTENINGS and tuple(node.args[1:]) in ((1,), (1, -1)) and not node.kwargs:
         return flatten(None, given[0])
     return given[0] if node.target in NOTHINGS and len(given) == 1 else None
-
-
-def _words(node: fx.Node) -> str:
-    return repr(getattr(node.target, "__name__", str(node.target)))
 
 
 def _below(name: str, own: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from dcnet.robustness.bounds.matrices import convolution_norm, overlap, repeats
+from dcnet.robustness.bounds.matrices import convolution_norm, copies, overlap, repeats
 from dcnet.robustness.bounds.signal import Signal
 
 
@@ -52,6 +52,11 @@ class Window:
     def repeated(self) -> float:
         """How much larger all patches together are, in L2, than the values, at most."""
         return math.sqrt(overlap(self.kernel, self.stride, self.dilation)) * self._padding
+
+    @property
+    def lengthened(self) -> float:
+        """How much larger one patch is, in L2, than the values, at most: of copies it may hold several."""
+        return math.sqrt(copies(self.sides, self.kernel, self.stride, self.dilation, self.ends, self.mode))
 
     @property
     def _padding(self) -> float:

@@ -1,0 +1,90 @@
+"""Cards of `dcnet attack`: what they are called, what is told on the way, and that of a network without an answer."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from tiny_runs import answer, call, trained
+
+from dcnet.cli.attack_options import exact_words
+from dcnet.cli.attack_progress import Progress
+from dcnet.robustness import subject
+from dcnet.robustness.subject import Effort
+from dcnet.training import Run
+from dcnet.training.checkpoints import read_tensors, write_tensors
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "QUICK", Effort(steps=2, restarts=1, bim_steps=2, queries=3, autoattack=False))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(shutil.copytree(trained()["tanh-cos"].folder, tmp_path / "copied"))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "words"),
+    [
+        (8 / 255, "8/255"),
+        (51 / 255, "51/255"),
+        (1.0, "1"),
+        (0.1, "25.5/255"),
+        (0.05, "0.05"),
+        (0.0501, "0.0501"),
+        (8.0000001 / 255, repr(8.0000001 / 255)),
+    ],
+)
+def test_an_epsilon_is_written_so_that_it_can_be_read(epsilon: float, words: str):
+    assert exact_words(epsilon) == words
+
+
+def test_cards_of_epsilons_that_are_near_are_kept_apart(capsys: Capture, run: Run):
+    options = ("--quick", "--images", "10", "--device", "cpu")
+    for epsilon in ("0.05", "0.0501", "8/255"):
+        answer(capsys, "attack", run.folder, "--epsilon", epsilon, *options)
+    kept = run.record()["evaluations"]
+    names = {"attack-0.05-10-images-quick": 0.05, "attack-0.0501-10-images-quick": 0.0501}
+    names["attack-8/255-10-images-quick"] = 8 / 255
+    assert {name: kept[name]["settings"]["epsilon"] for name in names} == names
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "line"),
+    [
+        ("certified", {"accuracy": 0.9, "certified": 0.25}, "certified: 25.00 % (1.5 s)"),
+        ("certified", {"accuracy": 0.9, "certified": 0.0}, "certified: 0.00 % (1.5 s)"),
+        ("certified", {"skipped": "of a GELU"}, "certified: of a GELU (1.5 s)"),
+        ("smoothed_pgd", {"accuracy": 0.5}, "smoothed pgd: 50.00 % (1.5 s)"),
+        ("surface", {"amounts": []}, "surface: done (1.5 s)"),
+    ],
+)
+def test_a_line_says_what_its_measurement_is_about(capsys: Capture, name: str, found: dict[str, Any], line: str):
+    with Progress({}) as shown:
+        shown.begins(name)
+        shown.ends(name, {**found, "seconds": 1.5})
+    assert capsys.readouterr().err == line + "\n"
+
+
+def test_a_network_that_is_right_about_nothing_has_a_page(capsys: Capture, run: Run, tmp_path: Path):
+    """It always answers 9, and the two images are a 0 and a 1."""
+    tensors, notes = read_tensors(run.model_file)
+    (weight,) = [name for name in tensors if name.endswith("classifier.weight")]
+    bias = weight.replace("weight", "bias")
+    nine = torch.zeros_like(tensors[bias]).index_fill_(0, torch.tensor([9]), 1)
+    write_tensors(run.model_file, tensors | {weight: torch.zeros_like(tensors[weight]), bias: nine}, notes)
+    page = tmp_path / "zero.md"
+    assert call("attack", run.folder, "--images", "2", "--quick", "--report", page, "--device", "cpu") == 0
+    assert "Nothing to attack: the network is right about 0.00 % of 2 images" in capsys.readouterr().out
+    text = page.read_text()
+    assert "| 0 | 0.00 |" in text
+    for picture in re.findall(r"!\[.+\]\((.+)\)", text):
+        with Image.open(page.parent / picture) as opened:
+            assert min(opened.size) > 600
