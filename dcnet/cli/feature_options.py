@@ -52,12 +52,20 @@ def records_for(found: Sequence[Drawn], folder: Path) -> dict[Path, dict[str, An
     from dcnet.report.features import record_of
     from dcnet.report.options import writable
 
+    owners: dict[Path, Path] = {}
     records = {}
     for one in found:
         if one.run is None or one.record is None:
             raise ValueError(f"--records is of runs, and {one.features.title} was read from a record: omit --records")
-        path = writable(str(folder / f"{one.run.folder.resolve().name}.json"))
+        run = one.run.folder.resolve()
+        path = folder / f"{run.name}.json"
+        if (other := owners.setdefault(path, run)) != run:
+            both = f"{str(other)!r} and {str(run)!r}"
+            raise ValueError(f"{both} would both be written to {str(path)!r}: draw them apart, with two --records")
         records[path] = record_of(one.features, one.record)
+    # Last, since it makes the folder.
+    for path in records:
+        writable(str(path))
     return records
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -49,7 +49,8 @@ class PairOptions:
     lfw: Annotated[
         Path | None, tyro.conf.arg(metavar="FOLDER", aliases=["--data-dir"], help_behavior_hint=OPTIONAL)
     ] = None
-    """Pairs of LFW, in place of --pairs: a folder with Person/Person_0001.jpg, and the lists in it or beside it."""
+    """Pairs of LFW, in place of --pairs: a folder with Person/Person_0001.jpg, or one in which that is called
+    lfw-deepfunneled, lfw_funneled or lfw, with the lists in it or beside it."""
 
     lfw_list: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: pairs)")] = None
     """The list of LFW: pairs, pairsDevTrain or pairsDevTest."""
@@ -78,7 +79,7 @@ class PairOptions:
         """The pairs, of both kinds, and a note where they have classes that were trained on."""
         from dcnet.verification import people_disjoint
 
-        pairs, root, name = self._read()
+        pairs, root, name, file = self._read()
         kept = people_disjoint(pairs, classes).pairs if self.unseen else pairs
         known = 0 if self.unseen else _known(pairs, classes)
         same = int(kept.same.sum())
@@ -89,6 +90,7 @@ class PairOptions:
         about = {
             "name": self._short_name(),
             "list": name,
+            "list_file": str(file.resolve()),
             "images": str(root.resolve()),
             "files": len(kept.names),
             "pairs": len(kept),
@@ -103,20 +105,23 @@ class PairOptions:
         of = f"lfw-{self.lfw_list or LFW_LIST}" if self.pairs is None else f"pairs-{self.pairs.stem}"
         return of.removesuffix(".txt") + ("-unseen" if self.unseen else "")
 
-    def _read(self) -> tuple[Pairs, Path, str]:
+    def _read(self) -> tuple[Pairs, Path, str, Path]:
+        """The pairs, where their images are, what the list is called, and its file."""
         from dcnet.verification import LfwData, read_pairs
 
         if self.lfw is not None:
             name = self.lfw_list or LFW_LIST
-            return LfwData(self.lfw).pairs(name), self.lfw, f"LFW {name}"
+            data = LfwData.found_in(self.lfw, name)
+            return data.pairs(name), data.root, f"LFW {name}", data.list_file(name)
         assert self.pairs is not None
         root = self.pairs.parent if self.images is None else self.images
-        return read_pairs(self.pairs, root), root, str(self.pairs)
+        return read_pairs(self.pairs, root), root, str(self.pairs), self.pairs
 
 
 def _known(pairs: Pairs, classes: Sequence[str]) -> int:
     """How many pairs have an image in a folder that is called as one of the classes."""
-    names = set(classes)
-    trained = {at for at, name in enumerate(pairs.names) if PurePosixPath(name).parent.name in names}
+    from dcnet.verification.pairs import folder_of
+
+    trained = {at for at, name in enumerate(pairs.names) if folder_of(name) in classes}
     both = zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)
     return sum(first in trained or second in trained for first, second in both)

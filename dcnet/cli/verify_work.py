@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dcnet.cli.kept_reports import keep
 from dcnet.cli.run_options import WRONG_INPUT
 
 if TYPE_CHECKING:
@@ -108,25 +109,30 @@ def report(comparer: Comparer, listed: Listed, folds: Folds, path: Path, flip: b
     curve = roc(scores, pairs.same)
     found = measured(scores, pairs.same, folds.numbers, curve)
     plots.save(roc_plot(_title(comparer, listed), curve, scores, pairs.same, found), path)
-    values = {"run": comparer.name, "data": listed.about, "flip": flip, **found, "fold_note": folds.note}
+    notes = {"fold_note": folds.note, "flip_note": _flip_note(comparer, flip)}
+    values = {"run": comparer.name, "data": listed.about, "flip": flip, **found, **notes}
     # The table says of which rates there are too few pairs; one sentence says why.
     too_few = [at["note"] for at in found["tar_at_far"] if at["note"]][:1]
-    notes = _noted([*listed.about["notes"], folds.note, *too_few])
-    lines = [*notes, _kept(comparer, listed, values), f"wrote {path}"]
+    kept = keep(comparer, listed, values)
+    lines = [*_noted([*listed.about["notes"], *notes.values(), *too_few]), kept.line, f"wrote {path}"]
     head = f"{comparer.name}: {_pairs_in_words(listed)}"
-    return Told(values | {"plot": str(path)}, head, measures(found), lines)
+    return Told(values | {"plot": str(path)} | kept.values, head, measures(found), lines)
 
 
-def _kept(comparer: Comparer, listed: Listed, values: dict[str, Any]) -> str:
-    """Puts the report into the record of the run, and says so; a run that one may only read is reported on as well."""
-    from dcnet.training import add_evaluation
-
-    name = listed.name + ("" if values["flip"] else "-no-flip")
+def _flip_note(comparer: Comparer, flip: bool) -> str:
+    """A sentence where the report compares otherwise than the answers that the run gives by its calibration."""
+    if not (comparer.run.folder / FILE).exists():
+        return ""
     try:
-        add_evaluation(comparer.run, name, {key: value for key, value in values.items() if key != "run"})
-    except (OSError, ValueError) as error:
-        return f"note: the report is not kept in the record: {error}"
-    return f"kept in {comparer.run.record_file} as {name!r}"
+        calibration = calibration_of(comparer)
+    except ValueError:
+        # It gives no answers, and a report needs none.
+        return ""
+    if calibration.flip == flip:
+        return ""
+    if flip:
+        return "the run is calibrated without mirror images, and this report has them: see --no-flip"
+    return "the run is calibrated with mirror images, and this report leaves them out: omit --no-flip"
 
 
 def calibration_of(comparer: Comparer) -> Calibration:

@@ -12,7 +12,7 @@ from dcnet.experiments.experiment import Experiment, chosen
 from dcnet.experiments.known import Known
 from dcnet.experiments.pool import Pool
 from dcnet.experiments.smoke import in_small
-from dcnet.experiments.status import CellStatus, status_of
+from dcnet.experiments.status import CellStatus, records_of, status_of
 from dcnet.experiments.tasks import Task, evaluations, trainings
 from dcnet.experiments.worker import DIVERGED, DONE, Place
 from dcnet.files import write_json
@@ -92,11 +92,9 @@ class Reproduction:
         """Copies the record of every run of these experiments that is at its end, under the name of the run."""
         known = self.known()
         for experiment in self.experiments:
-            for cell in experiment.cells:
-                for config in cell.configs(self.seeds or experiment.seeds):
-                    record = known.record(config)
-                    if record is not None:
-                        write_json(folder / f"{config.name}-{config.hash}.json", record)
+            for _, records in records_of(experiment, known, self.seeds):
+                for record in records:
+                    write_json(folder / f"{record['name']}-{record['hash']}.json", record)
 
 
 def _described(experiment: Experiment, found: Sequence[CellStatus]) -> dict[str, Any]:

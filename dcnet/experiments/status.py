@@ -1,11 +1,21 @@
-"""What is there of an experiment, what is missing, and what misses the paper by how much."""
+"""What is there of an experiment, what is missing, and how far from the paper it is."""
 
+import dataclasses
+import re
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dcnet.experiments.experiment import NOT_CONVERGED, Cell, Experiment, Record
 from dcnet.experiments.known import Known
+from dcnet.training import RunConfig, all_runs
+
+# Nobody runs more seeds than that; those of networks that attacks are made with begin beyond.
+MOST_SEEDS = 32
+# What the name of every run ends with.
+SEED = re.compile(r"-seed(\d+)-\w+$")
+UNMEASURED = "not in a smoke test"
 
 
 @dataclass(frozen=True)
@@ -15,20 +25,22 @@ class CellStatus:
     Attributes:
         values: the numbers of the runs that converged.
         diverged: how many did not.
-        seeds: how many runs are wanted.
+        seeds: how many runs are wanted; there may be more of them.
+        unmeasured: how many converged that nothing is measured of, since the cell has no metric.
     """
 
     cell: Cell
     values: tuple[float, ...]
     diverged: int
     seeds: int
+    unmeasured: int = 0
 
     @property
     def state(self) -> str:
         """One of "quoted", "missing", "partial" and "done"."""
         if self.cell.config is None:
             return "quoted"
-        found = len(self.values) + self.diverged
+        found = len(self.values) + self.diverged + self.unmeasured
         return "done" if found >= self.seeds else "partial" if found else "missing"
 
     @property
@@ -60,6 +72,7 @@ class CellStatus:
             "seeds": self.seeds,
             "values": list(self.values),
             "diverged": self.diverged,
+            "unmeasured": self.unmeasured,
             "mean": self.mean,
             "deviation": self.deviation,
             "paper": self.cell.paper,
@@ -75,7 +88,7 @@ class CellStatus:
 
     def _ours(self) -> str:
         if self.mean is None:
-            return NOT_CONVERGED
+            return UNMEASURED if self.unmeasured else NOT_CONVERGED
         spread = "" if self.deviation is None else f" ± {self.deviation:.2f}"
         lost = f", {self.diverged} {NOT_CONVERGED}" if self.diverged else ""
         return f"{self.mean:.2f}{spread}{lost}"
@@ -87,17 +100,40 @@ class CellStatus:
 
 
 def status_of(experiment: Experiment, known: Known, seeds: int | None = None) -> list[CellStatus]:
-    """The state of every cell."""
-    wanted = seeds or experiment.seeds
-    return [_status(cell, known, wanted) for cell in experiment.cells]
+    """The state of every cell, by all seeds that have a record; with `seeds`, by that many of the first."""
+    found = records_of(experiment, known, seeds)
+    return [_status(cell, records, seeds or experiment.seeds) for cell, records in found]
 
 
-def _status(cell: Cell, known: Known, seeds: int) -> CellStatus:
-    records = [record for config in cell.configs(seeds) if (record := known.record(config)) is not None]
-    values = [value for record in records if (value := _value(cell, record)) is not None]
+def records_of(experiment: Experiment, known: Known, seeds: int | None = None) -> list[tuple[Cell, list[Record]]]:
+    """Every cell with the records of its runs, over the same seeds as `status_of`."""
+    # To tell which run a config is takes a millisecond: only seeds that some run has are looked for.
+    there = [] if seeds else sorted(_known_seeds(known))
+    found = []
+    for cell in experiment.cells:
+        configs = cell.configs(seeds) if seeds else _with_seeds(cell, there)
+        found.append((cell, [record for config in configs if (record := known.record(config)) is not None]))
+    return found
+
+
+def _known_seeds(known: Known) -> set[int]:
+    """The seeds that there is any record of, by the names of the runs."""
+    names = [*known.brought, *(run.folder.name for run in all_runs(known.runs))]
+    return {int(found[1]) for name in names if (found := SEED.search(name))}
+
+
+def _with_seeds(cell: Cell, seeds: Sequence[int]) -> list[RunConfig]:
+    """The runs of those seeds that may be the cell's."""
+    if cell.config is None:
+        return []
+    own = range(cell.first_seed, cell.first_seed + MOST_SEEDS)
+    return [dataclasses.replace(cell.config, seed=seed) for seed in seeds if seed in own]
+
+
+def _status(cell: Cell, records: list[Record], seeds: int) -> CellStatus:
+    done = [record for record in records if record["status"] == "done"]
     diverged = sum(record["status"] == "diverged" for record in records)
+    if not cell.metric:
+        return CellStatus(cell, (), diverged, seeds, unmeasured=len(done))
+    values = [value for record in done if (value := cell.value(record)) is not None]
     return CellStatus(cell, tuple(values), diverged, seeds)
-
-
-def _value(cell: Cell, record: Record) -> float | None:
-    return cell.value(record) if record["status"] == "done" else None

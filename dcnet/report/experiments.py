@@ -1,6 +1,6 @@
 """Experiments as tables, on a terminal and in Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -8,12 +8,10 @@ from rich.text import Text
 
 from dcnet.experiments.experiment import Experiment, chosen
 from dcnet.experiments.known import Known
-from dcnet.experiments.status import CellStatus, status_of
+from dcnet.experiments.status import UNMEASURED, CellStatus, status_of
 from dcnet.report.markdown import markdown
 
 LEGEND = "ours (the paper's, the difference)"
-# The most that any experiment is run with; of a cell with fewer, all that there are count.
-SEEDS = 3
 
 
 def rich_table(experiment: Experiment, found: Sequence[CellStatus]) -> Table:
@@ -36,8 +34,8 @@ def docs_table(name: str, results: Path) -> str:
     """The experiment with what the records in a folder hold of it, one seed unless a deviation is given."""
     (experiment,) = chosen([name])
     # Runs of this machine do not count, since the docs are the same on every machine.
-    found = status_of(experiment, Known(results / "no runs", [results]), SEEDS)
-    about = f"{experiment.title}: {LEGEND}; one seed unless a deviation is given:"
+    found = status_of(experiment, Known(results / "no runs", [results]))
+    about = f"{experiment.title}: {'; '.join([*_legend(experiment), 'one seed unless a deviation is given'])}:"
     return f"{about}\n\n{markdown_table(experiment, found)}"
 
 
@@ -48,18 +46,38 @@ def rows_of(experiment: Experiment, found: Sequence[CellStatus]) -> list[list[st
 
 
 def summary(experiment: Experiment, found: Sequence[CellStatus]) -> str:
-    """One sentence: how many cells are there, and which misses by most."""
+    """One sentence: how many cells are there, and which is furthest from the paper, be it better or worse."""
     wanted = [status for status in found if status.state != "quoted"]
-    done = sum(status.state == "done" for status in wanted)
+    done = [status for status in wanted if status.state == "done"]
     if experiment.not_run is not None:
         return f"{experiment.name}: not run, since {experiment.not_run}"
-    text = f"{experiment.name}: {done} of {len(wanted)} cells are there"
-    misses = [(status.misses_by(experiment.higher_is_better) or 0.0, status) for status in wanted]
-    worst, status = max(misses, key=lambda miss: miss[0], default=(0.0, None))
-    if status is None or worst <= 0:
+    text = f"{experiment.name}: {len(done)} of {len(wanted)} cells are there"
+    if unmeasured := sum(status.unmeasured > 0 for status in done):
+        text += f", {unmeasured} of them without their number, which is {UNMEASURED}"
+    furthest = furthest_of(found)
+    if furthest is None:
         return text
-    return f"{text}; {status.cell.row}, {status.cell.column} misses the paper by most, {worst:.2f}"
+    where = f"{furthest.cell.row}, {furthest.cell.column}"
+    return f"{text}; {where} is furthest from the paper, {distance(experiment, furthest)}"
+
+
+def furthest_of(found: Iterable[CellStatus]) -> CellStatus | None:
+    """The cell whose number differs most from the paper's, either way; None where there is nothing to compare."""
+    compared = [status for status in found if status.difference is not None]
+    return max(compared, key=lambda status: abs(status.difference or 0.0), default=None)
+
+
+def distance(experiment: Experiment, status: CellStatus) -> str:
+    """The difference from the paper, and which way that is."""
+    difference = status.difference or 0.0
+    worse = (status.misses_by(experiment.higher_is_better) or 0.0) > 0
+    return f"{difference:+.2f}" + (f" ({'worse' if worse else 'better'})" if difference else "")
+
+
+def _legend(experiment: Experiment) -> list[str]:
+    """How to read a cell, where the table has a number of the paper beside ours."""
+    return [LEGEND] if any(cell.paper is not None for cell in experiment.cells) else []
 
 
 def _caption(experiment: Experiment) -> str:
-    return "\n".join((LEGEND, *experiment.notes))
+    return "\n".join((*_legend(experiment), *experiment.notes))

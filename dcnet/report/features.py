@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dcnet.data import Dataset
 from dcnet.files import write_atomically
+from dcnet.report.feature_checks import check_features
 from dcnet.report.spread import Spread, spread_of
 from dcnet.training.snapshots import History
 
@@ -49,9 +50,11 @@ class Features:
             object.__setattr__(self, "spread", spread_of(self.points, self.labels))
 
 
-def check_count(title: str, count: int) -> None:
+def check_count(title: str, count: int, has_margin: bool = False) -> None:
     if count not in (2, 3):
-        raise ValueError(f"{title} has {count} features, of which 2 or 3 can be drawn: train with --features 2")
+        # Only a head with a margin can be told how many features there are.
+        options = "--features 2" if has_margin else "--margin softmax --features 2"
+        raise ValueError(f"{title} has {count} features, of which 2 or 3 can be drawn: train with {options}")
 
 
 def title_of(config: Mapping[str, Any]) -> str:
@@ -65,7 +68,7 @@ def title_of(config: Mapping[str, Any]) -> str:
 def features_of(model: nn.Module, record: Record, dataset: Dataset) -> Features:
     """The features of test images; spread and accuracy are of all of them."""
     title, test, network = title_of(record["config"]), dataset.test, getattr(model, "network", model)
-    check_count(title, getattr(network, "num_features", 0))
+    check_count(title, getattr(network, "num_features", 0), bool(record["config"].get("margin")))
     head: Any = getattr(network, "head", None) or network.classifier
     logits = getattr(head, "logits", head)
     points = _points(model, test.images)
@@ -130,21 +133,24 @@ def read_features(path: Path) -> Features:
     """What `write_features` wrote."""
     try:
         return features_in(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except KeyError as error:
+        raise ValueError(f"{str(path)!r} is not a record of features: it lacks {error}") from None
+    except (OSError, ValueError) as error:
         raise ValueError(f"{str(path)!r} is not a record of features: {error}") from None
 
 
 def features_in(record: Record) -> Features:
-    """The features that a record holds."""
+    """The features that a record holds; if it is damaged that is a ValueError, and if it lacks something a KeyError."""
     if not isinstance(record, dict) or record.get("kind") != KIND:
         raise ValueError("it is of another kind")
+    check_features(record)
     directions = record["directions"]
     return Features(
         title=record["title"],
-        points=torch.tensor(record["points"]),
+        points=torch.tensor(record["points"], dtype=torch.float32),
         labels=torch.tensor(record["labels"]),
         classes=tuple(record["classes"]),
-        directions=None if directions is None else torch.tensor(directions),
+        directions=None if directions is None else torch.tensor(directions, dtype=torch.float32),
         spread=Spread(**record["spread"]),
         accuracy=record["accuracy"],
     )

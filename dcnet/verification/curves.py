@@ -34,11 +34,13 @@ class Roc:
         thresholds: float64, falling; the first lies just above the highest score, the others are the distinct scores.
         genuine: int64, the genuine pairs that are accepted at each; all of them at the last.
         impostor: int64, the impostor pairs that are.
+        width: of the bins that scores were counted in, within which they may lie above a threshold; 0 without bins.
     """
 
     thresholds: Tensor
     genuine: Tensor
     impostor: Tensor
+    width: float = 0.0
 
     def __post_init__(self) -> None:
         for kind, count in (("genuine", self.genuines), ("impostor", self.impostors)):
@@ -83,6 +85,17 @@ class Roc:
         """The place of the lowest threshold at which at most `far` of the impostor pairs are accepted."""
         return int((self.far <= far).sum()) - 1
 
+    def amid(self, at: int, above: float | None = None) -> float:
+        """A threshold that parts what is refused at this place from what is accepted, in the middle of the gap.
+
+        It is no pair's own score, so that rounding, as that of other batches, does not move a pair across it. At the
+        last place, where nothing is refused, it is the lowest score. `above` is another upper end of the gap.
+        """
+        upper = float(self.thresholds[at]) if above is None else above
+        if at == len(self.thresholds) - 1:
+            return upper
+        return middle(float(self.thresholds[at + 1]) + self.width, upper)
+
     def tar_at_far(self, far: float = 1e-3) -> TarAtFar:
         """The share at the lowest threshold that holds the rate; nothing where one impostor would be more than it."""
         check_rate("far", far)
@@ -104,7 +117,8 @@ def roc_of_histogram(histogram: ScoreHistogram) -> Roc:
         raise ValueError("a curve needs genuine and impostor pairs, but the histogram is empty")
     counts = [part[filled].cumsum(0) for part in (histogram.genuine, histogram.impostor)]
     edges = histogram.edges()
-    return Roc(*_from_none(float(edges[filled[0]]) + 2 / histogram.bins, edges[filled], *counts))
+    width = 2 / histogram.bins
+    return Roc(*_from_none(float(edges[filled[0]]) + width, edges[filled], *counts), width)
 
 
 def accepted(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,9 +147,15 @@ def checked_scores(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
     if not torch.isfinite(scores).all():
         at = int((~torch.isfinite(scores)).nonzero()[0])
         raise ValueError(f"scores must be finite, but that of pair {at} is {float(scores[at])}")
+    return scores, checked_answers(same)
+
+
+def checked_answers(same: Tensor) -> Tensor:
+    """Answers as bool, on the CPU, of which 0 and 1 are two."""
+    same = torch.as_tensor(same).detach().cpu()
     if not ((same == 0) | (same == 1)).all():
         raise ValueError(f"same must be True or False for each pair, not {same[(same != 0) & (same != 1)][0].item()}")
-    return scores, same.bool()
+    return same.bool()
 
 
 def middle(below: float, above: float) -> float:

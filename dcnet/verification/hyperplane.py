@@ -6,6 +6,8 @@ that has the feature at hand on one side and those of many others, the backgroun
 if each lies on the right side of the other's hyperplane, and far from it.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -34,7 +36,8 @@ class HyperplaneSimilarity:
         self.mean = rows.mean(0)
         centred = rows - self.mean
         covariance = centred.T @ centred / len(rows)
-        variance = covariance.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
+        variance = float(covariance.diagonal().mean())
+        _check_variance(rows, variance)
         covariance.diagonal().add_(ridge * variance)
         self.factor = torch.linalg.cholesky(covariance)
 
@@ -62,4 +65,15 @@ class HyperplaneSimilarity:
     def _centred(self, features: Tensor) -> Tensor:
         if features.dim() != 2 or features.shape[1] != len(self.mean):
             raise ValueError(f"features must be [N, {len(self.mean)}] as the background, not {list(features.shape)}")
+        if bad := int((~torch.isfinite(features)).any(1).sum()):
+            raise ValueError(f"features must be finite, but {bad} of {len(features)} are not")
         return features.to(self.mean) - self.mean
+
+
+def _check_variance(rows: Tensor, variance: float) -> None:
+    """Refuses a background that tells nothing about the directions in which features differ."""
+    # Their mean may be rounded, and then differ from all of them.
+    if bool((rows == rows[0]).all()):
+        raise ValueError(f"the features of the background must differ, but all {len(rows)} are the same")
+    if not torch.finfo(torch.float64).tiny <= variance < math.inf:
+        raise ValueError(f"the variance of the background must be a finite number above 0, not {variance}")

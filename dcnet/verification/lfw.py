@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from dcnet.data.lfw import FOLDERS
 from dcnet.data.lfw_files import LfwFiles, is_number
 from dcnet.data.lists import bad_line, numbered_lines
 from dcnet.verification.pairs import Pairs
@@ -16,6 +17,20 @@ Row = tuple[str, str, bool]
 @dataclass(frozen=True)
 class LfwData(LfwFiles):
     """LFW in its own layout, as `LfwFiles`, with its lists of pairs."""
+
+    @classmethod
+    def found_in(cls, folder: Path | str, name: str = "pairs") -> "LfwData":
+        """The folder itself, or one in it that is called as LFW's are, as in training; of several one with the list."""
+        folder = Path(folder)
+        inside = [folder / own for own in FOLDERS if (folder / own).is_dir()]
+        found = [cls(root) for root in inside or [folder]]
+        return next((data for data in found if data.has_list(name)), found[0])
+
+    def has_list(self, name: str) -> bool:
+        try:
+            return self.list_file(name).is_file()
+        except ValueError:
+            return False
 
     def pairs(self, name: str = "pairs") -> Pairs:
         """The pairs of a list, such as "pairs" with its ten folds, or "pairsDevTest" with none."""

@@ -27,9 +27,13 @@ class Folds:
         if pairs.folds is None:
             return cls(make_folds(pairs.same), "the folds are made by chance, since the list has none")
         kinds = [pairs.same[pairs.folds == fold] for fold in pairs.folds.unique()]
-        if len(kinds) > 1 and all(kind.any() and not kind.all() for kind in kinds):
+        if len(kinds) == 1:
+            why = "all pairs are in one fold of the list"
+        elif not all(kind.any() and not kind.all() for kind in kinds):
+            why = "one of the list has one kind of pairs"
+        else:
             return cls(pairs.folds)
-        return cls(make_folds(pairs.same), "the folds are made by chance, since one of the list has one kind of pairs")
+        return cls(make_folds(pairs.same), f"the folds are made by chance, since {why}")
 
 
 def counted(pairs: Pairs) -> Record:

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import torch
 from torch import Tensor
 
-from dcnet.data.image_files import person_of
 from dcnet.data.lists import bad_line, numbered_lines
 
 ANSWERS = {"1": True, "same": True, "0": False, "different": False}
@@ -70,10 +69,18 @@ class Disjoint:
     people_left_out: int
 
 
+def folder_of(name: str) -> str:
+    """The name of the folder that an image is in, which may be that of a person; nothing for one that is in none."""
+    return PurePosixPath(name).parent.name
+
+
 def people_disjoint(pairs: Pairs, trained_people: Iterable[str]) -> Disjoint:
-    """Leaves out every pair in which there is a person who was trained on, by the folders that the images are in."""
-    trained, rows = set(trained_people), pairs.rows()
-    people = {name: person_of(name) for name in pairs.names}
+    """Leaves out every pair in which there is a person who was trained on, by the folders that the images are in.
+
+    An image that is in no folder shows nobody who was trained on.
+    """
+    trained, rows = set(trained_people) - {""}, pairs.rows()
+    people = {name: folder_of(name) for name in pairs.names}
     keep = [at for at, row in enumerate(rows) if not {people[row[0]], people[row[1]]} & trained]
     if not keep:
         raise ValueError(f"no pair is left: all {len(rows):,} pairs have a person who was trained on")

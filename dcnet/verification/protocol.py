@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dcnet.verification.curves import accepted, checked_scores, middle
+from dcnet.verification.curves import accepted, checked_answers, checked_scores, middle
 
 FOLDS = 10
 
@@ -92,7 +92,10 @@ def make_folds(same: Tensor, count: int = FOLDS, seed: int = 0) -> Tensor:
 
     Where there are fewer pairs of a kind than folds, there are as many folds as pairs of it.
     """
-    kinds = [kind.nonzero()[:, 0] for kind in (same.cpu(), ~same.cpu())]
+    if count < 2:
+        raise ValueError(f"count must be at least 2, since each fold takes its threshold from others, not {count}")
+    same = checked_answers(same)
+    kinds = [kind.nonzero()[:, 0] for kind in (same, ~same)]
     folds = min(count, *map(len, kinds))
     if folds < 2:
         found = f"{len(kinds[0])} and {len(kinds[1])}"

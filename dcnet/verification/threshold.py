@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dcnet.files import write_json
-from dcnet.verification.curves import Roc, check_rate, middle, roc
+from dcnet.verification.curves import Roc, check_rate, roc
 
 SAME, DIFFERENT, OPEN = "the same", "different", "too close to call"
 
@@ -133,6 +133,8 @@ def calibrate_curve(curve: Roc, far: float = 1e-3, frr: float = 1e-2) -> Decisio
         curve: of pairs that nobody was trained on.
         far: the share of impostor pairs that may be called the same.
         frr: the share of genuine pairs that may be called different.
+
+    Thresholds lie in the middle between two neighbouring scores of the curve, where it has one on each side.
     """
     check_rate("far", far)
     check_rate("frr", frr)
@@ -140,8 +142,10 @@ def calibrate_curve(curve: Roc, far: float = 1e-3, frr: float = 1e-2) -> Decisio
     highest, lowest = float(curve.thresholds[upper]), float(curve.thresholds[lower])
     if lowest >= highest:
         # Every threshold up to there and above the next score holds both rates: take the middle, and none is open.
-        highest = lowest = middle(float(curve.thresholds[upper + 1]), lowest)
+        highest = lowest = curve.amid(upper, above=lowest)
         upper = lower = int((curve.thresholds >= highest).sum()) - 1
+    else:
+        highest, lowest = curve.amid(upper), curve.amid(lower)
     return Decision(
         lower=lowest,
         upper=highest,

@@ -1,4 +1,4 @@
-"""What is there, what is missing, and what misses the paper."""
+"""What is there, what is missing, and how far from the paper it is."""
 
 import dataclasses
 import json
@@ -8,6 +8,7 @@ from fake_records import bring, run_with, small
 
 from dcnet.experiments import Cell, Experiment, status_of
 from dcnet.experiments.known import Known
+from dcnet.experiments.smoke import ELSEWHERE, in_small
 from dcnet.experiments.tasks import Task, evaluations, trainings
 from dcnet.report.experiments import markdown_table, rich_table, summary
 
@@ -103,7 +104,70 @@ def test_tables_and_a_sentence(tmp_path):
     statuses = found(tmp_path)
     assert "| plain | 22.50 (20.00, +2.50) |" in markdown_table(EXPERIMENT, statuses)
     assert rich_table(EXPERIMENT, statuses).row_count == 3
-    assert summary(EXPERIMENT, statuses) == "two: 1 of 2 cells are there; plain, error misses the paper by most, 2.50"
+    there = "two: 1 of 2 cells are there"
+    assert summary(EXPERIMENT, statuses) == f"{there}; plain, error is furthest from the paper, +2.50 (worse)"
+    higher = dataclasses.replace(EXPERIMENT, higher_is_better=True)
+    assert summary(higher, statuses) == f"{there}; plain, error is furthest from the paper, +2.50 (better)"
+    assert summary(EXPERIMENT, found(tmp_path / "elsewhere")) == "two: 0 of 2 cells are there"
+
+
+def test_the_furthest_from_the_paper_is_so_either_way(tmp_path):
+    cells = tuple(Cell(config.operator, "error", config, 20.0) for config in (CONV, TANH))
+    experiment = Experiment("both", "both, error in %", cells)
+    for config, error in ((CONV, 21.0), (TANH, 4.0)):
+        run_with(tmp_path / "runs", config, error)
+    statuses = status_of(experiment, Known(tmp_path / "runs"))
+    assert summary(experiment, statuses).endswith("; tanh-cos, error is furthest from the paper, -16.00 (better)")
+
+
+def test_every_seed_that_has_a_record_counts(tmp_path):
+    """Be it more than are wanted, and with gaps; a number that is asked for is that of the first seeds."""
+    run_with(tmp_path / "runs", seeded(CONV, 1), 22.0)
+    bring(tmp_path / "brought", seeded(CONV, 4), 24.0, name="any-name")
+    folders = [tmp_path / "brought"]
+    plain = found(tmp_path, folders=folders)[0]
+    assert (plain.state, plain.values) == ("done", (22.0, 24.0))
+    assert found(tmp_path, seeds=1, folders=folders)[0].state == "missing"
+    assert found(tmp_path, seeds=2, folders=folders)[0].values == (22.0,)
+    three = dataclasses.replace(EXPERIMENT, seeds=3)
+    known = Known(tmp_path / "runs", folders)
+    assert (status_of(three, known)[0].state, status_of(three, known)[0].seeds) == ("partial", 3)
+
+
+def test_seeds_of_other_networks_are_not_counted(tmp_path):
+    """Those that attacks are made with have the same config, and seeds from 100 on."""
+    for seed, error in ((0, 20.0), (100, 30.0), (101, 32.0)):
+        run_with(tmp_path / "runs", seeded(CONV, seed), error)
+    cells = Cell("attacked", "error", CONV), Cell("source", "error", CONV, first_seed=100)
+    statuses = status_of(Experiment("both", "both", cells), Known(tmp_path / "runs"))
+    assert [status.values for status in statuses] == [(20.0,), (30.0, 32.0)]
+
+
+def test_the_legend_is_there_only_where_the_paper_has_a_number(tmp_path):
+    own = dataclasses.replace(EXPERIMENT, cells=(Cell("plain", "error", CONV),), notes=("A note.",))
+    statuses = status_of(own, Known(tmp_path / "runs"))
+    assert rich_table(own, statuses).caption == "A note."
+    assert rich_table(EXPERIMENT, found(tmp_path)).caption == "ours (the paper's, the difference)"
+
+
+def test_what_a_smoke_test_does_not_measure_is_no_number(tmp_path):
+    cells = tuple(
+        Cell("plain", name, CONV, 9.0, ("evaluations", name, "auc"), 100.0, evaluation=name) for name in ELSEWHERE
+    )
+    small_one = in_small(Experiment("faces", "faces, in %", (*cells, Cell("plain", "error", CONV, 9.0))))
+    (config,) = {cell.config for cell in small_one.cells}
+    known = Known(tmp_path / "runs")
+    assert {str(status) for status in status_of(small_one, known)} == {"missing"}
+    assert trainings([small_one], known) == [Task(config)]
+    run_with(tmp_path / "runs", config, 12.5)
+    statuses = status_of(small_one, known)
+    assert [str(status) for status in statuses] == ["not in a smoke test"] * len(ELSEWHERE) + ["12.50"]
+    assert (statuses[0].state, statuses[0].mean, statuses[0].described(True)["unmeasured"]) == ("done", None, 1)
+    assert evaluations([small_one], known) == []
+    last = "which is not in a smoke test"
+    counts = f"faces: {len(cells) + 1} of {len(cells) + 1} cells are there"
+    assert summary(small_one, statuses) == f"{counts}, {len(cells)} of them without their number, {last}"
+    assert "the paper's" not in str(rich_table(small_one, statuses).caption)
 
 
 def test_a_share_is_shown_in_percent_and_found_in_lists_too():

@@ -1,6 +1,7 @@
 """`dcnet reproduce` as a user meets it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,8 @@ def test_status_runs_nothing_and_says_what_is_missing(tmp_path, capsys):
     code, seen = told(capsys, *words)
     assert code == 0
     assert "21.50 (21.17, +0.33)" in seen.out
-    assert "table1: 1 of 6 cells are there; weight projection, tanh-cos misses the paper by most, 0.33" in seen.out
+    told_most = "weight projection, tanh-cos is furthest from the paper, +0.33 (worse)"
+    assert f"table1: 1 of 6 cells are there; {told_most}" in seen.out
     assert not (tmp_path / "runs").exists()
     cells = json.loads(told(capsys, *words, "--json")[1].out)["table1"]["cells"]
     assert [cell["state"] for cell in cells] == ["missing"] * 4 + ["done", "missing"]
@@ -62,6 +64,36 @@ def test_a_smoke_test_of_everything(tmp_path, capsys):
     for experiment in chosen(["all"]):
         cells = sum(cell.config is not None for cell in experiment.cells)
         assert f"{experiment.name}: {cells} of {cells} cells are there" in seen.out
+    for name in ("faces", "attacks_today"):
+        part = seen.out.partition(f"{name}: ")[0].rpartition("┡")[2]
+        assert "not in a" in part
+        assert not re.search(r"\d\d\.\d\d", part)
+    assert "the numbers mean nothing" in " ".join(seen.out.split())
+
+
+def test_after_an_interruption_what_is_left_is_said_last(tmp_path, capsys, monkeypatch):
+    def stopped(work, console):
+        console.print("stopped with 3 of 6 runs to go; the same command goes on")
+        return 130
+
+    monkeypatch.setattr("dcnet.experiments.reproduction.Reproduction.run", stopped)
+    words = ("reproduce", "table1", "figure3", "--runs", tmp_path, "--collect", tmp_path / "kept")
+    code, seen = told(capsys, *words)
+    assert code == 130
+    assert seen.out == "stopped with 3 of 6 runs to go; the same command goes on\n"
+    code, seen = told(capsys, *words, "--json")
+    assert code == 130
+    assert list(json.loads(seen.out)) == ["table1"]
+    assert seen.err.startswith("stopped with 3 of 6 runs to go")
+
+
+def test_status_counts_the_seeds_that_there_are_unless_told_otherwise(tmp_path, capsys):
+    cell = chosen(["table1"])[0].cell("weight projection", "tanh-cos")
+    for config, error in zip(cell.configs(3), (21.0, 22.0, 23.0), strict=True):
+        bring(tmp_path / "results", config, error)
+    words = ("reproduce", "table1", "--status", "--runs", tmp_path / "runs")
+    assert "22.00 ± 1.00 (21.17, +0.83)" in told(capsys, *words)[1].out
+    assert "21.50 ± 0.71 (21.17, +0.33)" in told(capsys, *words, "--seeds", "2")[1].out
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,11 @@ def a_run(**changes: Any) -> dict[str, Any]:
     return json.loads(file.read_text()) | changes
 
 
+def values_of(figure: Any) -> dict[str, Any]:
+    """What the script of a chart reads off."""
+    return json.loads("".join(figure.one("script", class_="values").children))
+
+
 def put(folder: Path, name: str, record: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(record))

@@ -65,5 +65,6 @@ def test_networks_of_other_classes_do_not_share_a_picture():
 
 
 def test_more_features_than_can_be_drawn():
-    with pytest.raises(ValueError, match="x has 512 features, of which 2 or 3 can be drawn: train with --features 2"):
+    says = "x has 512 features, of which 2 or 3 can be drawn: train with --margin softmax --features 2"
+    with pytest.raises(ValueError, match=says):
         Features("x", torch.randn(5, 512), torch.arange(5), CLASSES)

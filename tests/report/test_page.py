@@ -134,6 +134,38 @@ def test_more_seeds_than_an_experiment_asks_for_are_a_mean_with_its_deviation():
     assert any("±" in text for text in summary)
 
 
+def test_the_title_claims_no_more_than_was_done():
+    tree = real_tree()
+    assert tree.one("head").one("title").text == tree.one("h1").text == "dcnet: the paper's tables, run again"
+
+
+def with_error(folder: Path, row: str, column: str, error: float) -> None:
+    """A record of that cell of Table 3."""
+    (experiment,) = [one for one in EXPERIMENTS if one.name == "table3"]
+    config = experiment.cell(row, column).config
+    record = {"name": config.name, "hash": config.hash, "status": "done", "results": {"test_error": error}}
+    put(folder, config.hash, record | {"config": config.described(), "curves": {}, "command": "dcnet train"})
+
+
+@pytest.mark.parametrize(
+    ("difference", "place"), [(-5.0, "apart"), (-1.1, "apart"), (-0.9, "ahead"), (0.5, "behind"), (5.0, "behind")]
+)
+def test_what_is_far_from_the_paper_is_no_plain_success(tmp_path: Path, difference: float, place: str):
+    with_error(tmp_path, "seg", "sqcos, no ReLU", 24.29 + difference)
+    tree = drawn(tmp_path)
+    (shown,) = [node for node in tree.all("span") if node.text == f"{difference:+.2f}"]
+    assert shown.attributes["class"] == place
+    overview = tree.one("section", id="overview").one("tbody").text
+    word = "worse" if difference > 0 else "better"
+    assert f"{difference:+.2f} ({word}): seg, sqcos, no ReLU" in overview
+
+
+def test_the_overview_has_the_furthest_either_way(tmp_path: Path):
+    with_error(tmp_path, "seg", "sqcos, no ReLU", 24.29 + 2.0)
+    with_error(tmp_path, "baseline", "cos, no ReLU", 58.24 - 20.0)
+    assert "-20.00 (better): baseline, cos, no ReLU" in drawn(tmp_path).one("section", id="overview").text
+
+
 def test_a_section_is_one_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("dcnet.report.page.section.registry", dict(registry))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_records import RESULTS, a_run, drawn, features, put, real_tree
+from page_records import RESULTS, a_run, drawn, features, put, real_tree, values_of
 
 from dcnet import angle, magnitude
 from dcnet.cli import commands
@@ -16,10 +16,6 @@ from dcnet.report.page.charts.scales import Scale, spelled
 from dcnet.report.page.curves_in import curves_in
 from dcnet.report.page.origin import bench_command
 from dcnet.report.page.sections.operators import SLIDERS
-
-
-def values_of(figure: Any) -> dict[str, Any]:
-    return json.loads("".join(figure.one("script", class_="values").children))
 
 
 def test_figure_4_has_the_errors_of_the_records_by_step(tmp_path: Path):
@@ -72,14 +68,22 @@ def test_features_are_points_with_their_numbers_and_command(tmp_path: Path, dime
     assert all(node.attributes["title"] == features()["command"] for node in part.all("summary"))
 
 
-def test_robustness_is_read_from_evaluations(tmp_path: Path):
-    card = {"by_epsilon": {"epsilons": [0.0, 0.1, 1.0], "accuracies": [0.9, 0.25, 0.0]}}
-    put(tmp_path, "run", a_run(evaluations={"card": card, "verify": {"accuracy": 0.5}}))
-    part = drawn(tmp_path).one("section", id="robustness")
-    (line,) = values_of(part.one("figure"))["lines"]
-    assert (line["x"], line["y"]) == ([0.0, 0.1, 1.0], ["90.00", "25.00", "0.00"])
-    assert "card by epsilon" in part.one("h3").text
-    assert a_run()["command"] in part.one("details").text
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_line_of_one_evaluation_is_a_dot(tmp_path: Path, seeds: int):
+    for seed in range(seeds):
+        record = a_run(hash=f"{seed:08d}")
+        record["config"] = record["config"] | {"seed": seed}
+        record["curves"] = {name: values[:1] for name, values in record["curves"].items()}
+        put(tmp_path, str(seed), record)
+    figure = drawn(tmp_path).one("figure", id="chart-digits-cnn9-small")
+    (series,) = figure.all("g", class_="series")
+    dot = series.one("circle")
+    assert series.one("path").attributes["d"] == f"M{dot.attributes['cx']} {dot.attributes['cy']}"
+
+
+def test_a_line_of_more_evaluations_has_no_dots(tmp_path: Path):
+    put(tmp_path, "run", a_run())
+    assert not drawn(tmp_path).one("figure", id="chart-digits-cnn9-small").all("circle")
 
 
 def test_curves_are_found_in_all_forms_and_nothing_else_is():

@@ -12,6 +12,16 @@ def background(count=200, features=6, seed=0):
     return torch.randn(count, features, generator=generator) * spread + 1.0
 
 
+def centred():
+    return torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], dtype=torch.float64)
+
+
+def with_nan():
+    features = torch.ones(3, 6)
+    features[1, 2] = torch.nan
+    return features
+
+
 def test_the_hyperplane_is_that_of_least_squares():
     """w, c with w x + c = 1 for the feature and -1 for the background, each of the two with half of the weight."""
     others, x = background().double(), torch.tensor([4.0, -1.0, 0.5, 2.0, 1.0, 0.3], dtype=torch.float64)
@@ -49,7 +59,12 @@ def test_it_is_symmetric_and_knows_which_directions_tell_nothing():
         (lambda: HyperplaneSimilarity(background(), ridge=0), "ridge must be above 0, not 0"),
         (lambda: HyperplaneSimilarity(background())(torch.ones(2, 5), torch.ones(2, 5)), r"features must be \[N, 6\]"),
         (lambda: HyperplaneSimilarity(background())(torch.ones(2, 6), torch.ones(3, 6)), "of one shape"),
-        (lambda: HyperplaneSimilarity(torch.zeros(4, 2))(torch.zeros(1, 2), torch.ones(1, 2)), "has no hyperplane"),
+        (lambda: HyperplaneSimilarity(centred())(torch.zeros(1, 2), torch.ones(1, 2)), "has no hyperplane"),
+        (lambda: HyperplaneSimilarity(torch.full((7, 3), 0.1)), "must differ, but all 7 are the same"),
+        (lambda: HyperplaneSimilarity(1e-200 * centred()), "variance of the background must be a finite number above"),
+        (lambda: HyperplaneSimilarity(1e200 * centred()), "variance of the background must be a finite number above"),
+        (lambda: HyperplaneSimilarity(background())(with_nan(), torch.ones(3, 6)), "finite, but 1 of 3 are not"),
+        (lambda: HyperplaneSimilarity(background())(torch.ones(3, 6), with_nan()), "finite, but 1 of 3 are not"),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(call, problem):

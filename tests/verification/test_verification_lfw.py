@@ -131,6 +131,24 @@ def test_pairs_of_people_who_were_not_trained_on(folder):
         people_disjoint(LfwData(folder).pairs(), ["Ada_One", "Bob_Two", "Di_Four"])
 
 
-def test_an_image_in_no_folder_has_no_person():
-    with pytest.raises(ValueError, match=r"the image '1\.jpg' is in no folder, which would name its person"):
-        people_disjoint(Pairs.of_names([("1.jpg", "a/2.jpg", True)]), [])
+def test_an_image_in_no_folder_shows_nobody_who_was_trained_on():
+    pairs = Pairs.of_names([("1.jpg", "a/2.jpg", True), ("1.jpg", "b/2.jpg", False)])
+    found = people_disjoint(pairs, ["a", ""])
+    assert found.pairs.rows() == [("1.jpg", "b/2.jpg", False)]
+    assert (found.left_out, found.people_left_out) == (1, 1)
+
+
+def test_the_folder_of_lfw_or_one_that_it_is_in(folder, tmp_path):
+    for data in (folder, tmp_path):
+        assert LfwData.found_in(data, "pairs").root == folder
+    (folder / "pairs.txt").rename(tmp_path / "pairs.txt")
+    assert len(LfwData.found_in(tmp_path, "pairs").pairs("pairs")) == 4
+    with pytest.raises(ValueError, match="there is no folder"):
+        LfwData.found_in(tmp_path / "nowhere", "pairs")
+
+
+def test_of_several_folders_of_lfw_the_one_with_the_list_is_taken(folder, tmp_path):
+    (tmp_path / "lfw_funneled").mkdir()
+    assert LfwData.found_in(tmp_path, "pairs.txt").root == folder
+    with pytest.raises(ValueError, match=r"there is no list 'other\.txt': expected it in .*lfw_funneled or "):
+        LfwData.found_in(tmp_path, "other").pairs("other")

@@ -148,6 +148,21 @@ def test_folds_by_chance_share_out_both_kinds_evenly(same):
     assert torch.equal(folds, make_folds(same))
 
 
+def test_answers_of_0_and_1_have_the_folds_of_false_and_true():
+    same = torch.tensor([True, False, True, False, False, True, True, False])
+    for kind in (torch.int64, torch.uint8, torch.float32):
+        assert torch.equal(make_folds(same.to(kind), 4), make_folds(same, 4))
+    with pytest.raises(ValueError, match="same must be True or False for each pair, not 2"):
+        make_folds(torch.tensor([0, 1, 2, 1, 0]))
+
+
+@pytest.mark.parametrize("count", [1, 0, -3])
+def test_one_fold_has_no_others_for_its_threshold(count):
+    says = f"count must be at least 2, since each fold takes its threshold from others, not {count}"
+    with pytest.raises(ValueError, match=says):
+        make_folds(torch.tensor([True, True, False, False]), count)
+
+
 def test_folds_need_two_pairs_of_each_kind():
     with pytest.raises(ValueError, match="two pairs or more of the same and two of different ones, not 3 and 1"):
         make_folds(torch.tensor([True, True, True, False]))

@@ -7,7 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcnet.verification import Decision, calibrate, calibrate_curve, roc_of_histogram, score_histogram
+from dcnet.verification import (
+    Decision,
+    ScoreHistogram,
+    calibrate,
+    calibrate_curve,
+    roc_of_histogram,
+    score_histogram,
+)
 
 scores = st.lists(st.one_of(st.sampled_from([-0.5, 0.0, 0.25, 0.5]), st.floats(-1, 1)), min_size=1, max_size=30)
 rates = st.sampled_from([0.01, 0.1, 0.3, 0.5, 0.9])
@@ -52,11 +59,44 @@ def test_well_separated_scores_have_one_threshold_in_the_middle():
     assert (found.far, found.frr, found.open_genuine, found.open_impostor) == (0, 0, 0, 0)
 
 
+def test_two_thresholds_lie_between_scores_and_not_on_them():
+    found = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.1, frr=0.1)
+    assert (found.lower, found.upper) == (pytest.approx(0.05), pytest.approx(0.65))
+    assert (found.far, found.frr) == (0, 0)
+    assert (found.open_genuine, found.open_impostor) == (0.75, 0.75)
+
+
+def test_rounding_moves_no_pair_across_a_threshold():
+    genuine, impostor = [0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6]
+    found = calibrated(genuine, impostor, far=0.1, frr=0.1)
+    for score in genuine + impostor:
+        assert len({found.decide(score + moved).words for moved in (-1e-6, 0.0, 1e-6)}) == 1
+
+
+def test_at_the_ends_thresholds_stay_where_they_are():
+    found = calibrated([0.25, 0.5], [0.25, 0.75], far=0.1, frr=0.1)
+    assert found.lower == 0.25
+    assert 0.75 < found.upper < 0.7500001
+    assert (found.far, found.frr) == (0, 0)
+
+
+def test_rates_of_a_histogram_are_held_by_the_scores_themselves():
+    # In bins of 0.1: between two that are neighbours, nothing but the edge parts their scores.
+    scores = {"genuine": [-0.46, 0.02, 0.15, 0.55], "impostor": [-0.52, 0.03, 0.08, 0.12]}
+    counts = [torch.histc(torch.tensor(part), 20, -1, 1).long() for part in scores.values()]
+    found = calibrate_curve(roc_of_histogram(ScoreHistogram(*counts)), far=0.3, frr=0.2)
+    assert found.lower < found.upper
+    said = [found.decide(score).same for score in scores["impostor"]]
+    assert (said.count(True) / 4, said.count(None) / 4) == (found.far, found.open_impostor)
+    said = [found.decide(score).same for score in scores["genuine"]]
+    assert (said.count(False) / 4, said.count(None) / 4) == (found.frr, found.open_genuine)
+
+
 def test_what_is_said():
     found = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.25, frr=0.25)
     assert found.lower == found.upper == pytest.approx(0.35)
     strict = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.1, frr=0.1)
-    same, close, different = strict.decide(0.7), strict.decide(0.6), strict.decide(0.05)
+    same, close, different = strict.decide(0.7), strict.decide(0.6), strict.decide(0.04)
     assert (same.words, same.same, same.rate) == ("the same", True, 0)
     assert (close.words, close.same, close.rate) == ("too close to call", None, None)
     assert (different.words, different.same, different.rate) == ("different", False, 0)

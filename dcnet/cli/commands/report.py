@@ -44,12 +44,13 @@ class Command(RunsOptions):
 
     def _runs(self) -> tuple[Path, ...]:
         """The folders of the runs that are asked for; all of them only if nothing else is."""
-        from dcnet.training import find_run
+        from dcnet.training import all_runs, find_run
 
         root = self.root()
         if self.names:
             return tuple(find_run(name, root).folder for name in dict.fromkeys(self.names))
-        return (root,) if not self.records and root.is_dir() else ()
+        # Those that `dcnet list runs` shows, without what lies deeper, such as the runs of smoke tests.
+        return () if self.records else tuple(run.folder for run in all_runs(root))
 
 
 def _write(path: Path, content: bytes, runs: int) -> int:

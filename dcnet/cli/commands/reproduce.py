@@ -35,7 +35,7 @@ class Command:
     """Runs side by side; auto is one, and more on a GPU that processes share by MPS."""
 
     status: bool = False
-    """Only say what is there, what is missing and what misses the paper."""
+    """Only say what is there, over all seeds that have a record, what is missing, and how far from the paper it is."""
 
     json: bool = False
     """Print one JSON document and nothing else."""
@@ -106,13 +106,17 @@ class Command:
     def _carry_out(self, work: Reproduction, pictures: Sequence[str]) -> int:
         from rich.console import Console
 
+        from dcnet.experiments.reproduction import INTERRUPTED
+
         code = 0 if self.status else work.run(Console(stderr=self.json))
         if self.collect is not None:
             work.collect(self.collect)
-        drawn = self._draw(work, pictures)
+        stopped = code == INTERRUPTED
+        drawn = {} if stopped else self._draw(work, pictures)
         if self.json:
             print(json.dumps(work.described() | drawn, indent=2))
-        else:
+        elif not stopped:
+            # After an interruption, tables would push what was said of it out of sight.
             self._show(work)
             print("".join(f"{name}: {told}\n" for name, told in drawn.items()), end="")
         return code

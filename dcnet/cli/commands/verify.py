@@ -69,7 +69,9 @@ class Command(RunPlotOptions, PairOptions, OneRun):
             kept = writable(str(comparer.run.folder / FILE))
             wanted = (FAR if self.far is None else self.far, FRR if self.frr is None else self.frr)
             return lambda: calibrate(comparer, listed, kept, wanted, flip)
-        drawn, folds = picture(self.out, comparer.run.folder / "roc.png"), Folds.of(listed.pairs)
+        # Too few pairs for folds are known before a folder is made for the picture.
+        folds = Folds.of(listed.pairs)
+        drawn = picture(self.out, comparer.run.folder / "roc.png")
         return lambda: report(comparer, listed, folds, drawn, flip)
 
     def _check(self) -> None:

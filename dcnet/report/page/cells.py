@@ -6,10 +6,9 @@ from typing import Any
 
 from dcnet.experiments import CellStatus, Experiment, chosen, status_of
 from dcnet.experiments.known import Known
+from dcnet.experiments.status import records_of
 
 Record = dict[str, Any]
-# Nobody runs more seeds than that.
-MOST_SEEDS = 32
 
 
 @dataclass(frozen=True)
@@ -27,16 +26,10 @@ def all_experiments() -> list[Experiment]:
 
 def found_in(experiment: Experiment, known: Known) -> list[Found]:
     """Every cell with all seeds that it has, be it more than the experiment asks for."""
-    best = status_of(experiment, known)
-    for seeds in range(experiment.seeds + 1, MOST_SEEDS + 1):
-        more = status_of(experiment, known, seeds)
-        if not any(status.state == "done" for status in more):
-            break
-        best = [new if new.state == "done" else old for old, new in zip(best, more, strict=True)]
-    return [Found(status, _records(status, known)) for status in best]
+    pairs = zip(status_of(experiment, known), records_of(experiment, known), strict=True)
+    return [Found(status, _counted(status, records)) for status, (_, records) in pairs]
 
 
-def _records(status: CellStatus, known: Known) -> tuple[Record, ...]:
+def _counted(status: CellStatus, records: list[Record]) -> tuple[Record, ...]:
     """Those that the cell has a number from, or that did not converge."""
-    found = [record for config in status.cell.configs(status.seeds) if (record := known.record(config)) is not None]
-    return tuple(one for one in found if one["status"] == "diverged" or status.cell.value(one) is not None)
+    return tuple(one for one in records if one["status"] == "diverged" or status.cell.value(one) is not None)

@@ -14,11 +14,16 @@ MAPPINGS = {"by_epsilon": "epsilon", "by_steps": "steps"}
 
 @dataclass(frozen=True)
 class Curve:
-    """Where it was found, what its axis is, and its points from left to right."""
+    """Where it was found, by the keys that lead to it, what its axis is, and its points from left to right."""
 
-    name: str
+    where: tuple[str, ...]
     axis: str
     points: tuple[tuple[float, float], ...]
+
+    @property
+    def name(self) -> str:
+        """The keys as words."""
+        return " ".join(self.where).replace("_", " ")
 
 
 def curves_in(value: Any, where: tuple[str, ...] = ()) -> Iterator[Curve]:
@@ -41,7 +46,7 @@ def curves_in(value: Any, where: tuple[str, ...] = ()) -> Iterator[Curve]:
 
 
 def _curve(where: Sequence[str], axis: str, points: Any) -> Curve:
-    return Curve(" ".join(where).replace("_", " "), axis, tuple(sorted((float(x), float(y)) for x, y in points)))
+    return Curve(tuple(where), axis, tuple(sorted((float(x), float(y)) for x, y in points)))
 
 
 def _numbers(value: Any) -> bool:

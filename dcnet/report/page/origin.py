@@ -45,9 +45,9 @@ def about(record: Record, named: bool = True) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 
-def origin(record: Record) -> Html:
-    """The command, and below it what is known of the run."""
-    return join([code(command_of(record)), tag("span", about(record), class_="about")])
+def origin(record: Record, command: str | None = None) -> Html:
+    """The command, that of the record unless another is given, and below it what is known of the run."""
+    return join([code(command or command_of(record)), tag("span", about(record), class_="about")])
 
 
 def number(shown: str, records: Iterable[Record], *more: str) -> Html:
@@ -66,8 +66,13 @@ def wanted(shown: str, command: str) -> Html:
 
 def made_by(records: Iterable[Record]) -> Html:
     """The commands behind a picture, each once."""
-    found = {command_of(record) + about(record): origin(record) for record in records}
-    return disclosure("Commands behind these numbers", tag("ul", *(tag("li", one) for one in found.values())))
+    return measured_by((command_of(record), record) for record in records)
+
+
+def measured_by(found: Iterable[tuple[str, Record]]) -> Html:
+    """The same for what was done with a network after its training, by commands of its own."""
+    origins = {command + about(record): origin(record, command) for command, record in found}
+    return disclosure("Commands behind these numbers", tag("ul", *(tag("li", one) for one in origins.values())))
 
 
 def nothing(what: str, *commands: str) -> Html:

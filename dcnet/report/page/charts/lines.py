@@ -57,8 +57,9 @@ def line_chart(
 def _group(i: int, line: Line, x: Axis, y: Axis, hidden: bool) -> Html:
     across, up = scales(x, y)
     parts = [tag("title", line.name), tag("path", d=path_of(line, across, up))]
-    if line.dots:
-        places = [(across(a), up(b)) for a, b in zip(line.x, line.y, strict=True)]
+    places = [(across(a), up(b)) for a, b in zip(line.x, line.y, strict=True) if math.isfinite(b)]
+    # Of one point there is no line to see.
+    if line.dots or len(places) == 1:
         parts += [tag("circle", cx=f"{a:.1f}", cy=f"{b:.1f}", r="3") for a, b in places]
     # Of SVG's own attributes, so that it holds without any style sheet.
     visibility = "hidden" if hidden else None

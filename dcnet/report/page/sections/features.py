@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from dcnet.report.feature_checks import check_features
 from dcnet.report.page.charts import Cloud, Words, point_chart
 from dcnet.report.page.markup import Html, join, tag
 from dcnet.report.page.origin import nothing, number
@@ -27,6 +28,10 @@ def features(sources: Sources) -> Html:
 
 
 def _picture(name: str, record: Record) -> Html:
+    try:
+        check_features(record)
+    except ValueError as error:
+        raise ValueError(f"the features of the record {name!r} cannot be drawn: {error}") from None
     points = [_flat(point) for point in record["points"]]
     distances = sorted(math.hypot(*point) for point in points)
     reach = 1.2 * (distances[math.ceil(REACH * len(distances)) - 1] or 1.0)

@@ -1,12 +1,13 @@
 """How much of the paper is there, at a glance."""
 
 from dcnet.experiments import Experiment
+from dcnet.report.experiments import distance, furthest_of
 from dcnet.report.page.cells import Found
 from dcnet.report.page.markup import Html, code, join, paragraph, table, tag
 from dcnet.report.page.section import section
 from dcnet.report.page.sources import Sources
 
-HEADINGS = ("experiment", "cells there", "furthest behind the paper", "what")
+HEADINGS = ("experiment", "cells there", "furthest from the paper", "what")
 
 
 @section("Overview", order=0)
@@ -35,10 +36,8 @@ def _row(experiment: Experiment, found: list[Found]) -> list[str]:
 
 
 def _furthest(experiment: Experiment, found: list[Found]) -> str:
-    """The cell that is most behind the paper; nothing where none is, or where the paper has no numbers."""
-    behind = [(one.status.misses_by(experiment.higher_is_better), one.status.cell) for one in found]
-    compared = [(gap, cell) for gap, cell in behind if gap is not None]
-    if not compared:
+    """The cell that differs most from the paper, either way, and by how much."""
+    furthest = furthest_of(one.status for one in found)
+    if furthest is None:
         return "nothing to compare yet"
-    gap, cell = max(compared, key=lambda pair: pair[0])
-    return "none is behind" if gap == 0 else f"{gap:.2f}: {cell.row}, {cell.column}"
+    return f"{distance(experiment, furthest)}: {furthest.cell.row}, {furthest.cell.column}"

@@ -9,13 +9,18 @@ from dcnet.report.page.section import section
 from dcnet.report.page.sources import Sources
 from dcnet.training.recipes import command_of
 
+# In points: who is further from the paper than that has hardly done the same.
+FAR = 1.0
+
 
 @section("Tables: ours beside the paper's", order=10)
 def tables(sources: Sources) -> Html:
     """The experiments in their order."""
     reading = paragraph(
         "In each cell: our number, at the last step and never the best on the test set, with the deviation over seeds "
-        f"where there are several; the paper's; and ours without the paper's. {NOT_CONVERGED}: it did not converge."
+        f"where there are several; the paper's; and ours without the paper's. {NOT_CONVERGED}: it did not converge. "
+        f"Green is as good as the paper or better by up to {FAR:g}, orange is worse, and grey is better by more than "
+        "that: such a number was hardly made as the paper's was, and is not taken for a success."
     )
     return join([reading, *(_experiment(experiment, found) for experiment, found in sources.experiments)])
 
@@ -51,9 +56,15 @@ def _cell(experiment: Experiment, found: Found | None) -> Html:
     status = found.status
     parts = [_ours(experiment, found), *([] if status.cell.paper is None else [_paper(status)])]
     if status.difference is not None:
-        behind = (status.misses_by(experiment.higher_is_better) or 0.0) > 0
-        parts.append(tag("span", f"{status.difference:+.2f}", class_="behind" if behind else "ahead"))
+        parts.append(tag("span", f"{status.difference:+.2f}", class_=_place(experiment, status)))
     return join(parts)
+
+
+def _place(experiment: Experiment, status: CellStatus) -> str:
+    """Behind the paper, ahead of it, or so far ahead that it is hardly the same."""
+    if (status.misses_by(experiment.higher_is_better) or 0.0) > 0:
+        return "behind"
+    return "apart" if abs(status.difference or 0.0) > FAR else "ahead"
 
 
 def _ours(experiment: Experiment, found: Found) -> Html:

@@ -1,0 +1,121 @@
+"""`dcnet verify` by the lists that it is given: where they are found, what is kept of them, and what is said."""
+
+from pathlib import Path
+
+import pytest
+from tiny_runs import answer, call, colour_run, complaint
+from verify_cases import copied, digit_pairs, lfw_folder, listed
+
+from dcnet.training import Run
+from dcnet.verification import Pairs
+from dcnet.verification.measures import Folds
+
+Capture = pytest.CaptureFixture[str]
+PEOPLE = ("Ada", "Bob", "Cy", "Di")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return copied(tmp_path / "run")
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    return digit_pairs(tmp_path / "digits")
+
+
+def said(capsys: Capture, *arguments: object) -> str:
+    assert call("verify", *arguments) == 0
+    return "".join(capsys.readouterr().out.splitlines())
+
+
+def other_list(pairs: Path, rows: int) -> Path:
+    """Some of the pairs, as a list of the same name in another folder."""
+    pairs.parent.joinpath("other").mkdir()
+    lines = pairs.read_text().splitlines(keepends=True)
+    file = pairs.parent / "other" / pairs.name
+    file.write_text("".join([*lines[:rows], *lines[-rows:]]))
+    return file
+
+
+def test_a_report_on_another_list_of_the_same_name_is_not_replaced_without_a_word(
+    capsys: Capture, run: Run, pairs: Path
+):
+    kept = f"kept in {run.record_file} as 'pairs-pairs'"
+    assert f"{kept}wrote" in said(capsys, run.folder, "--pairs", pairs)
+    # The same list again is a newer report, and no loss.
+    assert f"{kept}wrote" in said(capsys, run.folder, "--pairs", pairs)
+    other = other_list(pairs, 20)
+    options = (run.folder, "--pairs", other, "--images", pairs.parent)
+    assert f"{kept}, in place of a report on 240 other pairs, of {pairs}wrote" in said(capsys, *options)
+    assert f"{kept}wrote" in said(capsys, *options)
+    found = answer(capsys, "verify", run.folder, "--pairs", pairs)
+    assert (found["replaced"]["pairs"], found["replaced"]["list_file"]) == (40, str(other))
+    assert "replaced" not in run.record()["evaluations"]["pairs-pairs"]
+    assert "replaced" not in answer(capsys, "verify", run.folder, "--pairs", pairs)
+
+
+def test_lists_are_told_apart_wherever_one_is(capsys: Capture, run: Run, pairs: Path, monkeypatch: pytest.MonkeyPatch):
+    """By their places, since the names that are given may be the same."""
+    other = other_list(pairs, 120)
+    images = ("--images", pairs.parent)
+    monkeypatch.chdir(pairs.parent)
+    said(capsys, run.folder, "--pairs", "pairs.csv", *images)
+    monkeypatch.chdir(other.parent)
+    assert f"in place of a report on 240 other pairs, of {pairs}" in said(
+        capsys, run.folder, "--pairs", "pairs.csv", *images
+    )
+
+
+@pytest.mark.parametrize("name", ["lfw-deepfunneled", "lfw_funneled", "lfw"])
+def test_lfw_is_found_in_the_folder_that_training_takes(capsys: Capture, tmp_path: Path, name: str):
+    run = colour_run(tmp_path / "run", tmp_path / "images")
+    lfw = lfw_folder(tmp_path / "data" / name, PEOPLE)
+    found = [answer(capsys, "verify", run.folder, "--data-dir", folder) for folder in (lfw, tmp_path / "data")]
+    assert found[0] == found[1]
+    assert found[1]["data"]["images"] == str(lfw)
+    (lfw / "pairsDevTest.txt").rename(tmp_path / "data" / "pairsDevTest.txt")
+    options = ("--data-dir", tmp_path / "data", "--lfw-list", "pairsDevTest")
+    assert answer(capsys, "verify", run.folder, *options)["data"]["pairs"] == 4
+
+
+def test_too_few_pairs_leave_no_folder_behind(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
+    few = listed(pairs.parent / "few.csv", [("0.png", "1.png", True), ("2.png", "3.png", False)])
+    told = complaint(capsys, "verify", run.folder, "--pairs", few, "--out", tmp_path / "new" / "x.png")
+    assert "folds need two pairs or more" in told
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_image_in_no_folder_is_unseen(capsys: Capture, run: Run, pairs: Path):
+    found = answer(capsys, "verify", run.folder, "--pairs", pairs, "--unseen")
+    assert found["data"]["left_out"] == 0
+    # Class 3 of the digits, by the name of its folder.
+    (pairs.parent / "3").mkdir()
+    (pairs.parent / "0.png").rename(pairs.parent / "3" / "0.png")
+    rows = [("3/0.png", "1.png", False), ("3/0.png", "2.png", True)] + [("1.png", "2.png", True)] * 2
+    some = listed(pairs.parent / "some.csv", [*rows, ("4.png", "5.png", False), ("4.png", "6.png", False)])
+    (note,) = answer(capsys, "verify", run.folder, "--pairs", some)["data"]["notes"]
+    assert note.startswith("2 of 6 pairs show a class that the run was trained on")
+    assert answer(capsys, "verify", run.folder, "--pairs", some, "--unseen")["data"]["left_out"] == 2
+
+
+def test_a_report_with_mirror_images_after_a_calibration_without_them_says_so(capsys: Capture, run: Run, pairs: Path):
+    report = ("verify", run.folder, "--pairs", pairs)
+    assert answer(capsys, *report)["flip_note"] == ""
+    answer(capsys, *report, "--calibrate", "--no-flip")
+    note = "the run is calibrated without mirror images, and this report has them: see --no-flip"
+    assert answer(capsys, *report)["flip_note"] == note
+    assert f"note: {note}" in said(capsys, *report[1:])
+    assert answer(capsys, *report, "--no-flip")["flip_note"] == ""
+    answer(capsys, *report, "--calibrate")
+    assert answer(capsys, *report)["flip_note"] == ""
+    note = "the run is calibrated with mirror images, and this report leaves them out: omit --no-flip"
+    assert answer(capsys, *report, "--no-flip")["flip_note"] == note
+    (run.folder / "verification.json").write_text("{")
+    assert answer(capsys, *report, "--no-flip")["flip_note"] == ""
+
+
+def test_a_list_with_one_fold_is_said_to_have_one():
+    rows = [("a", "b", True), ("a", "c", True), ("b", "d", False), ("c", "d", False)]
+    found = Folds.of(Pairs.of_names(rows, [0, 0, 0, 0]))
+    assert found.note == "the folds are made by chance, since all pairs are in one fold of the list"

@@ -1,0 +1,29 @@
+"""Which runs `dcnet report` takes without being told: those that `dcnet list runs` shows."""
+
+from pathlib import Path
+
+import pytest
+from page_records import a_run, put
+
+from dcnet.cli.app import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_the_runs_of_smoke_tests_are_not_on_the_page(tmp_path: Path, capsys: Capture):
+    put(tmp_path / "runs" / "whole", "record", a_run(hash="11111111"))
+    put(tmp_path / "runs" / "smoke" / "small", "record", a_run(hash="22222222"))
+    out = tmp_path / "page.html"
+    assert main(["report", "--runs", str(tmp_path / "runs"), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.endswith("from 1 runs\n")
+    assert "11111111" in out.read_text()
+    assert "22222222" not in out.read_text()
+    assert main(["report", "--records", str(tmp_path / "runs"), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.endswith("from 2 runs\n")
+
+
+def test_a_folder_without_runs_gives_a_page_that_says_so(tmp_path: Path, capsys: Capture):
+    (tmp_path / "runs").mkdir()
+    out = tmp_path / "page.html"
+    assert main(["report", "--runs", str(tmp_path / "runs"), "--out", str(out)]) == 0
+    assert "There are no records" in out.read_text()
