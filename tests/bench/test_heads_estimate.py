@@ -59,8 +59,8 @@ def test_the_estimate_says_what_each_gpu_holds_computes_and_sends():
     made = estimate(Measured("sharded", 1.0, Line(2.0, 1e-3, 1e-6), 1.5), 10_000_050, cluster, 128, SIZE)
     assert (made.classes_per_gpu, made.joint_batch) == (100_001, 12_800)
     assert made.compute_ms == pytest.approx(2 + 100_001 * (1e-3 + 1e-6 * 12_800))
-    # Weights, their directions, and the logits of all samples, which weigh 25 times as much.
-    assert made.memory_gib == pytest.approx(1.5 * 100_001 * WEIGHTS * (2 + 4.25 * 25) / 2**30)
+    # Weights, and three and a quarter copies of the logits of all samples, which weigh 25 times as much.
+    assert made.memory_gib == pytest.approx(1.5 * 100_001 * WEIGHTS * (1 + 3.25 * 25) / 2**30)
     assert made.gathered_bytes == 99 * 128 * (WEIGHTS + 8)
     assert made.reduced_bytes == 2 * 99 * 128 * 4 * 516
     passed = made.gathered_bytes + made.reduced_bytes
@@ -88,8 +88,8 @@ def test_estimates_are_of_the_heads_that_can_be_shared_out():
         (head, count) for head in ("sharded", "sampled") for count in COUNTS
     ]
     sharded, sampled = found["rows"][0], found["rows"][3]
-    assert sharded["memory_gib"] == pytest.approx(2 * 100_000 * WEIGHTS * (2 + 4.25 * 25) / 2**30)
-    assert sampled["memory_gib"] == pytest.approx(2 * 100_000 * WEIGHTS * (1 + 0.1 * (2 + 4.25 * 25)) / 2**30)
+    assert sharded["memory_gib"] == pytest.approx(2 * 100_000 * WEIGHTS * (1 + 3.25 * 25) / 2**30)
+    assert sampled["memory_gib"] == pytest.approx(2 * 100_000 * WEIGHTS * (1 + 0.1 * (1 + 3.25 * 25)) / 2**30)
     said = " ".join(found["assumptions"])
     for stated in ("batches of 512 and 1024", "100 GPUs", "128 samples", "25 GB/s", "0.05 ms", "momentum", "2.00"):
         assert stated in said
