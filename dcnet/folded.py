@@ -26,6 +26,13 @@ CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 PLAIN_CONVOLUTIONS: dict[int, Callable[..., PlainLayer]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
+# What a forward may read of a layer beside calling it.
+GEOMETRY = (
+    *("in_features", "out_features", "in_channels", "out_channels"),
+    *("kernel_size", "stride", "padding", "dilation", "groups"),
+)
+
+
 class Folded(nn.Module):
     """f(w, x) of a decoupled layer in evaluation, and the batch normalisation that follows it, if one is given.
 
@@ -52,6 +59,7 @@ class Folded(nn.Module):
             factor, bias = factor * scale, shift if bias is None else bias * scale + shift
         absorbed = op.angle.homogeneous and (op.angle.identity or bool((factor >= 0).all()))
         self.operator, self.eps = op, layer.eps
+        vars(self).update({name: getattr(layer, name) for name in GEOMETRY if hasattr(layer, name)})
         self.coefficients = coefficients(op, own)
         self.fixed = {name: value for name, value in constants.items() if not isinstance(value, Tensor)}
         self.register_buffer("weight", scaled(layer.weight, factor / w_norm if absorbed else 1 / w_norm))
@@ -88,7 +96,7 @@ class Folded(nn.Module):
         )
 
     def _finish(self, at: Meeting, g: Tensor, h: Tensor, dtype: torch.dtype) -> Tensor:
-        if torch.is_grad_enabled() or g.dtype != h.dtype:
+        if torch.is_grad_enabled() or not g.dtype == h.dtype == dtype:
             return at.finish(g, h, self.bias, dtype)
         output = _multiplied(g, h)
         return output if self.bias is None else output.add_(at.spread(self.bias))
@@ -189,7 +197,7 @@ def coefficients(op: Operator, constants: Mapping[str, Value]) -> tuple[str, ...
 def _constants(layer: Decoupled) -> tuple[dict[str, Value], dict[str, Value]]:
     """The constants in float32 or better: as they are, and with a relative radius multiplied by the mean norm."""
     op, weight = layer.operator, layer.weight
-    stored = {name: layer.get_parameter(name).to(accumulation_dtype(weight.dtype)) for name in op.learned}
+    stored = {name: value.to(accumulation_dtype(weight.dtype)) for name, value in layer._learned().items()}
     own = op.constants(stored)
     like = torch.empty(0, dtype=accumulation_dtype(weight.dtype))
     mean = layer._buffers.get("mean_norm")

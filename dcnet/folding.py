@@ -2,14 +2,16 @@
 
 import contextlib
 import copy
+import functools
+import inspect
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterator
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from dcnet.folded import Layer, PlainLayer, fold_layer
@@ -18,6 +20,9 @@ from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledC
 DECOUPLED = {kind.decoupled for kind in (DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear)}
 PLAIN_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+# Modules that have others below them, each with all that its forward is known to do: one graph, or one for each way.
+Traced = list[tuple[nn.Module, list[fx.Graph]]]
 
 
 def fold(model: nn.Module) -> nn.Module:
@@ -36,6 +41,8 @@ def fold(model: nn.Module) -> nn.Module:
     layer that still blends with the plain one, whose filters are read by others or whose class computes something else
     stays as it is.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a network is folded, not {model!r}")
     check_mean_norms(model)
     copied = copy.deepcopy(model).eval().requires_grad_(False)
     graphs = _trace_all(copied)
@@ -43,12 +50,12 @@ def fold(model: nn.Module) -> nn.Module:
     for layer, norm in _pairs(copied, graphs):
         replacements[layer] = _fuse(layer, norm)
         replacements[norm] = nn.Identity()
-    fixed = {module for parent, graph in graphs for module in _found(parent, graph, "get_attr")}
+    fixed = {module for parent, ways in graphs for graph in ways for module in _found(parent, graph, "get_attr")}
     for module in copied.modules():
         if module not in replacements and module not in fixed and not _has_hooks(module):
             if _is_decoupled(module):
                 replacements[module] = fold_layer(module)
-            elif isinstance(module, _DropoutNd):
+            elif type(module) in DROPOUTS:
                 replacements[module] = nn.Identity()
     return _replace(copied, replacements).eval()
 
@@ -74,14 +81,21 @@ class _OneLevel(fx.Tracer):
         return True
 
 
-def _trace_all(model: nn.Module) -> list[tuple[nn.Module, fx.Graph]]:
+def _trace_all(model: nn.Module) -> Traced:
     """Every module that has others below it, with what its forward does, where that can be traced."""
-    graphs = []
+    graphs: Traced = []
     for parent in _parents(model):
         # A forward may do anything with what stands for its input, and fail in any way.
         with contextlib.suppress(Exception):
-            graphs.append((parent, _OneLevel().trace(parent)))
+            graphs.append((parent, [_OneLevel().trace(parent, given) for given in _ways_to_call(parent)]))
     return graphs
+
+
+def _ways_to_call(module: nn.Module) -> list[dict[str, Any]]:
+    """With all arguments, and with those alone that have no default: a forward may do something else then."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+    return [{}, defaults] if defaults else [{}]
 
 
 def _parents(model: nn.Module) -> list[nn.Module]:
@@ -96,18 +110,20 @@ def _found(parent: nn.Module, graph: fx.Graph, *kinds: str) -> Iterator[nn.Modul
             yield parent.get_submodule(path if node.op == "call_module" else path.rpartition(".")[0])
 
 
-def _pairs(
-    model: nn.Module, graphs: list[tuple[nn.Module, fx.Graph]]
-) -> Iterator[tuple[Layer | PlainLayer, _BatchNorm]]:
-    """Every layer and the batch normalisation that alone sees its output."""
-    uses = Counter(module for parent, graph in graphs for module in _found(parent, graph, "call_module", "get_attr"))
+def _pairs(model: nn.Module, graphs: Traced) -> Iterator[tuple[Layer | PlainLayer, _BatchNorm]]:
+    """Every layer and the batch normalisation that alone sees its output, however the forward is called."""
+    uses = sum((_uses(parent, ways) for parent, ways in graphs), Counter[nn.Module]())
     places = Counter(child for parent in _parents(model) for child in parent.children())
     alone = {module for module, count in places.items() if count == 1 and uses[module] == 1 and not _has_hooks(module)}
-    for parent, graph in graphs:
-        for node in graph.nodes:
-            pair = _pair(parent, node)
-            if pair is not None and alone.issuperset(pair):
-                yield pair
+    for parent, ways in graphs:
+        found = [[pair for node in graph.nodes if (pair := _pair(parent, node)) is not None] for graph in ways]
+        yield from (pair for pair in found[0] if alone.issuperset(pair) and all(pair in others for others in found))
+
+
+def _uses(parent: nn.Module, ways: list[fx.Graph]) -> Counter[nn.Module]:
+    """How often each module is used in the way that uses it most."""
+    counts = [Counter(_found(parent, graph, "call_module", "get_attr")) for graph in ways]
+    return functools.reduce(operator.or_, counts)
 
 
 def _pair(parent: nn.Module, node: fx.Node) -> tuple[Layer | PlainLayer, _BatchNorm] | None:

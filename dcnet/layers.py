@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import is_parametrized
 
 from dcnet import functional
 from dcnet.equation import Processes
@@ -83,7 +84,11 @@ class Decoupled(nn.Module):
     def reset_constants(self) -> None:
         """Sets what the operator learns and tracks back to where a new layer starts."""
         for name, slot in self.operator.learned.items():
-            self.get_parameter(name).copy_(slot.initial(self.weight.shape[0]))
+            initial = slot.initial(self.weight.shape[0])
+            if is_parametrized(self, name):
+                setattr(self, name, initial.to(getattr(self, name)))
+            else:
+                self.get_parameter(name).copy_(initial)
         if self.operator.decay is not None:
             self.get_buffer("mean_norm").zero_()
         if self.initial_blend is not None and "blend" in self._buffers:
@@ -185,6 +190,8 @@ class DecoupledLinear(Decoupled, nn.Linear):
         eps: float = 1e-4,
         blend: float | None = None,
     ):
+        if isinstance(bias, str):
+            raise TypeError(f"bias must be True or False, not {bias!r}: an operator goes by name, operator={bias!r}")
         super().__init__(in_features, out_features, bias, device, dtype, operator=operator, eps=eps, blend=blend)
 
     def decoupled(self, input: Tensor) -> Tensor:

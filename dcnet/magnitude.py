@@ -103,8 +103,12 @@ def _times(scale: Value, value: Tensor) -> Tensor:
 
 
 def _over(n: Tensor, radius: Value) -> Tensor:
-    """The quotient, by a product where the radius is learned: the gradient of a quotient takes three passes more."""
-    return n * radius.reciprocal() if isinstance(radius, Tensor) else n / radius
+    """The quotient, by a product where channels have radii: the gradient of a quotient takes three passes more."""
+    if not isinstance(radius, Tensor) or radius.numel() < 2:
+        return n / radius
+    # By the largest first: the square of the reciprocal of a tiny one, which is its slope, would not be finite.
+    largest = radius.detach().amax()
+    return n / largest * (radius / largest).reciprocal()
 
 
 registry: dict[str, type[Magnitude]] = {}

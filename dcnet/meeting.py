@@ -51,6 +51,7 @@ def convolve(
     """What `combine` makes of the patches of the input and filters of the shape of `weight`, batched as the input."""
     kernel = tuple(weight.shape[2:])
     spatial = len(kernel)
+    check_tensor(input)
     if input.dim() not in (spatial + 1, spatial + 2):
         raise ValueError(f"input of shape {list(input.shape)} must have {spatial + 1} or {spatial + 2} dimensions")
     check_input(input, weight.shape[1] * groups, -spatial - 1, "channels")
@@ -112,9 +113,13 @@ def _padding_ends(padding: Size | str, kernel: Sequence[int], dilation: Sequence
     return [(size, size) for size in sizes]
 
 
-def check_input(input: Tensor, expected: int, dim: int, what: str) -> None:
+def check_tensor(input: Tensor) -> None:
     if not isinstance(input, Tensor):
         raise TypeError(f"input must be a tensor, not {type(input).__name__}")
+
+
+def check_input(input: Tensor, expected: int, dim: int, what: str) -> None:
+    check_tensor(input)
     if not input.is_floating_point():
         raise TypeError(f"input must be a floating-point tensor, not {input.dtype}: convert it with .float()")
     if input.dim() < -dim or input.shape[dim] != expected:

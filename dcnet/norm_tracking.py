@@ -46,24 +46,42 @@ def update_norms(model: nn.Module, data: Iterable[Any]) -> None:
         data: batches, which are tensors or tuples that start with one; they are moved to the model's device.
     """
     layers = [module for module in model.modules() if isinstance(module, Decoupled)]
-    means = [layer.get_buffer("mean_norm") for layer in layers if layer.operator.decay is not None]
+    tracked = [layer for layer in layers if layer.operator.decay is not None]
+    means = [layer.get_buffer("mean_norm") for layer in tracked]
     found: list[list[float]] = [[] for _ in means]
     before = [mean.clone() for mean in means]
     try:
-        with _only_norms_in_training(model):
+        with _only_norms_in_training(model), _every_call(tracked, found):
             for batch in data:
-                # From zero, a layer in training takes over the batch's mean norm; what is not finite leaves the zero.
-                for mean in means:
-                    mean.zero_()
                 model(_input(batch, model))
-                for seen, mean in zip(found, means, strict=True):
-                    seen.extend([mean.item()] if mean > 0 else [])
     finally:
         for mean, old in zip(means, before, strict=True):
             mean.copy_(old)
     for seen, mean in zip(found, means, strict=True):
         if seen:
             mean.fill_(statistics.fmean(seen))
+
+
+@contextlib.contextmanager
+def _every_call(layers: list[Decoupled], found: list[list[float]]) -> Iterator[None]:
+    """Notes the mean norm of every call of each layer, of which a batch may have several.
+
+    From zero, a layer in training takes over the batch's mean norm; what is not finite leaves the zero.
+    """
+
+    def begins(layer: nn.Module, _: Any) -> None:
+        layer.get_buffer("mean_norm").zero_()
+
+    with contextlib.ExitStack() as hooks:
+        for layer, seen in zip(layers, found, strict=True):
+
+            def ends(layer: nn.Module, *_: Any, seen: list[float] = seen) -> None:
+                mean = layer.get_buffer("mean_norm").item()
+                seen.extend([mean] if mean > 0 else [])
+
+            hooks.enter_context(layer.register_forward_pre_hook(begins))
+            hooks.enter_context(layer.register_forward_hook(ends))
+        yield
 
 
 @contextlib.contextmanager
@@ -79,7 +97,7 @@ def _only_norms_in_training(model: nn.Module) -> Iterator[None]:
 
 
 def _input(batch: Any, model: nn.Module) -> Tensor:
-    first = batch[0] if isinstance(batch, tuple | list) else batch
+    first = batch[0] if isinstance(batch, tuple | list) and batch else batch
     if not isinstance(first, Tensor):
         raise TypeError(f"a batch must be a tensor or a tuple that starts with one, not a {type(first).__name__}")
     return first.to(next(model.parameters()).device)

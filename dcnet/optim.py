@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
 from dcnet.layers import Decoupled
@@ -153,7 +154,9 @@ def param_groups(model: nn.Module, weight_decay: float, named: bool = False) -> 
     check_number("weight_decay", weight_decay)
     if weight_decay < 0:
         raise ValueError(f"weight_decay must not be negative, not {weight_decay!r}")
-    decaying = {id(value) for module in model.modules() for value in _decaying(module)}
+    computing = {id(part) for module in model.modules() for part in _exempt_parametrizations(module)}
+    own = [module for module in model.modules() if id(module) not in computing]
+    decaying = {id(value) for module in own for value in _decaying(module)}
     groups = []
     for decays, rate in ((True, weight_decay), (False, 0.0)):
         members = {name: value for name, value in model.named_parameters() if (id(value) in decaying) is decays}
@@ -166,10 +169,21 @@ def _decaying(module: nn.Module) -> list[nn.Parameter]:
     """The parameters of the module itself that decay."""
     if isinstance(module, nn.PReLU):
         return []
-    exempt = set[str]()
-    if isinstance(module, Decoupled):
-        exempt = {*module.operator.learned, *(() if module.norm_matters else ("weight",))}
+    exempt = _exempt(module)
     return [value for name, value in module.named_parameters(recurse=False) if name not in exempt]
+
+
+def _exempt(module: nn.Module) -> set[str]:
+    """The names of what does not decay in a decoupled layer."""
+    if not isinstance(module, Decoupled):
+        return set()
+    return {*module.operator.learned, *(() if module.norm_matters else ("weight",))}
+
+
+def _exempt_parametrizations(module: nn.Module) -> list[nn.Module]:
+    """What computes such values from parameters of its own, as weight_norm does."""
+    found = [name for name in _exempt(module) if is_parametrized(module, name)]
+    return [part for name in found for part in module.parametrizations[name].modules()]  # type: ignore[union-attr, index]
 
 
 def _unweighted_layers(model: nn.Module, choose: Choose | None) -> list[Decoupled]:

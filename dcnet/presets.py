@@ -74,6 +74,7 @@ class BcosConv2d(DecoupledConv2d):
     """f = ||x|| |cos(theta)|^(b-1) cos(theta): the B-cos transform (Boehle et al., CVPR 2022), which has no bias."""
 
     def __init__(self, *args: Any, b: float = 2.0, **kwargs: Any):
+        _refuse_operator(self, kwargs, "b")
         super().__init__(*args, operator=Operator("linear", Power(p=b)), **_without_bias(args, kwargs))
 
 
@@ -81,10 +82,17 @@ class SharpenedCosine2d(DecoupledConv2d):
     """f = sign(<w, x>) (|<w, x>| / ((||w|| + q) (||x|| + q)))^p: sharpened cosine similarity, which has no bias."""
 
     def __init__(self, *args: Any, p: float = 2.0, q: float = 0.0, **kwargs: Any):
+        _refuse_operator(self, kwargs, "p", "q")
         # |<w, x>| is |cos| times both norms, so that each norm is left with the factor (n / (n + q))^p.
         sharp = Operator(magnitude.Sharp(offset=q, power=p), Power(p=p), "product") if q else None
         operator = sharp or Operator("sphere", Power(p=p))
         super().__init__(*args, operator=operator, **_without_bias(args, kwargs))
+
+
+def _refuse_operator(layer: DecoupledConv2d, given: dict[str, Any], *own: str) -> None:
+    if "operator" in given:
+        name = type(layer).__name__
+        raise TypeError(f"{name} takes no 'operator': beside nn.Conv2d's arguments only {', '.join(own)}")
 
 
 def _without_bias(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tyro.extras import SubcommandApp
 
 from dcnet.cli import commands
 
-USAGE, INTERRUPTED, CUT_OFF = 2, 130, 141
+FAILED, USAGE, INTERRUPTED, CUT_OFF = 1, 2, 130, 141
 
 
 class Command(Protocol):
@@ -58,14 +58,26 @@ def _run(command: Command) -> int:
         raise
     except OSError as error:
         # Of a name that is too long, or a folder that nobody may look into.
-        print(f"dcnet: {error.strerror or error}: {str(error.filename)!r}", file=sys.stderr)
+        print(f"dcnet: {_sentence(error)}", file=sys.stderr)
         return USAGE
     except (ValueError, argparse.ArgumentTypeError) as error:
         print(f"dcnet: {error}", file=sys.stderr)
         return USAGE
-    code = work()
+    try:
+        code = work()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # Such as a disk that is full.
+        print(f"dcnet: {_sentence(error)}", file=sys.stderr)
+        return FAILED
     sys.stdout.flush()
     return code
+
+
+def _sentence(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return reason if error.filename is None else f"{reason}: {str(error.filename)!r}"
 
 
 def make_application(package: ModuleType, words: Sequence[str] = ()) -> SubcommandApp:

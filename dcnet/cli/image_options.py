@@ -57,12 +57,11 @@ def _read(path: Path, mode: str) -> Image:
 
 def _opaque(image: Image) -> Image:
     """The image with black behind what is transparent, and with bytes for pixels."""
-    import numpy as np
     from PIL import Image
 
-    if image.mode.startswith("I"):
-        # Of 16 bits, which Pillow would cut off at 255.
-        return Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+    from dcnet.data.decode import in_bytes
+
+    image = in_bytes(image)
     if not image.has_transparency_data:
         return image
     page = Image.new("RGBA", image.size, "black")

@@ -68,7 +68,7 @@ class _Sizes:
 
     def _squares(self, output: Tensor) -> Tensor:
         channels = -1 if isinstance(self.layer, nn.Linear) else -self.layer.weight.dim() + 1
-        rows = output.movedim(channels, -1).flatten(0, -2)
+        rows = output.movedim(channels, -1).reshape(-1, output.shape[channels])
         rows = rows.to(accumulation_dtype(rows.dtype))
         rows = rows if self.layer.bias is None else rows - self.layer.bias
         return rows.square().sum(0).cpu().double()

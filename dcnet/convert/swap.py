@@ -30,6 +30,8 @@ def change_(layer: nn.Module, operator: Operator | str, eps: float, blend: float
     if isinstance(layer, Decoupled):
         _drop_state_(layer)
     if is_plain(operator):
+        # Whom a decoupled layer shares its mean norm with.
+        vars(layer).pop("sync", None)
         layer.__class__ = plain
         return
     layer.__class__ = TWINS[plain]

@@ -11,7 +11,7 @@ FINAL = ("done", "diverged")
 
 
 class Known:
-    """Records by what was run; of two of one config the one with more evaluations counts, and then the first.
+    """Records by what was run; two of one config count as one, with the evaluations of both.
 
     Args:
         runs: the folder of runs.
@@ -25,13 +25,13 @@ class Known:
             record = _record(file)
             if record is not None:
                 key = _key(record)
-                self.brought[key] = _richer(self.brought.get(key), record)
+                self.brought[key] = _joined(self.brought.get(key), record)
 
     def record(self, config: RunConfig) -> Record | None:
         """The record of a config that was run to its end."""
         own = _record(Run.of(config, self.runs).record_file)
         brought = self.brought.get(f"{config.name}-{config.hash}")
-        return own if brought is None else _richer(own, brought)
+        return own if brought is None else _joined(own, brought)
 
 
 def _files(folders: Sequence[Path]) -> Iterator[Path]:
@@ -54,7 +54,9 @@ def _key(record: Record) -> str:
     return f"{record['name']}-{record['hash']}"
 
 
-def _richer(first: Record | None, second: Record) -> Record:
-    if first is None or len(second.get("evaluations", {})) > len(first.get("evaluations", {})):
+def _joined(first: Record | None, second: Record) -> Record:
+    """The first, with what the second has of evaluations beside; one that is done counts before one that diverged."""
+    if first is None or (first["status"], second["status"]) == ("diverged", "done"):
         return second
-    return first
+    found = {**second.get("evaluations", {}), **first.get("evaluations", {})}
+    return first | {"evaluations": found} if found else first

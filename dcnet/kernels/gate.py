@@ -47,7 +47,7 @@ def use_kernels(on: bool) -> Iterator[None]:
 
 def fits(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size | str, groups: int, options: Options) -> bool:
     """Whether the fused kernels can do this, and are the faster way to do it."""
-    if not _enabled or not x.is_cuda or x.dim() != 4 or sharing(options) is not None:
+    if not _enabled or not isinstance(x, Tensor) or not x.is_cuda or x.dim() != 4 or sharing(options) is not None:
         return False
     known = _known_operator(options) and _known_constants(options, w)
     return known and _known_tensors(x, w, bias, padding, groups) and not _watched()

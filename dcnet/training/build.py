@@ -13,6 +13,7 @@ from dcnet.losses.annealing import BY_MARGIN
 from dcnet.models import Network, create_model
 from dcnet.models.margin_network import MarginNetwork
 from dcnet.models.normalized import Normalized
+from dcnet.operator import PLAIN
 from dcnet.optim import param_groups
 from dcnet.training.checkpoints import read_tensors
 from dcnet.training.config import RunConfig
@@ -92,9 +93,20 @@ def start_from_(model: nn.Module, pretrained: str) -> list[str]:
     return [name for name in own if name not in fitting]
 
 
-def _weights(path: Path) -> Mapping[str, Tensor]:
+def operator_behind(pretrained: str) -> str:
+    """The operator of the network that the weights are of; the plain one where they do not tell."""
+    _, notes = read_tensors(_file_of(Path(pretrained)))
+    config = notes.get("config")
+    return str(config.get("operator", PLAIN)) if isinstance(config, dict) else PLAIN
+
+
+def _file_of(path: Path) -> Path:
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.exists():
         raise ValueError(f"there are no weights at {str(file)!r}: give a finished run, or a file of safetensors")
-    tensors, _ = read_tensors(file)
+    return file
+
+
+def _weights(path: Path) -> Mapping[str, Tensor]:
+    tensors, _ = read_tensors(_file_of(path))
     return {name.removeprefix(MODEL): value for name, value in tensors.items() if not name.startswith("optimizer.")}

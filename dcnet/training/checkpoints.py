@@ -67,11 +67,14 @@ class Checkpoints:
         self.folder = folder
 
     def save(self, step: int, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> Path:
-        """Writes one more, and only then removes the oldest."""
+        """Writes one more, and only then removes the oldest, and those of later steps, which could not be used."""
         path = self.folder / f"step-{step:08d}.safetensors"
         write_tensors(path, tensors, notes)
-        for old in self.files()[:-KEPT]:
-            old.unlink(missing_ok=True)
+        files = self.files()
+        kept = files[: files.index(path) + 1][-KEPT:]
+        for old in files:
+            if old not in kept:
+                old.unlink(missing_ok=True)
         return path
 
     def files(self) -> list[Path]:

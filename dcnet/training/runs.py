@@ -21,7 +21,8 @@ Record = dict[str, Any]
 
 def runs_root() -> Path:
     """Where runs go: DCNET_RUNS, or `runs` in the folder where one is."""
-    return Path(os.environ.get("DCNET_RUNS", ROOT))
+    given = os.environ.get("DCNET_RUNS")
+    return Path(given).expanduser() if given else ROOT
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,11 @@ class Run:
         write_json(self.record_file, record)
 
     def empty(self) -> None:
-        """Removes whatever is in the folder, but for the lock of who is working on it."""
+        """Removes whatever is in the folder, but for the lock of who is working on it.
+
+        The record goes first: without it nobody takes the rest for a run that is done.
+        """
+        self.record_file.unlink(missing_ok=True)
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -103,9 +108,11 @@ def find_run(text: str, root: Path | None = None) -> Run:
     if (path / "record.json").exists():
         return Run(path)
     known = all_runs(root)
-    matching = [run for run in known if run.folder.name.startswith(text)] or [
-        run for run in known if run.folder.name.endswith(text)
-    ]
+    matching = (
+        [run for run in known if run.folder.name == text]
+        or [run for run in known if run.folder.name.startswith(text)]
+        or [run for run in known if run.folder.name.endswith(text)]
+    )
     if len(matching) == 1:
         return matching[0]
     if matching:

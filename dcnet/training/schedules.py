@@ -63,7 +63,10 @@ class Cosine(Constant):
 
 @dataclass(frozen=True)
 class Plateau(Constant):
-    """Multiplied by `drop` each time the training loss of `patience` epochs in a row was no better than before."""
+    """Multiplied by `drop` each time the training loss of `patience` epochs in a row was no better than before.
+
+    With `evaluate_every` it is as many evaluations, each with the loss since the one before.
+    """
 
     name: ClassVar[str] = "plateau"
     drop: float = 0.1

@@ -68,7 +68,7 @@ class Session:
 
     def _carry_out(self, config: RunConfig, run: Run, shown: Shown) -> Record:
         with self._hold(run):
-            if run.done and not self.again:
+            if not self.again and run.done:
                 shown.note(f"{run.folder.name}: is done already, see {run.record_file}; --again trains it anew")
                 return run.record()
             trainer = Trainer(config, run, self.execution, shown, again=self.again)

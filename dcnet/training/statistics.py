@@ -10,7 +10,7 @@ KEPT = ("running_mean", "running_var")
 
 
 @torch.no_grad()
-def start_statistics_(model: nn.Module, look: Callable[[], object], known: bool = True) -> None:
+def start_statistics_(model: nn.Module, look: Callable[[], object]) -> None:
     """Gives every batch normalisation that has seen nothing the mean and variance of one batch; nothing else changes.
 
     A decoupled layer may give a hundredth of what its normalisation expects at first. After fewer steps than it takes
@@ -19,10 +19,8 @@ def start_statistics_(model: nn.Module, look: Callable[[], object], known: bool 
     Args:
         model: the network, which is in training mode.
         look: sends a batch through it.
-        known: leaves statistics of a network that was trained before; False for those of another operator.
     """
-    found = [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and _forgets(layer)]
-    layers = [layer for layer in found if not (known and layer.num_batches_tracked)]
+    layers = [layer for layer in _tracking(model) if layer.momentum is not None and not layer.num_batches_tracked]
     if not layers:
         return
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -37,9 +35,18 @@ def start_statistics_(model: nn.Module, look: Callable[[], object], known: bool 
     _restore(model, layers, before)
 
 
-def _forgets(layer: _BatchNorm) -> bool:
-    """Whether it has statistics that begin with 0 and 1; without a momentum they are the mean over all batches."""
-    return layer.track_running_stats and layer.momentum is not None
+def forget_statistics_(model: nn.Module) -> None:
+    """Counts every batch normalisation as one that has seen nothing, for layers that compute something else by now.
+
+    What it holds is left, for whoever evaluates the network as it is.
+    """
+    for layer in _tracking(model):
+        if layer.num_batches_tracked is not None:
+            layer.num_batches_tracked.zero_()
+
+
+def _tracking(model: nn.Module) -> list[_BatchNorm]:
+    return [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
 
 
 def _restore(model: nn.Module, layers: list[_BatchNorm], before: dict[str, Tensor]) -> None:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from dcnet.data import Dataset, FolderDataset, load_dataset
 from dcnet.norm_tracking import sync_norms
 from dcnet.optim import WeightedGradients, WeightProjection
-from dcnet.training.build import build_model, build_optimizer, set_learning_rate, start_from_
+from dcnet.training.build import build_model, build_optimizer, operator_behind, set_learning_rate, start_from_
 from dcnet.training.config import RunConfig
 from dcnet.training.evaluate import Evaluator
 from dcnet.training.execution import Execution, make_accelerator, uses_graph
@@ -20,7 +20,7 @@ from dcnet.training.runs import Run
 from dcnet.training.snapshots import Snapshots
 from dcnet.training.sources import make_source
 from dcnet.training.state import gather, restore_
-from dcnet.training.statistics import start_statistics_
+from dcnet.training.statistics import forget_statistics_, start_statistics_
 from dcnet.training.step import Step
 
 
@@ -70,6 +70,9 @@ class Workspace:
         # A run that goes on has its weights, and the others may be gone or elsewhere by now.
         if self.config.pretrained and self.begins:
             start_from_(model, self.config.pretrained)
+            if operator_behind(self.config.pretrained) != self.config.operator:
+                # They are of what these weights gave with another operator.
+                forget_statistics_(model)
         return model
 
     def _placed(self, model: nn.Module) -> nn.Module:
@@ -117,9 +120,7 @@ class Workspace:
             with self.accelerator.autocast():
                 self.model(self.source.images(0))
 
-        # Weights of a plain network come with the statistics of what it gave, and not of what they give now.
-        changed = self.config.pretrained is not None and self.config.decoupled
-        start_statistics_(self.model, look, known=not changed)
+        start_statistics_(self.model, look)
 
     def train_on(self, step: int, losses: list[float]) -> None:
         """The step of that number, after epochs with these losses."""

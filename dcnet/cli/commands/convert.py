@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,10 +69,13 @@ class Command(RunsOptions):
         from dcnet.cli.calibrate_options import calibrated
         from dcnet.cli.convert_options import free_folder, with_operator, write_run
         from dcnet.report.options import one_operator
+        from dcnet.training.statistics import forget_statistics_
 
         spec = one_operator(str(self.operator))
         as_is = self.start == "as-is"
         config, model, new = with_operator(source, spec) if as_is else calibrated(source, spec, self.data_dir)
+        if as_is:
+            forget_statistics_(model)
         run = free_folder(self.out, source, config)
 
         def work() -> int:
@@ -124,7 +128,7 @@ def _check_norms(model: nn.Module, source: Source) -> None:
     try:
         check_mean_norms(model)
     except ValueError:
-        hint = f"train it first, with `dcnet train --pretrained {source.run.folder}`"
+        hint = f"train it first, with `dcnet train --pretrained {shlex.quote(str(source.run.folder))}`"
         raise ValueError(f"{source.run.folder.name!r} has seen no data since it has its operator: {hint}") from None
 
 
@@ -133,7 +137,7 @@ def _operator_words(found: dict[str, Any]) -> str:
     if found["new"]:
         lines.append(f"not from the run: {len(found['new'])} tensors, such as {found['new'][0]}")
     lines.append("the layers compute something else with the same weights, so look at the accuracy:")
-    return "\n".join([*lines, f"  dcnet evaluate {found['out']}"])
+    return "\n".join([*lines, f"  dcnet evaluate {shlex.quote(found['out'])}"])
 
 
 def _onnx_words(found: dict[str, Any]) -> str:

@@ -1,0 +1,117 @@
+"""Folding keeps the dtype, the geometry that a forward reads, and what a forward does by default."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dcnet
+from dcnet import fold
+
+OPERATORS = ["log-sqcos", "tanh-linear", "seg-sigmoid", "tanh-cos"]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_half(operator, dtype):
+    layers = [dcnet.DecoupledLinear(4, 4, operator=operator) for _ in range(2)]
+    model = nn.Sequential(*layers).to(dtype)
+    x = torch.randn(8, 4).to(dtype)
+    model(x)
+    model.eval()
+    with torch.no_grad():
+        found = fold(model)(x)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, model(x), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_autocast_gives_what_the_trained_layer_gives(operator):
+    model = nn.Sequential(dcnet.DecoupledConv2d(3, 4, 3, operator=operator))
+    x = torch.randn(2, 3, 6, 6)
+    model(x)
+    model.eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert fold(model)(x).dtype == model(x).dtype
+
+
+class Optional(nn.Module):
+    """Normalises only where there is something to add to."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = dcnet.DecoupledConv2d(3, 4, 3, operator="sphere-cos"), nn.BatchNorm2d(4)
+        self.bn.running_mean.fill_(0.3)
+
+    def forward(self, x, skip=None):
+        y = self.conv(x)
+        return y if skip is None else self.bn(y) + skip
+
+
+class Always(Optional):
+    def forward(self, x, skip=None):
+        y = self.bn(self.conv(x))
+        return y if skip is None else y + skip
+
+
+@pytest.mark.parametrize(("kind", "folded"), [(Optional, False), (Always, True)])
+def test_a_normalisation_that_is_not_always_there_stays(kind, folded):
+    model, x, skip = kind().eval(), torch.randn(2, 3, 6, 6), torch.randn(2, 4, 4, 4)
+    small = fold(model)
+    assert isinstance(small.bn, nn.Identity) is folded
+    torch.testing.assert_close(small(x), model(x))
+    torch.testing.assert_close(small(x, skip), model(x, skip))
+
+
+class MonteCarlo(nn.Dropout):
+    def forward(self, input):
+        return F.dropout(input, self.p, True)
+
+
+def test_dropout_that_stays_on_stays():
+    small = fold(nn.Sequential(dcnet.DecoupledLinear(4, 4, operator="linear-cos"), MonteCarlo(0.5), nn.Dropout(0.5)))
+    assert isinstance(small[1], MonteCarlo)
+    assert isinstance(small[2], nn.Identity)
+
+
+class Reads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = dcnet.DecoupledConv2d(3, 4, 3, stride=2, operator="sphere-cos")
+        self.fc = dcnet.DecoupledLinear(16, 5, operator="sphere-cos")
+
+    def forward(self, x):
+        assert (self.conv.stride, self.conv.kernel_size, self.conv.out_channels) == ((2, 2), (3, 3), 4)
+        return self.fc(self.conv(x).reshape(-1, self.fc.in_features))
+
+
+def test_a_forward_may_read_the_geometry_of_layers():
+    model, x = Reads().eval(), torch.randn(2, 3, 5, 5)
+    torch.testing.assert_close(fold(model)(x), model(x))
+
+
+class Exponential(nn.Module):
+    def forward(self, value):
+        return value.exp()
+
+    def right_inverse(self, value):
+        return value.log()
+
+
+def test_a_parametrized_radius_folds_and_is_reset():
+    layer = dcnet.DecoupledLinear(4, 3, operator="tanh-cos")
+    fresh = layer.radius.detach().clone()
+    torch.nn.utils.parametrize.register_parametrization(layer, "radius", Exponential())
+    x = torch.randn(6, 4)
+    layer(x)
+    layer.eval()
+    torch.testing.assert_close(fold(nn.Sequential(layer))(x), layer(x))
+    with torch.no_grad():
+        layer.parametrizations.radius.original.add_(1.0)
+    layer.reset_parameters()
+    torch.testing.assert_close(layer.radius, fresh)
+
+
+def test_only_networks_are_folded():
+    with pytest.raises(TypeError, match="a network is folded, not 5"):
+        fold(5)
