@@ -1,6 +1,7 @@
 """The loop: from a config to a record and trained weights, through any number of interruptions."""
 
 import time
+from itertools import pairwise
 
 from torch import nn
 
@@ -193,12 +194,16 @@ class Trainer:
             if self.space.snapshots is not None:
                 write_tensors(self.folder.features_file, self.space.snapshots.state(), {})
 
+    def _timed_steps(self) -> int:
+        """The steps so far but the first ones of the run, and of each time that it went on."""
+        parts = pairwise([0, *self.record.get("resumed_at", []), self.done])
+        return self.done - sum(min(STARTING, after - before) for before, after in parts)
+
     def _write(self, status: str) -> None:
-        steps = self.done - STARTING * (1 + len(self.record.get("resumed_at", [])))
         self.record |= {
             "status": status,
             "steps_done": self.done,
-            "timings": timings(self.clock, steps, self.config.batch_size),
+            "timings": timings(self.clock, self._timed_steps(), self.config.batch_size),
         }
         described = self.record if status == "done" else self.record | {"results": None}
         if self.space.is_first:

@@ -131,6 +131,15 @@ def test_a_name_that_the_system_refuses(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().err.startswith("dcnet: File name too long: 'xxx")
 
 
+def test_a_full_disk_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def full(self: object) -> int:
+        raise OSError(28, "No space left on device", "bench.json")
+
+    monkeypatch.setattr("dcnet.bench.session.Session.run", full)
+    assert app.main(["bench", "layers", "--device", "cpu"]) == 1
+    assert capsys.readouterr().err == "dcnet: No space left on device: 'bench.json'\n"
+
+
 def test_a_file_is_a_command_and_a_folder_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "added" / "group").mkdir(parents=True)
     (tmp_path / "added" / "__init__.py").write_text('"""All."""')

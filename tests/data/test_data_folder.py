@@ -260,3 +260,11 @@ def test_values_are_checked(values: dict[str, int], message: str, coloured: Fold
 def test_batches_of_the_test_are_shared_evenly(coloured: FolderDataset):
     with pytest.raises(ValueError, match="a batch of 4 images cannot be shared by 3 processes"):
         coloured.test_loader(4, rank=0, world=3)
+
+
+def test_pixels_of_16_bits_are_scaled_and_not_cut_off(tmp_path: Path):
+    ramp = np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)
+    Image.fromarray(ramp).save(tmp_path / "deep.png")
+    found = np.asarray(decode.read_rgb(tmp_path / "deep.png"))
+    assert found.shape == (8, 8, 3)
+    np.testing.assert_array_equal(found[..., 0], ramp // 257)

@@ -63,7 +63,14 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path):
         found(tmp_path, folders=[tmp_path / "nowhere"])
 
 
-def test_of_two_records_the_one_with_more_evaluations_counts(tmp_path):
+def test_two_records_of_one_run_count_with_the_evaluations_of_both(tmp_path):
+    for folder, name in (("one", "fgsm"), ("two", "pgd"), ("two", "bim")):
+        bring(tmp_path / folder / name, CONV, 22.0, evaluations={name: {"accuracy": 1.0}})
+    record = Known(tmp_path / "runs", [tmp_path / "one", tmp_path / "two"]).record(CONV)
+    assert record["evaluations"].keys() == {"fgsm", "pgd", "bim"}
+
+
+def test_a_record_with_an_evaluation_adds_it_to_the_run(tmp_path):
     run_with(tmp_path / "runs", CONV, 22.0)
     bring(tmp_path / "brought", CONV, 22.0, evaluations={"faces": {"accuracy": 90.0}})
     cell = Cell("plain", "faces", CONV, metric=("evaluations", "faces", "accuracy"), evaluation="faces")

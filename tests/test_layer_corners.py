@@ -1,0 +1,97 @@
+"""Corners of layers and of what is done with them."""
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import dcnet
+from dcnet.equation import Processes
+
+
+@pytest.mark.parametrize("magnitude", ["tanh", "ball"])
+@pytest.mark.parametrize("rho", [0.002, 0.3, 1.0])
+@pytest.mark.parametrize("size", [0.0, 1e-20, 1e-18, 1.0])
+def test_gradients_are_finite_without_eps(magnitude, rho, size):
+    layer = dcnet.DecoupledConv2d(2, 3, 3, operator=f"{magnitude}(radius=Radius(init={rho}))-cos", eps=0)
+    x = (size * torch.randn(1, 2, 4, 4)).requires_grad_()
+    layer(x).sum().backward()
+    assert layer.radius.grad.isfinite().all()
+    assert x.grad.isfinite().all()
+
+
+def test_a_quotient_by_radii_is_the_quotient():
+    n, radius = torch.rand(4, 1, 3, 3, dtype=torch.float64) + 0.1, torch.rand(5, 1, 1, dtype=torch.float64) + 0.1
+    radius.requires_grad_()
+    n.requires_grad_()
+    found = dcnet.magnitude._over(n, radius)
+    torch.testing.assert_close(found, n / radius)
+    gradients = [torch.autograd.grad(each.square().sum(), (n, radius)) for each in (found, n / radius)]
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+class CalledTwice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = dcnet.DecoupledLinear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x) + self.layer(10 * x)
+
+
+def test_mean_norms_are_over_every_call():
+    model, x = CalledTwice(), torch.randn(50, 4)
+    dcnet.update_norms(model, [x, x])
+    expected = 5.5 * (x.square().sum(1) + 1e-4).sqrt().mean()
+    torch.testing.assert_close(model.layer.mean_norm, expected, rtol=1e-3, atol=0)
+    assert not model.layer._forward_hooks
+    assert not model.layer._forward_pre_hooks
+
+
+def test_an_empty_batch_of_data_is_told():
+    with pytest.raises(TypeError, match="a batch must be a tensor or a tuple that starts with one"):
+        dcnet.update_norms(CalledTwice(), [()])
+
+
+def test_an_operator_in_the_place_of_the_bias():
+    with pytest.raises(TypeError, match=r"bias must be True or False, not 'sphere-sqcos': an operator goes by name"):
+        dcnet.DecoupledLinear(3, 4, "sphere-sqcos")
+
+
+@pytest.mark.parametrize("layer", [dcnet.DecoupledConv1d(3, 4, 3), dcnet.DecoupledConv2d(3, 4, 3)])
+@pytest.mark.parametrize("given", [None, [1.0], "x"])
+def test_what_is_no_tensor_is_told(layer, given):
+    with pytest.raises(TypeError, match="input must be a tensor, not"):
+        layer(given)
+
+
+@pytest.mark.parametrize("kind", [dcnet.BcosConv2d, dcnet.SharpenedCosine2d])
+def test_layers_of_papers_have_their_operator(kind):
+    with pytest.raises(TypeError, match=f"{kind.__name__} takes no 'operator'"):
+        kind(3, 4, 3, operator="tanh-cos")
+
+
+def test_a_start_is_calibrated_with_one_row():
+    model = dcnet.decouple(nn.Linear(4, 3), "tanh-cos", linear=True, start="calibrated", data=[torch.randn(4)])
+    assert model(torch.randn(4)).shape == (3,)
+
+
+def test_a_plain_network_shares_with_nobody():
+    model = dcnet.decouple(nn.Sequential(nn.Conv2d(3, 4, 3)), "tanh-cos")
+    model[0].sync = Processes("a group")
+    plain = dcnet.recouple(model)
+    assert "sync" not in vars(plain[0])
+    pickle.loads(pickle.dumps(plain))
+
+
+def test_filters_that_are_computed_do_not_decay_either():
+    model = nn.Sequential(weight_norm(dcnet.DecoupledLinear(4, 3, operator="tanh-cos")), weight_norm(nn.Linear(3, 2)))
+    decaying, others = (group["param_names"] for group in dcnet.optim.param_groups(model, 0.1, named=True))
+    assert {name for name in others if "parametrizations" in name} == {
+        "0.parametrizations.weight.original0",
+        "0.parametrizations.weight.original1",
+    }
+    assert "1.parametrizations.weight.original1" in decaying

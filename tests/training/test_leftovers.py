@@ -1,0 +1,89 @@
+"""What earlier runs, damaged files and other names leave behind."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import ON_CPU, InterruptsAt, tiny, train
+
+from dcnet.cli.app import main
+from dcnet.training import Run, Trainer, find_run, load_model
+from dcnet.training.runs import runs_root
+
+SMALL = ["--train-images", "60", "--batch-size", "20", "--width", "0.1", "--epochs", "1", "--device", "cpu"]
+
+
+def test_damaged_checkpoints_of_later_steps_do_not_push_out_new_ones(tmp_path):
+    config = tiny(epochs=3)
+    run, _ = train(config, tmp_path, watcher=InterruptsAt(8))
+    for file in run.checkpoints.files():
+        file.write_bytes(b"")
+    damaged = [file.name for file in run.checkpoints.files()]
+    assert damaged
+    run, record = train(config, tmp_path, watcher=InterruptsAt(4))
+    assert record["steps_done"] == 4
+    assert [file.name for file in run.checkpoints.files()] == ["step-00000004.safetensors"]
+    assert Trainer(config, run, ON_CPU).done == 4
+
+
+def test_the_speed_is_that_of_the_steps_that_were_timed(tmp_path):
+    config = tiny(steps=24)
+    for step in (4, 8, 12):
+        train(config, tmp_path, watcher=InterruptsAt(step))
+    _, record = train(config, tmp_path)
+    seconds = record["timings"]["training"]
+    # Of the last part all but the first five.
+    assert record["timings"]["images_per_second"] == pytest.approx(7 * 20 / seconds)
+    assert record["timings"]["step_ms"] == pytest.approx(1000 * seconds / 7)
+
+
+def test_again_replaces_a_run_whose_record_cannot_be_read(tmp_path, capsys):
+    words = ["train", *SMALL, "--runs", str(tmp_path)]
+    assert main(words) == 0
+    (record,) = tmp_path.glob("*/record.json")
+    record.write_text("")
+    assert main(words) == 2
+    assert main([*words, "--again"]) == 0
+    assert Run(record.parent).done
+
+
+def test_the_record_of_a_run_goes_first(tmp_path, monkeypatch):
+    run, _ = train(tiny(epochs=1), tmp_path)
+    gone = []
+    unlink = Path.unlink
+    monkeypatch.setattr(Path, "unlink", lambda self, **how: (gone.append(self.name), unlink(self, **how)))
+    run.empty()
+    assert gone[0] == "record.json"
+
+
+def test_a_run_by_its_whole_name_though_others_begin_with_it(tmp_path):
+    run, _ = train(tiny(epochs=1), tmp_path)
+    for name in ("best", "best2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "record.json").write_bytes(run.record_file.read_bytes())
+    assert find_run("best", tmp_path).folder.name == "best"
+    with pytest.raises(ValueError, match="'bes' may be any of 2 runs: best, best2"):
+        find_run("bes", tmp_path)
+
+
+@pytest.mark.parametrize(("given", "expected"), [("", "runs"), ("~/elsewhere", os.path.expanduser("~/elsewhere"))])
+def test_where_runs_go(given, expected, monkeypatch):
+    monkeypatch.setenv("DCNET_RUNS", given)
+    assert runs_root() == Path(expected)
+
+
+def test_statistics_of_the_same_operator_are_kept_and_those_of_another_are_not(tmp_path):
+    before, _ = train(tiny(epochs=3), tmp_path)
+
+    def variances(operator):
+        config = tiny(steps=1, lr=1e-12, norm_momentum=1e-6, operator=operator, pretrained=str(before.folder))
+        model = Trainer(config, Run.of(config, tmp_path), ON_CPU).space
+        model.model.train()
+        model.start_statistics()
+        return [value for name, value in model.model.named_buffers() if name.endswith("running_var")]
+
+    kept = variances("tanh-cos")
+    own = [value for name, value in load_model(before)[0].named_buffers() if name.endswith("running_var")]
+    assert all(torch.equal(one, two) for one, two in zip(kept, own, strict=True))
+    assert not any(torch.allclose(one, two) for one, two in zip(variances("sphere-cos"), own, strict=True))
