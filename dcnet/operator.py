@@ -85,9 +85,13 @@ class Operator:
         if text.strip() == PLAIN:
             raise ValueError(f"{text!r} is torch's own layer, no decoupled operator: use dcnet.conv2d or nn.Conv2d")
         spec = Spec(text)
-        magnitude = _read_magnitude(spec)
-        spec.take("-")
-        angle = _read_angle(spec)
+        try:
+            magnitude = _read_magnitude(spec)
+            spec.take("-")
+            angle = _read_angle(spec)
+        except TypeError as error:
+            # In words a number is as easily given for a truth value as any other wrong value.
+            raise ValueError(f"{text!r} is no operator: {error}") from None
         weighting = spec.word("a weighting") if spec.skip("+") else "unweighted"
         spec.end()
         return cls(magnitude, angle, weighting)

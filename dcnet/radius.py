@@ -24,6 +24,9 @@ class Radius:
 
     def __post_init__(self) -> None:
         take_plain_numbers(self)
+        for name in ("learnable", "per_channel", "relative"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} of a radius must be True or False, not {getattr(self, name)!r}")
         check_number("floor of a radius", self.floor, above=0)
         check_number("init of a radius", self.init, above=self.floor if self.learnable else 0)
         check_number("decay of a radius", self.decay)

@@ -74,6 +74,33 @@ def test_layers_of_papers_have_their_operator(kind):
         kind(3, 4, 3, operator="tanh-cos")
 
 
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"include": 5}, "include is a pattern"),
+        ({"exclude": [nn.Conv2d]}, "exclude is a pattern"),
+        ({"where": "conv"}, "where is called with the name"),
+        ({"also": nn.Conv2d}, "also is a list of classes"),
+    ],
+)
+def test_a_choice_of_layers_that_is_none(given, problem):
+    with pytest.raises(TypeError, match=problem):
+        dcnet.decouple(nn.Sequential(nn.Conv2d(3, 4, 3)), "tanh-cos", **given)
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("tanh(radius=Radius(learnable=2))-cos", "learnable of a radius must be True or False, not 2"),
+        ("tanh(scale=True)-cos", "scale of tanh must be a number, not True"),
+        ("tanh(radius=Radius(init=True))-cos", "init of a radius must be a number, not True"),
+    ],
+)
+def test_values_of_a_wrong_type_in_a_spec(spec, problem):
+    with pytest.raises(ValueError, match=problem):
+        dcnet.Operator.parse(spec)
+
+
 def test_a_start_is_calibrated_with_one_row():
     model = dcnet.decouple(nn.Linear(4, 3), "tanh-cos", linear=True, start="calibrated", data=[torch.randn(4)])
     assert model(torch.randn(4)).shape == (3,)

@@ -46,7 +46,8 @@ def decouple(
 
     Layers are the same objects with the same parameters, in place or in a deep copy. What the operator learns is new:
     an optimizer that exists already must be given it, and wrappers such as DDP come afterwards. Layers that cannot be
-    decoupled are left and named in the report, which `dcnet.convert.plan` gives without changing anything.
+    decoupled are left and named in the report, which `dcnet.convert.plan` gives without changing anything; those that
+    have the operator already are left as they are, with their own eps and blend.
 
     Args:
         model: any module, also a single layer.

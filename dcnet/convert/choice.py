@@ -53,6 +53,17 @@ class Choice:
     depthwise: bool = True
     also: Sequence[type[nn.Module]] = ()
 
+    def __post_init__(self) -> None:
+        for option in ("include", "exclude"):
+            given = getattr(self, option)
+            listed = isinstance(given, Sequence) and all(isinstance(pattern, str) for pattern in given)
+            if given is not None and not listed:
+                raise TypeError(f"{option} is a pattern such as 'layer3.*', or a list of them, not {given!r}")
+        if self.where is not None and not callable(self.where):
+            raise TypeError(f"where is called with the name of a layer and the layer, and cannot be {self.where!r}")
+        if not isinstance(self.also, Sequence) or not all(isinstance(kind, type) for kind in self.also):
+            raise TypeError(f"also is a list of classes, such as [MyConv2d], not {self.also!r}")
+
     def refusal(self, name: str, layer: nn.Module) -> str:
         """Why a layer that could be changed is not chosen, or nothing."""
         if not self.linear and isinstance(layer, nn.Linear):
