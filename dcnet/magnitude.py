@@ -103,11 +103,11 @@ def _times(scale: Value, value: Tensor) -> Tensor:
 
 
 def _over(n: Tensor, radius: Value) -> Tensor:
-    """The quotient, by a product where channels have radii: the gradient of a quotient takes three passes more."""
-    if not isinstance(radius, Tensor) or radius.numel() < 2:
+    """The quotient, by a product where radii of channels learn: the gradient of a quotient takes three passes more."""
+    if not isinstance(radius, Tensor) or radius.numel() < 2 or not radius.requires_grad:
         return n / radius
     # By the largest first: the square of the reciprocal of a tiny one, which is its slope, would not be finite.
-    largest = radius.detach().amax()
+    largest = radius.detach().max()
     return n / largest * (radius / largest).reciprocal()
 
 

@@ -197,8 +197,8 @@ class Shapes(torch.utils._python_dispatch.TorchDispatchMode):
         ("linear-relucos", ["convolution", "relu", "mul_", "add_"]),
         ("sphere-cos", ["convolution", "mul_", "add_"]),
         ("tanh(radius=2.0)-cos", ["convolution", "mul_", "add_"]),
-        ("tanh-cos", ["convolution", "mul", "tanh", "mul", "mul_", "add_"]),
-        ("tanh-sqcos", ["convolution", "mul_", "abs", "mul", "mul", "tanh", "mul", "mul_", "add_"]),
+        ("tanh-cos", ["convolution", "div", "tanh", "mul", "mul_", "add_"]),
+        ("tanh-sqcos", ["convolution", "mul_", "abs", "mul", "div", "tanh", "mul", "mul_", "add_"]),
     ],
 )
 def test_the_least_passes_over_all_channels_remain(operator: str, passes: list[str]):

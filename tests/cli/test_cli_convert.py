@@ -24,7 +24,9 @@ def test_another_operator_keeps_the_weights_and_is_a_run(capsys: Capture, tmp_pa
     (model, record), (before, _) = load_model(Run(out)), load_model(source)
     assert {str(layer.operator) for layer in model.modules() if isinstance(layer, Decoupled)} == {"ball-cos"}
     for name, value in before.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=0)
+        # Statistics are those of another operator, and count as if they were none where training goes on.
+        expected = torch.zeros_like(value) if name.endswith("num_batches_tracked") else value
+        torch.testing.assert_close(model.state_dict()[name], expected, rtol=0, atol=0)
     assert record["status"] == "converted"
     assert record["results"] is None
     assert not any(record["curves"].values())
