@@ -74,7 +74,7 @@ def check_mean_norms(model: nn.Module) -> None:
             )
 
 
-class _OneLevel(fx.Tracer):
+class OneLevel(fx.Tracer):
     """Traces the forward of one module, with every module that it calls as a leaf."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -87,7 +87,7 @@ def _trace_all(model: nn.Module) -> Traced:
     for parent in _parents(model):
         # A forward may do anything with what stands for its input, and fail in any way.
         with contextlib.suppress(Exception):
-            graphs.append((parent, [_OneLevel().trace(parent, given) for given in _ways_to_call(parent)]))
+            graphs.append((parent, [OneLevel().trace(parent, given) for given in _ways_to_call(parent)]))
     return graphs
 
 

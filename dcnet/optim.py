@@ -183,7 +183,7 @@ def _exempt(module: nn.Module) -> set[str]:
 def _exempt_parametrizations(module: nn.Module) -> list[nn.Module]:
     """What computes such values from parameters of its own, as weight_norm does."""
     found = [name for name in _exempt(module) if is_parametrized(module, name)]
-    return [part for name in found for part in module.parametrizations[name].modules()]  # type: ignore[union-attr, index]
+    return [part for name in found for part in module.get_submodule(f"parametrizations.{name}").modules()]
 
 
 def _unweighted_layers(model: nn.Module, choose: Choose | None) -> list[Decoupled]:

@@ -1,6 +1,5 @@
 """The adversaries to train with; one more is one class here, or in a file of one's own."""
 
-import numbers
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -42,9 +41,9 @@ class FGSM(Adversary):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number = isinstance(self.share, numbers.Real) and not isinstance(self.share, bool)
-        if not number or not 0 < self.share <= 1:
-            raise ValueError(f"share of {self.name} must be a number above 0 and at most 1, not {self.share!r}")
+        check_number(f"share of {self.name}", self.share, above=0)
+        if self.share > 1:
+            raise ValueError(f"share of {self.name} must be at most 1, not {self.share!r}")
         if not isinstance(self.predicted, bool):
             raise ValueError(f"predicted of {self.name} must be True or False, not {self.predicted!r}")
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from dcnet.folding import OneLevel
+
 
 class _InPlace(fx.Proxy):
     """What stands for a value, and knows that `+=` changes it; torch's own would take it for an addition."""
@@ -16,20 +18,17 @@ class _InPlace(fx.Proxy):
         return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
 
 
-class _OneLevel(fx.Tracer):
-    """Traces the forward of one module, with every module that it calls as a leaf."""
+class _Watchful(OneLevel):
+    """Traces one level, changes in place as such."""
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _InPlace(node, self)
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return True
 
 
 def traced(module: nn.Module) -> fx.Graph:
     """The graph of its forward in the mode that it is in, or a ValueError of one clause."""
     try:
-        return _OneLevel().trace(module)
+        return _Watchful().trace(module)
     # A forward may do anything with what stands for its input, and fail in any way.
     except Exception as error:
         raise ValueError(f"has a forward that cannot be traced: {error}") from None
