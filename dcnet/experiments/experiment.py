@@ -95,6 +95,12 @@ class Experiment:
         ready = self.possible is not None and self.possible(folder)
         return dataclasses.replace(self, not_run=None) if ready else self
 
+    def only(self, beginnings: Iterable[str]) -> Experiment:
+        """The same with those cells alone whose row or column begins with one of these; with all of them for none."""
+        given = tuple(beginnings)
+        kept = [cell for cell in self.cells if cell.row.startswith(given) or cell.column.startswith(given)]
+        return dataclasses.replace(self, cells=tuple(kept)) if given else self
+
     def cell(self, row: str, column: str) -> Cell | None:
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
@@ -121,3 +127,13 @@ def chosen(names: Iterable[str]) -> list[Experiment]:
     everything = sorted(experiments, key=lambda name: (not name.startswith("table"), name))
     wanted = everything if "all" in given else dict.fromkeys(given)
     return [experiments[name]() for name in wanted]
+
+
+def narrowed(found: Iterable[Experiment], beginnings: Iterable[str]) -> list[Experiment]:
+    """The cells of experiments whose row or column begins with one of these, where it has any."""
+    everything, given = list(found), tuple(beginnings)
+    for beginning in given:
+        if not any(experiment.only([beginning]).cells for experiment in everything):
+            rows = ", ".join(dict.fromkeys(name for one in everything for name in (*one.rows, *one.columns)))
+            raise ValueError(f"--only {beginning!r} begins no row and no column: there are {rows}")
+    return [experiment.only(given) for experiment in everything if experiment.only(given).cells]

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from dcnet.experiments.board import Board
-from dcnet.experiments.experiment import Experiment, chosen
+from dcnet.experiments.experiment import Experiment, chosen, narrowed
 from dcnet.experiments.known import Known
 from dcnet.experiments.pool import Pool
 from dcnet.experiments.smoke import in_small
@@ -46,9 +46,10 @@ class Reproduction:
         records: Sequence[Path],
         execution: Execution,
         jobs: int,
+        only: Sequence[str] = (),
     ):
-        data = execution.data_dir
-        self.experiments = [in_small(found) if smoke else found.with_data(data) for found in chosen(names)]
+        data, wanted = execution.data_dir, narrowed(chosen(names), only)
+        self.experiments = [in_small(found) if smoke else found.with_data(data) for found in wanted]
         self.seeds, self.records, self.jobs = seeds, records, jobs
         self.runs = (runs or runs_root()) / "smoke" if smoke else runs or runs_root()
         threads = max(1, (os.cpu_count() or 1) // jobs) if execution.device == "cpu" and jobs > 1 else None

@@ -37,6 +37,21 @@ def test_status_runs_nothing_and_says_what_is_missing(tmp_path, capsys):
     assert cells[4]["misses_by"] == pytest.approx(0.33)
 
 
+def test_rows_and_columns_can_be_chosen_by_how_they_begin(tmp_path, capsys):
+    words = ("reproduce", "table3", "table1", "--status", "--json", "--runs", tmp_path, "--only")
+    found = json.loads(told(capsys, *words, "seg", "cos, ReLU")[1].out)
+    assert list(found) == ["table3"]
+    cells = {(cell["row"], cell["column"]) for cell in found["table3"]["cells"]}
+    assert cells == {
+        (cell.row, cell.column)
+        for cell in chosen(["table3"])[0].cells
+        if cell.row == "seg" or cell.column == "cos, ReLU"
+    }
+    code, seen = told(capsys, *words, "seg", "os, ReLU")
+    assert code == 2
+    assert "--only 'os, ReLU' begins no row and no column: there are baseline, sphere," in seen.err
+
+
 def test_records_that_come_with_the_source_count_without_a_word(tmp_path, capsys):
     bring(tmp_path / "results", chosen(["table1"])[0].cell("weight projection", "tanh-cos").config, 21.5)
     words = ("reproduce", "table1", "--status", "--runs", tmp_path / "runs")

@@ -31,6 +31,9 @@ class Command:
     seeds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: by experiment)")] = None
     """Runs of each cell, with the seeds 0, 1, ..."""
 
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT...", help_behavior_hint="(default: all)")] = ()
+    """Those cells alone whose row or column begins with it, such as natural or "cos, ReLU"."""
+
     jobs: Annotated[str, tyro.conf.arg(metavar="N")] = "auto"
     """Runs side by side; auto is one, and more on a GPU that processes share by MPS."""
 
@@ -77,7 +80,7 @@ class Command:
         device = chosen_device(self.device)
         execution = Execution(device=device, compile=self.compile, data_dir=self.data_dir)
         jobs, tables = jobs_of(self.jobs, device), [name for name in self.names if not name.startswith("figure")]
-        work = Reproduction(tables, self.seeds, self.smoke, self.runs, self._folders(), execution, jobs)
+        work = Reproduction(tables, self.seeds, self.smoke, self.runs, self._folders(), execution, jobs, self.only)
         pictures = self._figures()
         if not tables and not pictures:
             raise ValueError("name what to reproduce, such as table3, figures or all")
