@@ -53,8 +53,10 @@ class _Cosines(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, unit: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        norms = torch.linalg.vector_norm(weight, dim=1).square_().add_(EPS).sqrt_()
-        cos = F.linear(unit, weight).div_(norms)
+        norms = (torch.linalg.vector_norm(weight, dim=1).square() + EPS).sqrt()
+        products = F.linear(unit, weight)
+        # In place where that saves memory; compiled by torch 2.11, it would give wrong gradients.
+        cos = products / norms if torch.compiler.is_compiling() else products.div_(norms)
         ctx.save_for_backward(unit, weight, labels, norms)
         return cos, cos.gather(1, labels[:, None])[:, 0], norms
 

@@ -44,7 +44,7 @@ class FeatureScale(nn.Module):
         """s, of each feature [N] or of all of them []."""
         if self.log is not None:
             return self.log.exp().to(norms.dtype)
-        return norms if self.fixed is None else norms.new_tensor(self.fixed)
+        return norms if self.fixed is None else norms.new_full((), self.fixed)
 
     @property
     def is_norm(self) -> bool:
