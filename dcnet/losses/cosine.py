@@ -14,8 +14,8 @@ HALF_EPS = 1e-6
 # Features with a larger entry are brought down first, since their squares would leave the range of float32.
 HUGE = 1e15
 # The weights are worked on in so many parts at most, and in parts of so many numbers at least; one part is all that is
-# taken beyond the weights and their gradient.
-PARTS, LEAST = 64, 2**18
+# taken beyond the weights and their gradient. On a GPU each part costs launches, on a CPU small ones stay in its cache.
+PARTS, LEAST, LEAST_ON_GPU = 64, 2**20, 2**24
 
 
 def directions(features: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -81,7 +81,7 @@ def _along(of_weight: Tensor, weight: Tensor, norms: Tensor, of_norms: Tensor) -
     """Adds what comes by the norms, which is along the weights."""
     if torch.is_grad_enabled():
         return of_weight + weight * _share(of_weight, weight, norms, of_norms)
-    rows = max(-(-len(weight) // PARTS), -(-LEAST // weight.shape[1]))
+    rows = max(-(-len(weight) // PARTS), -(-(LEAST_ON_GPU if weight.is_cuda else LEAST) // weight.shape[1]))
     for part, *rest in zip(
         of_weight.split(rows), weight.split(rows), norms.split(rows), of_norms.split(rows), strict=True
     ):

@@ -28,6 +28,14 @@ def test_captured_steps_are_steps_like_others(tmp_path, optimizer):
     assert losses(captured) == pytest.approx(losses(on_cpu), rel=2e-2)
 
 
+@pytest.mark.parametrize("margin", ["a-softmax", "arcface", "sphereface2"])
+def test_margins_are_captured(tmp_path, margin):
+    config = tiny(steps=12, margin=margin, features=8, annealing="auto")
+    _, captured = train(config, tmp_path / "graph", GRAPH)
+    _, called = train(config, tmp_path / "calls", NO_GRAPH)
+    assert losses(captured) == pytest.approx(losses(called), rel=1e-3)
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_an_interrupted_run_goes_on(tmp_path, optimizer):
     """Filters are channels last on a GPU, and so must be what the optimizer remembers of them."""
