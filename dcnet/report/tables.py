@@ -36,6 +36,8 @@ FILES = (
     "docs/inference.md",
     "docs/losses.md",
     "docs/results.md",
+    "docs/robustness.md",
+    "docs/verification.md",
 )
 
 
