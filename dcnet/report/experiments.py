@@ -52,6 +52,8 @@ def summary(experiment: Experiment, found: Sequence[CellStatus]) -> str:
     if experiment.not_run is not None:
         return f"{experiment.name}: not run, since {experiment.not_run}"
     text = f"{experiment.name}: {len(done)} of {len(wanted)} cells are there"
+    if partly := sum(status.state == "partial" for status in wanted):
+        text += f", and {partly} with fewer seeds"
     if unmeasured := sum(status.unmeasured > 0 for status in done):
         text += f", {unmeasured} of them without their number, which is {UNMEASURED}"
     furthest = furthest_of(found)

@@ -116,6 +116,9 @@ def test_tables_and_a_sentence(tmp_path):
     higher = dataclasses.replace(EXPERIMENT, higher_is_better=True)
     assert summary(higher, statuses) == f"{there}; plain, error is furthest from the paper, +2.50 (better)"
     assert summary(EXPERIMENT, found(tmp_path / "elsewhere")) == "two: 0 of 2 cells are there"
+    more = dataclasses.replace(EXPERIMENT, seeds=2)
+    told = summary(more, status_of(more, Known(tmp_path / "runs")))
+    assert told.startswith("two: 0 of 2 cells are there, and 1 with fewer seeds; ")
 
 
 def test_the_furthest_from_the_paper_is_so_either_way(tmp_path):

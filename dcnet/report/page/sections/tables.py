@@ -1,5 +1,7 @@
 """Every experiment as a table: ours, the paper's, the difference, and what is missing."""
 
+from collections import Counter
+
 from dcnet.experiments import CellStatus, Experiment
 from dcnet.experiments.experiment import NOT_CONVERGED
 from dcnet.report.page.cells import Found
@@ -42,12 +44,14 @@ def _missing(experiment: Experiment, found: list[Found]) -> Html:
     """What is not there, and the command for all of it."""
     if experiment.not_run:
         return paragraph(f"Not run: {experiment.not_run}.")
-    lacking = sum(one.status.state in ("missing", "partial") for one in found)
+    states = Counter(one.status.state for one in found)
+    lacking = [f"{states['missing']} are missing"] if states["missing"] else []
+    lacking += [f"{states['partial']} lack seeds"] if states["partial"] else []
     if not lacking:
         return paragraph("All cells are there.")
     how = code(f"dcnet reproduce {experiment.name}")
-    cells = sum(one.status.state != "quoted" for one in found)
-    return paragraph(f"{lacking} of {cells} cells are missing, which ", how, " fills.")
+    cells = len(found) - states["quoted"]
+    return paragraph(f"Of {cells} cells, {' and '.join(lacking)}, which ", how, " runs.")
 
 
 def _cell(experiment: Experiment, found: Found | None) -> Html:
