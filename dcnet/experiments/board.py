@@ -32,36 +32,41 @@ class Board:
         self.progress.stop()
 
     def begins(self, task: Task) -> None:
-        name = task.name if len(task.name) <= LONGEST else f"…{task.name[-LONGEST:]}"
-        self.lines[task.name] = self.progress.add_task(name, total=None, numbers="starts")
+        name = task.label if len(task.label) <= LONGEST else f"…{task.label[-LONGEST:]}"
+        self.lines[task.label] = self.progress.add_task(name, total=None, numbers="starts")
         if not self.console.is_terminal:
-            self._say(f"{task.name}: begins, {len(self.shares) + 1} of {self.count}")
-        self.shares[task.name] = 0.0
+            self._say(f"{task.label}: begins, {len(self.shares) + 1} of {self.count}")
+        self.shares[task.label] = 0.0
+
+    def drop(self, tasks: int) -> None:
+        """So many of those that are left will not begin."""
+        self.count -= tasks
+        self.progress.update(self.all, total=float(self.count))
 
     def hears(self, task: Task, kind: str, *values: Any) -> None:
         """What a worker tells of its run."""
-        line = self.lines[task.name]
+        line = self.lines[task.label]
         if kind == "starts":
-            done, self.totals[task.name] = values
-            self.progress.update(line, total=self.totals[task.name], completed=done, numbers="")
+            done, self.totals[task.label] = values
+            self.progress.update(line, total=self.totals[task.label], completed=done, numbers="")
         elif kind == "steps":
             done, loss = values
             self.progress.update(line, completed=done, numbers=f"loss {loss:.3f}")
-            self._share(task, done / self.totals[task.name])
+            self._share(task, done / self.totals[task.label])
         elif kind == "note":
             self.progress.update(line, numbers=values[0].split(": ")[-1][:LONGEST])
 
     def ends(self, task: Task, outcome: str, problem: str) -> None:
         self.ended += 1
-        self.progress.remove_task(self.lines.pop(task.name))
+        self.progress.remove_task(self.lines.pop(task.label))
         self._share(task, 1.0)
         if problem or outcome not in (DONE, INTERRUPTED):
-            self._say(problem or f"{task.name}: {outcome}")
+            self._say(problem or f"{task.label}: {outcome}")
         elif not self.console.is_terminal:
-            self._say(f"{task.name}: {outcome}, {self.ended} of {self.count}")
+            self._say(f"{task.label}: {outcome}, {self.ended} of {self.count}")
 
     def _share(self, task: Task, share: float) -> None:
-        self.shares[task.name] = share
+        self.shares[task.label] = share
         self.progress.update(self.all, completed=sum(self.shares.values()), numbers=f"{self.ended} done")
 
     def _say(self, text: str) -> None:

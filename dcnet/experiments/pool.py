@@ -11,7 +11,7 @@ from typing import Any
 
 from dcnet.experiments.board import Board
 from dcnet.experiments.tasks import Task
-from dcnet.experiments.worker import FAILED, INTERRUPTED, Place, work
+from dcnet.experiments.worker import DONE, FAILED, INTERRUPTED, Place, work
 from dcnet.training.interruption import Interruption, interruptible
 
 PATIENCE = 0.2
@@ -30,7 +30,7 @@ class Worker:
 class Pool:
     """Shares out tasks among processes, and keeps a board of how they go.
 
-    `outcomes` has how each task ended, by its name; those that were not begun have none.
+    `outcomes` has how each task ended, by its label; those that were not begun have none.
     """
 
     def __init__(self, tasks: Sequence[Task], place: Place, jobs: int, board: Board):
@@ -43,8 +43,7 @@ class Pool:
         """Carries out all tasks; whether nobody asked to stop."""
         with interruptible() as interruption:
             try:
-                for _ in range(self.jobs):
-                    self._hire()
+                self._hire()
                 while self.workers:
                     self._listen(interruption)
             finally:
@@ -52,15 +51,30 @@ class Pool:
                     worker.process.kill()
         return not interruption.asked
 
+    def _next(self) -> Task | None:
+        """The first task that can begin now; those whose run came to nothing are no longer asked for."""
+        kept = [task for task in self.left if self.outcomes.get(task.name, DONE) == DONE]
+        self.board.drop(len(self.left) - len(kept))
+        self.left = kept
+        tasks = [*self.left, *(worker.task for worker in self.workers)]
+        unfinished = {task.name for task in tasks if not task.evaluations}
+        ready = next((task for task in self.left if not task.after & unfinished), None)
+        if ready is not None:
+            self.left.remove(ready)
+        return ready
+
     def _hire(self) -> None:
-        if not self.left:
-            return
+        """As many workers as there are jobs for."""
+        while len(self.workers) < self.jobs and (task := self._next()) is not None:
+            self._start(task)
+
+    def _start(self, task: Task) -> None:
         context = multiprocessing.get_context("spawn")
         own, others = context.Pipe()
         process = context.Process(target=work, args=(others, self.place), daemon=False)
         process.start()
         others.close()
-        worker = Worker(process, own, self.left.pop(0))
+        worker = Worker(process, own, task)
         own.send(worker.task)
         self.board.begins(worker.task)
         self.workers.append(worker)
@@ -85,20 +99,26 @@ class Pool:
             self.board.hears(worker.task, kind, *values)
 
     def _ended(self, worker: Worker, stopping: bool, outcome: str, problem: str) -> None:
-        self.outcomes[worker.task.name] = outcome
-        self.board.ends(worker.task, outcome, problem)
-        if stopping or not self.left:
+        ended = worker.task
+        self.outcomes[ended.label] = outcome
+        self.board.ends(ended, outcome, problem)
+        self.workers.remove(worker)
+        task = None if stopping else self._next()
+        if task is None:
             self._dismiss(worker)
-            return
-        worker.task = self.left.pop(0)
-        self.board.begins(worker.task)
-        worker.pipe.send(worker.task)
+        else:
+            self.workers.append(worker)
+            worker.task = task
+            self.board.begins(task)
+            worker.pipe.send(task)
+        if not stopping:
+            # What waited for this one, beside the one that this worker takes.
+            self._hire()
 
     def _dismiss(self, worker: Worker) -> None:
         with suppress(BrokenPipeError):
             worker.pipe.send(None)
         worker.process.join()
-        self.workers.remove(worker)
 
     def _lost(self, worker: Worker) -> None:
         """A process that ended without a word: it was told to, or was killed."""
@@ -107,7 +127,7 @@ class Pool:
         outcome = INTERRUPTED if worker.told else FAILED
         code = worker.process.exitcode
         problem = "" if worker.told else f"{worker.task.name}: its process ended with {code}; the same command goes on"
-        self.outcomes[worker.task.name] = outcome
+        self.outcomes[worker.task.label] = outcome
         self.board.ends(worker.task, outcome, problem)
         if not worker.told:
             self._hire()

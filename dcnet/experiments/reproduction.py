@@ -13,7 +13,7 @@ from dcnet.experiments.known import Known
 from dcnet.experiments.pool import Pool
 from dcnet.experiments.smoke import in_small
 from dcnet.experiments.status import CellStatus, records_of, status_of
-from dcnet.experiments.tasks import Task, evaluations, trainings
+from dcnet.experiments.tasks import Task, planned
 from dcnet.experiments.worker import DIVERGED, DONE, Place
 from dcnet.files import write_json
 from dcnet.training import Execution
@@ -62,21 +62,16 @@ class Reproduction:
 
     def run(self, console: Console) -> int:
         """Runs what has no record; the exit code is 1 if some run could not be carried out, 130 if interrupted."""
-        code = 0
-        for find in (trainings, evaluations):
-            tasks = find(self.experiments, self.known(), self.seeds)
-            code = (self._carry_out(tasks, console) if tasks else 0) or code
-            if code == INTERRUPTED:
-                break
-        return code
+        tasks = planned(self.experiments, self.known(), self.seeds)
+        return self._carry_out(tasks, console) if tasks else 0
 
     def _carry_out(self, tasks: Sequence[Task], console: Console) -> int:
         with Board(console, len(tasks)) as board:
             pool = Pool(tasks, self.place, self.jobs, board)
             finished = pool.run()
         if not finished:
-            left = sum(pool.outcomes.get(task.name) not in (DONE, DIVERGED) for task in tasks)
-            console.print(f"stopped with {left} of {len(tasks)} runs to go; the same command goes on", highlight=False)
+            left = sum(pool.outcomes.get(task.label) not in (DONE, DIVERGED) for task in tasks)
+            console.print(f"stopped with {left} of {len(tasks)} tasks to go; the same command goes on", highlight=False)
             return INTERRUPTED
         return 0 if set(pool.outcomes.values()) <= {DONE, DIVERGED} else FAILED
 

@@ -47,7 +47,7 @@ class Adversary:
     def __str__(self) -> str:
         """The spec, which `as_adversary` reads; what is as by default is left out."""
         given = ((name, field.default, getattr(self, name)) for name, field in self.__dataclass_fields__.items())
-        changed = [f"{name}={value!r}" for name, default, value in given if value != default]
+        changed = [f"{name}={_written(value)}" for name, default, value in given if value != default]
         return f"{self.name}({','.join(changed)})" if changed else self.name
 
     @property
@@ -70,6 +70,15 @@ class Adversary:
             labels: theirs.
         """
         raise NotImplementedError
+
+
+def _written(value: Any) -> str:
+    """A value as a spec has it: in steps of a pixel, as 6/255, where that is shorter and the very same."""
+    exact = repr(value)
+    if not isinstance(value, float):
+        return exact
+    steps = f"{255 * value:g}"
+    return f"{steps}/255" if float(steps) / 255 == value and len(steps) + 4 < len(exact) else exact
 
 
 adversaries: dict[str, type[Adversary]] = {}

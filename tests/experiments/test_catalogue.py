@@ -105,4 +105,4 @@ def test_black_box_attacks_come_from_networks_that_are_trained_and_are_not_under
     sources = {source_of(config) for config in attacked}
     assert sources == runs - attacked
     assert {config.operator for config in sources} == {"conv"}
-    assert {config.adversary for config in sources} == {None, "fgsm"}
+    assert {config.adversary for config in sources} == {None, "fgsm(epsilon=6/255)"}

@@ -9,7 +9,7 @@ from fake_records import bring, run_with, small
 from dcnet.experiments import Cell, Experiment, status_of
 from dcnet.experiments.known import Known
 from dcnet.experiments.smoke import ELSEWHERE, in_small
-from dcnet.experiments.tasks import Task, evaluations, trainings
+from dcnet.experiments.tasks import Task, planned
 from dcnet.report.experiments import markdown_table, rich_table, summary
 
 CONV, TANH = small("conv"), small("tanh-cos")
@@ -82,26 +82,38 @@ def test_a_record_with_an_evaluation_adds_it_to_the_run(tmp_path):
 def test_tasks_are_what_has_no_record_each_once_and_first_seeds_first(tmp_path):
     run_with(tmp_path / "runs", CONV, 22.0)
     twice = [EXPERIMENT, dataclasses.replace(EXPERIMENT, name="same")]
-    tasks = trainings(twice, Known(tmp_path / "runs"), seeds=2)
+    tasks = planned(twice, Known(tmp_path / "runs"), seeds=2)
     assert tasks == [Task(TANH), Task(seeded(CONV, 1)), Task(seeded(TANH, 1))]
 
 
 def test_tasks_add_evaluations_that_records_lack(tmp_path):
     cells = tuple(Cell(name, "x", CONV, metric=("evaluations", name), evaluation=name) for name in ("a", "b"))
     experiment = Experiment("both", "both", cells)
-    known = Known(tmp_path / "runs")
-    assert (trainings([experiment], known), evaluations([experiment], known)) == ([Task(CONV)], [])
+    known, training = Known(tmp_path / "runs"), Task(CONV)
+    after = frozenset([training.name])
+    assert planned([experiment], known) == [training, Task(CONV, ("a", "b"), after)]
     run_with(tmp_path / "runs", CONV, 22.0)
-    assert (trainings([experiment], known), evaluations([experiment], known)) == ([], [Task(CONV, ("a", "b"))])
+    assert planned([experiment], known) == [Task(CONV, ("a", "b"))]
     run_with(tmp_path / "runs", CONV, 22.0, evaluations={"a": 1.0})
-    assert evaluations([experiment], known) == [Task(CONV, ("b",))]
+    assert planned([experiment], known) == [Task(CONV, ("b",))]
     run_with(tmp_path / "runs", CONV, status="diverged")
-    assert (trainings([experiment], known), evaluations([experiment], known)) == ([], [])
+    assert planned([experiment], known) == []
+
+
+def test_all_of_the_first_seeds_comes_before_the_next_and_what_others_need_is_with_them(tmp_path):
+    """Networks that attacks are made with have seeds of their own, and are needed as soon as the others."""
+    attacked = Cell("plain", "attacked", CONV, metric=("evaluations", "a"), evaluation="a")
+    source = Cell("source", "clean", CONV, first_seed=100)
+    tasks = planned([Experiment("both", "both", (attacked, source), seeds=2)], Known(tmp_path / "runs"))
+    seeds = [(task.config.seed, task.evaluations) for task in tasks]
+    assert seeds == [(0, ()), (100, ()), (0, ("a",)), (1, ()), (101, ()), (1, ("a",))]
+    assert tasks[2].after == {tasks[0].name, tasks[1].name}
+    assert tasks[5].after == {tasks[3].name, tasks[4].name}
 
 
 def test_what_is_not_run_gives_no_tasks(tmp_path):
     apart = dataclasses.replace(EXPERIMENT, not_run="it needs what is not there")
-    assert trainings([apart], Known(tmp_path / "runs")) == []
+    assert planned([apart], Known(tmp_path / "runs")) == []
     statuses = status_of(apart, Known(tmp_path / "runs"))
     assert summary(apart, statuses) == "two: not run, since it needs what is not there"
 
@@ -168,12 +180,12 @@ def test_what_a_smoke_test_does_not_measure_is_no_number(tmp_path):
     (config,) = {cell.config for cell in small_one.cells}
     known = Known(tmp_path / "runs")
     assert {str(status) for status in status_of(small_one, known)} == {"missing"}
-    assert trainings([small_one], known) == [Task(config)]
+    assert planned([small_one], known) == [Task(config)]
     run_with(tmp_path / "runs", config, 12.5)
     statuses = status_of(small_one, known)
     assert [str(status) for status in statuses] == ["not in a smoke test"] * len(ELSEWHERE) + ["12.50"]
     assert (statuses[0].state, statuses[0].mean, statuses[0].described(True)["unmeasured"]) == ("done", None, 1)
-    assert evaluations([small_one], known) == []
+    assert planned([small_one], known) == []
     last = "which is not in a smoke test"
     counts = f"faces: {len(cells) + 1} of {len(cells) + 1} cells are there"
     assert summary(small_one, statuses) == f"{counts}, {len(cells)} of them without their number, {last}"

@@ -133,6 +133,43 @@ def test_evaluations_are_written_into_the_record_once(tmp_path, counted):
     assert Run.of(task.config, tmp_path).record()["evaluations"] == {"counted": {"value": 5.0}}
 
 
+def evaluated(config, *before):
+    return Task(config, ("unheard",), frozenset(task.name for task in before))
+
+
+def test_evaluations_begin_once_the_runs_that_they_need_are_at_their_end(tmp_path):
+    first, other, last = Task(small()), Task(small(seed=1)), Task(small(seed=2))
+    # Nobody knows the evaluation, so that it fails, which takes nothing else with it.
+    asked = evaluated(first.config, first, other)
+    outcomes, finished, log = carried_out([first, other, asked, last], tmp_path, jobs=1)
+    assert finished
+    assert outcomes == {task.name: "done" for task in (first, other, last)} | {asked.label: "failed"}
+    begun = [line.partition(": begins")[0] for line in log.splitlines() if ": begins" in line]
+    assert begun == [first.name, other.name, asked.label, last.name]
+    (tmp_path / "again").mkdir()
+    outcomes, _, log = carried_out([asked, last, first, other], tmp_path / "again", jobs=1)
+    begun = [line.partition(": begins")[0] for line in log.splitlines() if ": begins" in line]
+    assert begun == [last.name, first.name, other.name, asked.label]
+
+
+def test_networks_that_came_to_nothing_are_not_evaluated(tmp_path):
+    lost = Task(small(lr=1e30, steps=5))
+    asked, other = evaluated(lost.config, lost), Task(small())
+    outcomes, finished, log = carried_out([lost, asked, other], tmp_path)
+    assert finished
+    assert outcomes == {lost.name: "diverged", other.name: "done"}
+    assert "2 of 2" in log
+
+
+def test_a_worker_is_hired_again_for_what_had_to_wait(tmp_path):
+    """Of two, one has nothing to do until the other ends, and then there is work for both."""
+    first = Task(small())
+    asked = [evaluated(first.config, first), evaluated(small(seed=1), first)]
+    outcomes, finished, _ = carried_out([first, *asked], tmp_path, jobs=2)
+    assert finished
+    assert outcomes.keys() == {first.label, *(task.label for task in asked)}
+
+
 def test_an_evaluation_that_nobody_knows_is_an_error(tmp_path):
     task = dataclasses.replace(Task(small()), evaluations=("unheard",))
     outcome, problem = attempt(task, Place(tmp_path, Execution(device="cpu")), Watcher())

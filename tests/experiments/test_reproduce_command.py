@@ -88,18 +88,18 @@ def test_a_smoke_test_of_everything(tmp_path, capsys):
 
 def test_after_an_interruption_what_is_left_is_said_last(tmp_path, capsys, monkeypatch):
     def stopped(work, console):
-        console.print("stopped with 3 of 6 runs to go; the same command goes on")
+        console.print("stopped with 3 of 6 tasks to go; the same command goes on")
         return 130
 
     monkeypatch.setattr("dcnet.experiments.reproduction.Reproduction.run", stopped)
     words = ("reproduce", "table1", "figure3", "--runs", tmp_path, "--collect", tmp_path / "kept")
     code, seen = told(capsys, *words)
     assert code == 130
-    assert seen.out == "stopped with 3 of 6 runs to go; the same command goes on\n"
+    assert seen.out == "stopped with 3 of 6 tasks to go; the same command goes on\n"
     code, seen = told(capsys, *words, "--json")
     assert code == 130
     assert list(json.loads(seen.out)) == ["table1"]
-    assert seen.err.startswith("stopped with 3 of 6 runs to go")
+    assert seen.err.startswith("stopped with 3 of 6 tasks to go")
 
 
 def test_status_counts_the_seeds_that_there_are_unless_told_otherwise(tmp_path, capsys):

@@ -207,9 +207,17 @@ def test_margins_go_with_what_has_no_loss_of_its_own(tmp_path):
 
 
 def test_specs_are_read_as_they_are_written():
-    for spec in ("fgsm", "pgd(steps=3)", "trades(beta=2.0,steps=4)", "fgsm(epsilon=0.1,share=1.0,predicted=True)"):
+    for spec in (
+        "fgsm",
+        "fgsm(epsilon=6/255)",
+        "fgsm(epsilon=0.0235)",
+        "pgd(steps=3)",
+        "trades(beta=2.0,steps=4)",
+        "fgsm(epsilon=0.1,share=1.0,predicted=True)",
+    ):
         assert str(as_adversary(spec)) == spec
     assert as_adversary("pgd(epsilon=4/255)") == PGD(epsilon=4 / 255)
+    assert str(PGD(epsilon=6 / 255, step=1.5 / 255)) == "pgd(epsilon=6/255,step=1.5/255)"
     assert tiny(adversary="fgsm(epsilon=8/255)").hash == tiny(adversary="fgsm").hash != tiny().hash
 
 
