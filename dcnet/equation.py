@@ -171,7 +171,8 @@ class _SumOverProcesses(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
         ctx.group, total = group, x.clone()
         dist.all_reduce(total, group=group)
-        return total
+        # Detached, since torch 2.11 compiles what is returned as it was changed in place without a gradient.
+        return total.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

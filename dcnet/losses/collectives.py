@@ -47,7 +47,8 @@ class Summed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, group: Group) -> Tensor:
-        return reduce_(value.clone(), group)
+        # Detached, since torch 2.11 compiles what is returned as it was changed in place without a gradient.
+        return reduce_(value.clone(), group).detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

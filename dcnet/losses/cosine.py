@@ -15,7 +15,7 @@ HALF_EPS = 1e-6
 HUGE = 1e15
 # The weights are worked on in so many parts at most, and in parts of so many numbers at least; one part is all that is
 # taken beyond the weights and their gradient. On a GPU each part costs launches, on a CPU small ones stay in its cache.
-PARTS, LEAST, LEAST_ON_GPU = 64, 2**20, 2**24
+PARTS, LEAST, LEAST_ON_GPU = 64, 2**18, 2**24
 
 
 def directions(features: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -53,12 +53,12 @@ class _Cosines(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, unit: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        norms = (torch.linalg.vector_norm(weight, dim=1).square() + EPS).sqrt()
-        products = F.linear(unit, weight)
-        # In place where that saves memory; compiled by torch 2.11, it would give wrong gradients.
-        cos = products / norms if torch.compiler.is_compiling() else products.div_(norms)
+        norms = torch.linalg.vector_norm(weight, dim=1).square_().add_(EPS).sqrt_()
+        cos = F.linear(unit, weight).div_(norms)
         ctx.save_for_backward(unit, weight, labels, norms)
-        return cos, cos.gather(1, labels[:, None])[:, 0], norms
+        own = cos.gather(1, labels[:, None])[:, 0]
+        # Detached, since torch 2.11 compiles what is returned as it was changed in place without a gradient.
+        return cos.detach(), own, norms.detach()
 
     @staticmethod
     def backward(ctx: Any, of_cos: Tensor, of_labels: Tensor, of_norms: Tensor) -> tuple[Tensor | None, ...]:

@@ -54,7 +54,8 @@ class Workspace:
         self.optimizer: Optimizer = wrapped.optimizer
         self.rate = float("nan")
         self.meter = Meter(self.device, self.joined if self.processes > 1 else None, self.is_first)
-        network: Any = torch.compile(prepared) if execution.compile else prepared
+        # All batches are of one size, or of two with an adversary, and code for any size is slower.
+        network: Any = torch.compile(prepared, dynamic=False) if execution.compile else prepared
         self.step = Step(self.accelerator, network, self.optimizer, Objective(config, self.model), self.meter)
         share = (self.accelerator.process_index, self.processes)
         self.source = make_source(self.dataset, config, self.device, share, self.graph, execution.workers)

@@ -83,6 +83,17 @@ def close(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
 
 
+def check_compiled(margin):
+    """Loss and gradients of a head that is compiled."""
+    head = ShardedMarginSoftmax(FEATURES, CLASSES, margin, annealing=None).double()
+    x, labels = batch(dist.get_rank(), 0)
+    x.requires_grad_()
+    losses = head(x, labels), torch.compile(head, backend="aot_eager")(x, labels)
+    expected, found = (torch.autograd.grad(loss, (x, head.weight)) for loss in losses)
+    for one, two in zip((losses[1], *found), (losses[0], *expected), strict=True):
+        close(one, two)
+
+
 def check_samples():
     """All classes of the batch are among those that are used, so that a loss over fewer classes is a smaller one."""
     torch.manual_seed(5)
@@ -110,6 +121,7 @@ if __name__ == "__main__":
     compare(SphereFaceR(version=2, detach=False))
     compare(SphereFaceR(version=2), annealing=Annealing(start=3, rate=1, floor=1))
     compare("sphereface2", annealing="auto")
+    check_compiled("arcface")
     check_samples()
     check_first_weights()
     dist.barrier()
