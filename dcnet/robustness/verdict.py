@@ -130,8 +130,9 @@ def _robust(found: dict[str, Any]) -> str:
         )
     if not held:
         return f"Within that epsilon it is robust to none of them: {lost} leave less than half of the clean accuracy."
+    leaves = "leaves" if len(found["robust_to"]) == 1 else "leave"
     return (
-        f"Within that epsilon it is robust to {held}, which leave at least half of the clean accuracy, but not to "
+        f"Within that epsilon it is robust to {held}, which {leaves} at least half of the clean accuracy, but not to "
         f"{lost}."
     )
 
