@@ -96,9 +96,10 @@ class Experiment:
         return dataclasses.replace(self, not_run=None) if ready else self
 
     def only(self, beginnings: Iterable[str]) -> Experiment:
-        """The same with those cells alone whose row or column begins with one of these; with all of them for none."""
+        """The same with those cells alone whose column or "row, column" begins with one of these; with all for none."""
         given = tuple(beginnings)
-        kept = [cell for cell in self.cells if cell.row.startswith(given) or cell.column.startswith(given)]
+        names = {cell: (f"{cell.row}, {cell.column}", cell.column) for cell in self.cells}
+        kept = [cell for cell in self.cells if any(name.startswith(given) for name in names[cell])]
         return dataclasses.replace(self, cells=tuple(kept)) if given else self
 
     def cell(self, row: str, column: str) -> Cell | None:
@@ -130,7 +131,7 @@ def chosen(names: Iterable[str]) -> list[Experiment]:
 
 
 def narrowed(found: Iterable[Experiment], beginnings: Iterable[str]) -> list[Experiment]:
-    """The cells of experiments whose row or column begins with one of these, where it has any."""
+    """Each experiment with the cells that it has of these, as `only` has it, if it has any."""
     everything, given = list(found), tuple(beginnings)
     for beginning in given:
         if not any(experiment.only([beginning]).cells for experiment in everything):

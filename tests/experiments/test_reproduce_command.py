@@ -47,6 +47,8 @@ def test_rows_and_columns_can_be_chosen_by_how_they_begin(tmp_path, capsys):
         for cell in chosen(["table3"])[0].cells
         if cell.row == "seg" or cell.column == "cos, ReLU"
     }
+    found = json.loads(told(capsys, *words, "seg, sqcos")[1].out)
+    assert [cell["column"] for cell in found["table3"]["cells"]] == ["sqcos, no ReLU", "sqcos, ReLU"]
     code, seen = told(capsys, *words, "seg", "os, ReLU")
     assert code == 2
     assert "--only 'os, ReLU' begins no row and no column: there are baseline, sphere," in seen.err

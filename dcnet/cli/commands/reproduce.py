@@ -32,7 +32,7 @@ class Command:
     """Runs of each cell, with the seeds 0, 1, ..."""
 
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT...", help_behavior_hint="(default: all)")] = ()
-    """Those cells alone whose row or column begins with it, such as natural or "cos, ReLU"."""
+    """Those cells alone whose row or column begins with it, as natural or "cos, ReLU", or both, as "seg, sqcos"."""
 
     jobs: Annotated[str, tyro.conf.arg(metavar="N")] = "auto"
     """Runs side by side; auto is one, and more on a GPU that processes share by MPS."""
