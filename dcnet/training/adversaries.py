@@ -16,10 +16,10 @@ from dcnet.training.adversary import (
     TrainLoss,
     adversaries,
     as_adversary,
-    buffers_kept,
     climbed,
     register,
     scattered,
+    unnoticed,
 )
 
 __all__ = ["FGSM", "PGD", "TRADES", "Adversary", "adversaries", "as_adversary"]
@@ -56,7 +56,7 @@ class FGSM(Adversary):
         return 1.0 + (1.0 if self.share == 1 else 2.0)
 
     def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        with buffers_kept(target.module):
+        with unnoticed(target.module):
             loss = _against_the_answer if self.predicted else cross_entropy
             changed = climbed(target.attacked, loss, labels, images, images, self.epsilon, self.epsilon, 1)
         if self.share == 1:
@@ -84,7 +84,7 @@ class PGD(Adversary):
 
     def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         start = scattered(images, self.epsilon)
-        with buffers_kept(target.module):
+        with unnoticed(target.module):
             reach = (self.epsilon, self.step, self.steps)
             changed = climbed(target.attacked, cross_entropy, labels, images, start, *reach)
         return of(target.trained, changed, labels)
@@ -120,7 +120,7 @@ class TRADES(Adversary):
     def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         # Barely moved, since at the image itself the divergence has no slope.
         start = (images + 1e-3 * torch.randn_like(images)).clamp(0, 1)
-        with buffers_kept(target.module):
+        with unnoticed(target.module):
             with torch.no_grad():
                 answer = target.attacked(images).float().softmax(1)
             reach = (self.epsilon, self.step, self.steps)

@@ -111,13 +111,20 @@ def climbed(
 
 
 @contextmanager
-def buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Inside, the module may track what it sees, such as means for normalisation; afterwards it has seen nothing."""
-    buffers = list(module.buffers())
+def unnoticed(module: nn.Module) -> Iterator[None]:
+    """Inside, the module may track what it sees, such as means for normalisation; afterwards it has seen nothing.
+
+    Its parameters want no gradient there: an attack asks for that of images alone, and the others cost as much.
+    """
+    buffers, wanted = list(module.buffers()), [(given, given.requires_grad) for given in module.parameters()]
     before = [buffer.clone() for buffer in buffers]
     try:
+        for parameter, _ in wanted:
+            parameter.requires_grad_(False)
         yield
     finally:
+        for parameter, wants in wanted:
+            parameter.requires_grad_(wants)
         with torch.no_grad():
             for buffer, kept in zip(buffers, before, strict=True):
                 buffer.copy_(kept)

@@ -70,6 +70,20 @@ def test_fgsm_is_one_step_and_the_mean_of_both_losses():
     assert torch.allclose(logits, network(images))
 
 
+@pytest.mark.parametrize("adversary", [FGSM(EPSILON), PGD(EPSILON, steps=2), TRADES(EPSILON, steps=2)], ids=str)
+def test_parameters_want_no_gradient_while_images_are_changed(adversary):
+    network, (images, labels) = Small(), batch()
+    frozen = next(network.parameters()).requires_grad_(False)
+    seen = []
+    network.register_forward_hook(lambda *_: seen.append([each.requires_grad for each in network.parameters()]))
+    adversary.loss(Seen(), target(network), images, labels)[0].backward()
+    *attacked, trained = seen
+    assert attacked
+    assert not any(any(wanted) for wanted in attacked)
+    assert trained == [each is not frozen for each in network.parameters()]
+    assert all((each.grad is None) == (each is frozen) for each in network.parameters())
+
+
 def test_shares_weigh_the_two_losses_and_all_of_it_leaves_out_one():
     network, (images, labels) = Small(), batch()
     changed = stepped(network, images, labels, EPSILON)
