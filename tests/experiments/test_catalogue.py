@@ -6,10 +6,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 import tyro
+from torch import nn
 
 from dcnet.cli.commands.train import Command
 from dcnet.experiments import chosen, experiment, experiments
+from dcnet.experiments.catalogue import attacks
 from dcnet.experiments.catalogue.attacks import source_of
 from dcnet.experiments.experiment import NOT_CONVERGED
 from dcnet.training.recipes import command_of
@@ -106,3 +109,25 @@ def test_black_box_attacks_come_from_networks_that_are_trained_and_are_not_under
     assert sources == runs - attacked
     assert {config.operator for config in sources} == {"conv"}
     assert {config.adversary for config in sources} == {None, "fgsm(epsilon=6/255)"}
+
+
+def test_attacks_are_measured_away_from_labels_and_from_answers(monkeypatch, tmp_path):
+    """A linear network of two classes, of which it is known how far each image is from the other one."""
+    torch.manual_seed(0)
+    linear = nn.Linear(16, 2)
+    linear.bias.data = -0.5 * linear.weight.data.sum(1)
+    model = nn.Sequential(nn.Flatten(), linear).eval()
+    images, labels = 0.3 + 0.4 * torch.rand(200, 1, 4, 4), torch.randint(2, (200,))
+    monkeypatch.setattr(attacks, "load_model", lambda run: (model, {}))
+    monkeypatch.setattr(attacks, "_test_images", lambda *_: (images, labels))
+    config = attacks.config("baseline", "natural")
+    found = attacks.attacks_of(model, {"config": config.described()}, tmp_path, None)
+    difference = (linear.weight[1] - linear.weight[0]).detach()
+    margin = ((images - 0.5).flatten(1) @ difference) * (2 * labels - 1)
+    reach = attacks.EPSILON * difference.abs().sum()
+    assert found["clean"] == pytest.approx((margin > 0).double().mean().item())
+    assert found["white_box"]["fgsm"] == pytest.approx((margin > reach).double().mean().item())
+    # Those that are wrong are moved away from the wrong class, too, and some of them over to the right one.
+    right = (margin > reach) | ((margin < 0) & (margin > -reach))
+    assert found["fgsm_by_answer"] == pytest.approx(right.double().mean().item())
+    assert found["fgsm_by_answer"] != found["white_box"]["fgsm"]
