@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from dcnet.bench.benchmark import Benchmark, Steps
 from dcnet.bench.group import complaints, skips
 from dcnet.bench.show import tables
-from dcnet.environment import environment
+from dcnet.environment import commit, environment
 from dcnet.files import write_json
 
 WRONG, INTERRUPTED = 1, 130
@@ -55,7 +55,7 @@ class Session:
 
     def _measure(self) -> None:
         torch.set_num_threads(self.benchmark.config.threads)
-        self.record |= {"environment": environment(), "results": []}
+        self.record |= {"commit": commit(), "environment": environment(), "results": []}
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self.console) as progress:
             steps = _Shown(progress, self.benchmark.step_count)

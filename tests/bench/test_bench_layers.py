@@ -14,6 +14,7 @@ from dcnet.bench.layers import LayerBenchmark, LayerConfig
 from dcnet.bench.meter import Call, Clock, Cpu, kept_mib
 from dcnet.bench.show import tables
 from dcnet.bench.timing import Stopwatch
+from dcnet.environment import commit
 
 
 class Graphless(Cpu):
@@ -62,6 +63,7 @@ def test_a_tiny_run_writes_a_record(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert record["complete"] is True
     assert record["config"]["shapes"] == ["N2xC4x6", "N2xC4x8"]
     assert {"cpu", "cores", "torch", "date"} <= set(record["environment"])
+    assert record["commit"] == commit()
     assert set(record["ceilings"]) == {"bytes_per_s", "flops_per_s"}
     assert record["floors_ms"]["N2xC4x6"]["training"] > record["floors_ms"]["N2xC4x6"]["forward"] > 0
     variants = [(row["shape"], row["variant"]) for row in record["results"]]
