@@ -141,7 +141,7 @@ def _sources() -> list[Cell]:
 
 NOTES = (
     f"Epsilon {EPSILON * 255:g}/255, BIM by {BIM_STEPS} steps of {2 * EPSILON / BIM_STEPS * 255:g}/255; all in "
-    "evaluation mode, on all 10,000 test images. FGSM-trained: half of each batch, with the epsilon of the attack.",
+    "evaluation mode, on all 10,000 test images. FGSM-trained: on each image as it is and as FGSM moves it by as much.",
 )
 
 
