@@ -16,6 +16,8 @@ MOST_SEEDS = 32
 # What the name of every run ends with.
 SEED = re.compile(r"-seed(\d+)-\w+$")
 UNMEASURED = "not in a smoke test"
+# Who is right about fewer images than this many times what guessing gets has learned nothing.
+GUESSING = 2.0
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class CellStatus:
 
     Attributes:
         values: the numbers of the runs that converged.
-        diverged: how many did not.
+        diverged: how many did not, be it that they stopped or that they still guess at their end.
         seeds: how many runs are wanted; there may be more of them.
         unmeasured: how many converged that nothing is measured of, since the cell has no metric.
     """
@@ -135,5 +137,13 @@ def _status(cell: Cell, records: list[Record], seeds: int) -> CellStatus:
     diverged = sum(record["status"] == "diverged" for record in records)
     if not cell.metric:
         return CellStatus(cell, (), diverged, seeds, unmeasured=len(done))
-    values = [value for record in done if (value := cell.value(record)) is not None]
-    return CellStatus(cell, tuple(values), diverged, seeds)
+    learned = [record for record in done if not _guesses(record)]
+    values = [value for record in learned if (value := cell.value(record)) is not None]
+    return CellStatus(cell, tuple(values), diverged + len(done) - len(learned), seeds)
+
+
+def _guesses(record: Record) -> bool:
+    """Whether the network has learned nothing."""
+    classes = len((record.get("data") or {}).get("classes", ()))
+    accuracy = 100 - (record.get("results") or {}).get("test_error", 0.0)
+    return classes > GUESSING and accuracy < GUESSING * 100 / classes

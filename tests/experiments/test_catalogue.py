@@ -1,6 +1,7 @@
 """Every table of the paper is there, whole, and can be run."""
 
 import collections
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -15,6 +16,7 @@ from dcnet.experiments import chosen, experiment, experiments
 from dcnet.experiments.catalogue import attacks
 from dcnet.experiments.catalogue.attacks import source_of
 from dcnet.experiments.experiment import NOT_CONVERGED
+from dcnet.training.build import build_model
 from dcnet.training.recipes import command_of
 
 DOCS = Path(__file__).parents[2] / "docs/reproducing.md"
@@ -99,6 +101,14 @@ def test_all_are_chosen_at_once_and_none_twice():
 def test_an_unknown_experiment_is_an_error_that_names_the_others():
     with pytest.raises(ValueError, match=r"table33.*table3"):
         chosen(["table33"])
+
+
+@pytest.mark.parametrize("cell", chosen(["table2"])[0].cells, ids=lambda cell: f"{cell.row}-{cell.column}")
+def test_networks_that_do_not_converge_without_normalisation_give_nothing_at_all(cell):
+    torch.manual_seed(0)
+    model = build_model(dataclasses.replace(cell.config, width=0.25), 100, 3, 32).train()
+    logits = model(torch.rand(4, 3, 32, 32))
+    assert (logits.abs().max() == 0) == (cell.paper == NOT_CONVERGED)
 
 
 def test_black_box_attacks_come_from_networks_that_are_trained_and_are_not_under_attack():

@@ -111,6 +111,14 @@ def test_all_of_the_first_seeds_comes_before_the_next_and_what_others_need_is_wi
     assert tasks[5].after == {tasks[3].name, tasks[4].name}
 
 
+def test_a_network_that_guesses_at_its_end_did_not_converge(tmp_path):
+    data = {"classes": [str(digit) for digit in range(10)]}
+    for error, shown in ((89.5, "N/C (20.00)"), (75.0, "75.00 (20.00, +55.00)")):
+        run_with(tmp_path / "runs", CONV, error, data=data)
+        status = found(tmp_path)[0]
+        assert (status.state, str(status)) == ("done", shown)
+
+
 def test_what_is_not_run_gives_no_tasks(tmp_path):
     apart = dataclasses.replace(EXPERIMENT, not_run="it needs what is not there")
     assert planned([apart], Known(tmp_path / "runs")) == []
