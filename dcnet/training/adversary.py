@@ -12,6 +12,7 @@ from dcnet.learnable import check_number
 from dcnet.robustness.ascent import Ascent, Track
 from dcnet.robustness.goal import Goal, Loss
 from dcnet.robustness.norms import as_norm
+from dcnet.robustness.undisturbed import frozen
 from dcnet.spec import made_by
 
 Call = Callable[..., Any]
@@ -112,19 +113,13 @@ def climbed(
 
 @contextmanager
 def unnoticed(module: nn.Module) -> Iterator[None]:
-    """Inside, the module may track what it sees, such as means for normalisation; afterwards it has seen nothing.
-
-    Its parameters want no gradient there: an attack asks for that of images alone, and the others cost as much.
-    """
-    buffers, wanted = list(module.buffers()), [(given, given.requires_grad) for given in module.parameters()]
+    """Inside, the module may track what it sees, such as means for normalisation; afterwards it has seen nothing."""
+    buffers = list(module.buffers())
     before = [buffer.clone() for buffer in buffers]
     try:
-        for parameter, _ in wanted:
-            parameter.requires_grad_(False)
-        yield
+        with frozen(module):
+            yield
     finally:
-        for parameter, wants in wanted:
-            parameter.requires_grad_(wants)
         with torch.no_grad():
             for buffer, kept in zip(buffers, before, strict=True):
                 buffer.copy_(kept)
