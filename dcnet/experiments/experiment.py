@@ -98,8 +98,11 @@ class Experiment:
     def only(self, beginnings: Iterable[str]) -> Experiment:
         """The same with those cells alone whose column or "row, column" begins with one of these; with all for none."""
         given = tuple(beginnings)
-        names = {cell: (f"{cell.row}, {cell.column}", cell.column) for cell in self.cells}
-        kept = [cell for cell in self.cells if any(name.startswith(given) for name in names[cell])]
+        kept = [
+            cell
+            for cell in self.cells
+            if cell.column.startswith(given) or f"{cell.row}, {cell.column}".startswith(given)
+        ]
         return dataclasses.replace(self, cells=tuple(kept)) if given else self
 
     def cell(self, row: str, column: str) -> Cell | None:
@@ -133,8 +136,10 @@ def chosen(names: Iterable[str]) -> list[Experiment]:
 def narrowed(found: Iterable[Experiment], beginnings: Iterable[str]) -> list[Experiment]:
     """Each experiment with the cells that it has of these, as `only` has it, if it has any."""
     everything, given = list(found), tuple(beginnings)
+    if given and not everything:
+        raise ValueError(f"--only {given[0]!r} chooses cells of tables: name a table, such as table3")
     for beginning in given:
         if not any(experiment.only([beginning]).cells for experiment in everything):
-            rows = ", ".join(dict.fromkeys(name for one in everything for name in (*one.rows, *one.columns)))
-            raise ValueError(f"--only {beginning!r} begins no row and no column: there are {rows}")
-    return [experiment.only(given) for experiment in everything if experiment.only(given).cells]
+            names = "; ".join(dict.fromkeys(name for one in everything for name in (*one.rows, *one.columns)))
+            raise ValueError(f"--only {beginning!r} begins no row and no column: there are {names}")
+    return [few for experiment in everything if (few := experiment.only(given)).cells]

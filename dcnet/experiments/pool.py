@@ -74,10 +74,13 @@ class Pool:
         process = context.Process(target=work, args=(others, self.place), daemon=False)
         process.start()
         others.close()
-        worker = Worker(process, own, task)
-        own.send(worker.task)
-        self.board.begins(worker.task)
+        self._give(Worker(process, own, task), task)
+
+    def _give(self, worker: Worker, task: Task) -> None:
+        worker.task = task
         self.workers.append(worker)
+        self.board.begins(task)
+        worker.pipe.send(task)
 
     def _listen(self, interruption: Interruption) -> None:
         heard = wait([worker.pipe for worker in self.workers], PATIENCE)
@@ -99,18 +102,13 @@ class Pool:
             self.board.hears(worker.task, kind, *values)
 
     def _ended(self, worker: Worker, stopping: bool, outcome: str, problem: str) -> None:
-        ended = worker.task
-        self.outcomes[ended.label] = outcome
-        self.board.ends(ended, outcome, problem)
+        self.outcomes[worker.task.label] = outcome
+        self.board.ends(worker.task, outcome, problem)
         self.workers.remove(worker)
-        task = None if stopping else self._next()
-        if task is None:
+        if stopping or (task := self._next()) is None:
             self._dismiss(worker)
         else:
-            self.workers.append(worker)
-            worker.task = task
-            self.board.begins(task)
-            worker.pipe.send(task)
+            self._give(worker, task)
         if not stopping:
             # What waited for this one, beside the one that this worker takes.
             self._hire()

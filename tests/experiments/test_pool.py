@@ -155,19 +155,21 @@ def test_evaluations_begin_once_the_runs_that_they_need_are_at_their_end(tmp_pat
 def test_networks_that_came_to_nothing_are_not_evaluated(tmp_path):
     lost = Task(small(lr=1e30, steps=5))
     asked, other = evaluated(lost.config, lost), Task(small())
-    outcomes, finished, log = carried_out([lost, asked, other], tmp_path)
+    outcomes, finished, log = carried_out([lost, asked, other], tmp_path, jobs=1)
     assert finished
     assert outcomes == {lost.name: "diverged", other.name: "done"}
-    assert "2 of 2" in log
+    assert "done, 2 of 2" in log
 
 
 def test_a_worker_is_hired_again_for_what_had_to_wait(tmp_path):
     """Of two, one has nothing to do until the other ends, and then there is work for both."""
     first = Task(small())
     asked = [evaluated(first.config, first), evaluated(small(seed=1), first)]
-    outcomes, finished, _ = carried_out([first, *asked], tmp_path, jobs=2)
+    outcomes, finished, log = carried_out([first, *asked], tmp_path, jobs=2)
     assert finished
     assert outcomes.keys() == {first.label, *(task.label for task in asked)}
+    last_begins = max(log.index(f"{task.label}: begins") for task in asked)
+    assert last_begins < log.index("unknown evaluation")
 
 
 def test_an_evaluation_that_nobody_knows_is_an_error(tmp_path):

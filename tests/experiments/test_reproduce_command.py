@@ -51,7 +51,9 @@ def test_rows_and_columns_can_be_chosen_by_how_they_begin(tmp_path, capsys):
     assert [cell["column"] for cell in found["table3"]["cells"]] == ["sqcos, no ReLU", "sqcos, ReLU"]
     code, seen = told(capsys, *words, "seg", "os, ReLU")
     assert code == 2
-    assert "--only 'os, ReLU' begins no row and no column: there are baseline, sphere," in seen.err
+    assert "--only 'os, ReLU' begins no row and no column: there are baseline; sphere;" in seen.err
+    code, seen = told(capsys, "reproduce", "figure4", "--only", "seg", "--runs", tmp_path)
+    assert (code, seen.err) == (2, "dcnet: --only 'seg' chooses cells of tables: name a table, such as table3\n")
 
 
 def test_records_that_come_with_the_source_count_without_a_word(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,14 @@ from page_records import RESULTS, a_run, drawn, features, put, real_tree, values
 from dcnet import angle, magnitude
 from dcnet.cli import commands
 from dcnet.cli.app import make_application
+from dcnet.experiments import Cell, CellStatus, Experiment
+from dcnet.report.page.cells import Found
 from dcnet.report.page.charts.scales import Scale, spelled
 from dcnet.report.page.curves_in import curves_in
 from dcnet.report.page.origin import bench_command
+from dcnet.report.page.sections import tables
 from dcnet.report.page.sections.operators import SLIDERS
+from dcnet.training import recipe
 
 
 def test_figure_4_has_the_errors_of_the_records_by_step(tmp_path: Path):
@@ -66,6 +71,17 @@ def test_features_are_points_with_their_numbers_and_command(tmp_path: Path, dime
     assert [text.count("h0") for text in dots] == [1, 2]
     assert [node.text for node in part.all("summary")] == ["98.77", "4.3", "90.0", "45.7", "0.1235"]
     assert all(node.attributes["title"] == features()["command"] for node in part.all("summary"))
+
+
+def test_what_lacks_seeds_is_told_apart_from_what_is_missing():
+    cells = tuple(Cell(name, "error", recipe("digits", width=width)) for name, width in (("a", 1.0), ("b", 0.5)))
+    experiment = Experiment("two", "two", cells, seeds=2)
+    told = {"Of 2 cells, 1 are missing and 1 lack seeds, which dcnet reproduce two runs.": [(5.0,), ()]}
+    told |= {"Of 2 cells, 2 lack seeds, which dcnet reproduce two runs.": [(5.0,), (5.0,)]}
+    told |= {"All cells are there.": [(5.0, 6.0), (5.0, 6.0)]}
+    for words, values in told.items():
+        found = [Found(CellStatus(cell, own, 0, 2), ()) for cell, own in zip(cells, values, strict=True)]
+        assert re.sub("<[^>]*>", "", tables._missing(experiment, found)) == words
 
 
 @pytest.mark.parametrize("seeds", [1, 2])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dcnet.experiments import chosen
+from dcnet.experiments import chosen, experiments
 from dcnet.report import tables
 
 ROOT = Path(__file__).parent.parent.parent
@@ -17,6 +17,13 @@ ROOT = Path(__file__).parent.parent.parent
 def test_files_hold_the_tables_of_the_records(file: str):
     text = (ROOT / file).read_text()
     assert tables.fill(text, ROOT / "results") == text
+
+
+def test_every_page_that_has_a_table_is_kept_up_to_date():
+    names = {*tables.TABLES, *experiments}
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    marked = {page for page in pages for name in re.findall(r"<!-- (\w+) -->\n", page.read_text()) if name in names}
+    assert {str(page.relative_to(ROOT)) for page in marked} <= set(tables.FILES)
 
 
 @pytest.mark.parametrize("name", tables.TABLES)

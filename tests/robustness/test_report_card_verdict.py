@@ -7,7 +7,7 @@ import pytest
 
 from dcnet.robustness.checks import examined, words_for
 from dcnet.robustness.subject import QUICK, STANDARD
-from dcnet.robustness.verdict import listed, verdict
+from dcnet.robustness.verdict import _robust, listed, verdict
 
 SOUND: dict[str, Any] = {
     "clean": {"accuracy": 0.9, "images": 1000, "classes": 10},
@@ -95,6 +95,12 @@ def test_the_verdict_says_what_to_what_and_up_to_where():
     assert "PGD leaves at least half of it up to epsilon 4/255, and nothing from 16/255 on." in text
     assert "blur is worst, and leaves 60.00 % at severity 2" in text
     assert "can be trusted as far as attacks tell: all 6 checks" in text
+
+
+@pytest.mark.parametrize(("names", "verb"), [(["FGSM"], "leaves"), (["FGSM", "BIM"], "leave")])
+def test_what_is_withstood_is_said_of_one_or_of_many(names: list[str], verb: str):
+    told = _robust({"robust_to": names, "not_robust_to": ["PGD"]})
+    assert f"which {verb} at least half" in told
 
 
 def test_a_robust_network_is_called_so_only_if_it_can_be_trusted():
