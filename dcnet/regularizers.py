@@ -16,6 +16,7 @@ from dcnet.norms import accumulation_dtype
 NORM_EPS = 1e-12
 
 Choose = str | Callable[[str, nn.Module], bool]
+Filters = dict[str, Tensor]
 Measure = Callable[[Tensor], Tensor]
 # A scalar, or a dict of one for each layer; a union would have to be narrowed wherever it meets a loss.
 Measured = Any
@@ -38,12 +39,17 @@ def orthonormal(
             every decoupled, convolutional and linear layer.
         reduce: "sum" over the layers, or "layers" for each one's value by its name.
     """
+    return orthonormal_of(filters_of(model, layers), normalize, reduce)
+
+
+def orthonormal_of(filters: Filters, normalize: bool = True, reduce: str = "sum") -> Measured:
+    """`orthonormal` of the filters that `filters_of` finds: arithmetic alone, for torch.compile to fuse."""
 
     def measure(filters: Tensor) -> Tensor:
         products = _gram(filters, normalize)
         return (products - torch.eye(products.shape[-1], device=products.device)).square().sum((1, 2))
 
-    return _measured(model, layers, reduce, measure, torch.sum)
+    return _measured(filters, reduce, measure, torch.sum)
 
 
 def orthogonal(
@@ -58,7 +64,7 @@ def orthogonal(
         products = _gram(filters, normalize)
         return products.masked_fill(_diagonal(products), 0.0).square().sum((1, 2))
 
-    return _measured(model, layers, reduce, measure, torch.sum)
+    return _measured(filters_of(model, layers), reduce, measure, torch.sum)
 
 
 def hyperspherical_energy(
@@ -101,29 +107,34 @@ def hyperspherical_energy(
         pairs = (energy(cosines) + energy(-cosines)) / 2 if half_space else energy(cosines)
         return pairs.masked_fill(itself, 0.0).sum((1, 2)) / max(count * (count - 1), 1)
 
-    return _measured(model, layers, reduce, measure, torch.mean)
+    return _measured(filters_of(model, layers), reduce, measure, torch.mean)
 
 
-def _measured(
-    model: nn.Module, layers: Choose, reduce: str, measure: Measure, combine: Callable[[Tensor, int], Tensor]
-) -> Measured:
+def filters_of(model: nn.Module, layers: Choose = "decoupled") -> Filters:
+    """The filters of each layer that `layers` chooses as in `orthonormal`, of all shards, without a copy.
+
+    For each group of a convolution there are its filters: [groups, filters, values].
+    """
+    return {name: _filters(layer) for name, layer in _chosen(model, layers).items()}
+
+
+def _measured(filters: Filters, reduce: str, measure: Measure, combine: Callable[[Tensor, int], Tensor]) -> Measured:
     """Measures each group of filters and combines those of a layer; all groups of one shape are measured at once."""
     if reduce not in ("sum", "layers"):
         raise ValueError(f"reduce must be 'sum' or 'layers', not {reduce!r}")
-    groups = {name: _filters(layer) for name, layer in _chosen(model, layers).items()}
     alike: dict[Any, list[str]] = {}
-    for name, filters in groups.items():
-        alike.setdefault((filters.shape, filters.dtype, filters.device), []).append(name)
+    for name, found in filters.items():
+        alike.setdefault((found.shape, found.dtype, found.device), []).append(name)
     values = []
     for names in alike.values():
-        stacked = torch.stack([groups[name] for name in names])
+        stacked = torch.stack([filters[name] for name in names])
         stacked = stacked.to(accumulation_dtype(stacked.dtype))
         with torch.autocast(stacked.device.type, enabled=False):
             values.append(combine(measure(stacked.flatten(0, 1)).unflatten(0, stacked.shape[:2]), 1))
     if reduce == "sum":
         return torch.cat([value.to(values[0].device) for value in values]).sum()
     by_name = dict(zip(chain(*alike.values()), chain(*(value.unbind() for value in values)), strict=True))
-    return {name: by_name[name] for name in groups}
+    return {name: by_name[name] for name in filters}
 
 
 def _chosen(model: nn.Module, layers: Choose) -> dict[str, nn.Module]:
@@ -162,8 +173,16 @@ def _gram(filters: Tensor, normalize: bool) -> Tensor:
     if not normalize:
         return products
     # The norms are on the diagonal: the filters, of which there are far more numbers, need not be divided.
-    inverse = (products.diagonal(dim1=-2, dim2=-1) + NORM_EPS).rsqrt()
+    inverse = (_squared_norms(products) + NORM_EPS).rsqrt()
     return products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
+
+
+def _squared_norms(products: Tensor) -> Tensor:
+    """Their diagonal."""
+    if torch.compiler.is_compiling():
+        # Not as a view: torch may save it beside the products for a backward pass that writes over these first.
+        return products.where(_diagonal(products), 0.0).sum(-1)
+    return products.diagonal(dim1=-2, dim2=-1)
 
 
 class _Products(torch.autograd.Function):

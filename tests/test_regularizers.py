@@ -277,18 +277,20 @@ def test_half_precision_and_autocast_compute_in_float32(regularizer):
     torch.testing.assert_close(value, expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch, while it compiles
 @pytest.mark.parametrize("regularizer", EVERY)
 def test_compiles_without_graph_breaks(regularizer):
+    """To code of its own, not only to a graph: there a backward pass was given memory that it still had to read."""
     torch.compiler.reset()
-    model = nn.Sequential(dcnet.DecoupledConv2d(4, 6, 3), dcnet.DecoupledConv2d(4, 6, 3), nn.Linear(3, 2))
+    model = nn.Sequential(dcnet.DecoupledConv2d(4, 6, 3), dcnet.DecoupledConv2d(4, 6, 3), nn.Linear(3, 2)).double()
 
     def gradients(call):
         model.zero_grad()
         call(model).backward()
         return [layer.weight.grad.clone() for layer in model[:2]]
 
-    compiled = torch.compile(lambda network: regularizer(network), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(gradients(compiled), gradients(regularizer))
+    compiled = torch.compile(lambda network: regularizer(network), fullgraph=True)
+    torch.testing.assert_close(gradients(compiled), gradients(regularizer), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("regularizer", EVERY)

@@ -141,7 +141,7 @@ class MachineOptions:
     """Where to compute; auto is cuda where there is a GPU."""
 
     compile: bool = False
-    """Compile the network by torch.compile: a minute or two that pay in long runs on a GPU."""
+    """Compile the network and the constraint by torch.compile: a minute or two that pay in long runs on a GPU."""
 
     no_graph: bool = False
     """Do not replay steps as a CUDA graph."""

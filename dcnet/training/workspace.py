@@ -56,7 +56,8 @@ class Workspace:
         self.meter = Meter(self.device, self.joined if self.processes > 1 else None, self.is_first)
         # All batches are of one size, or of two with an adversary, and code for any size is slower.
         network: Any = torch.compile(prepared, dynamic=False) if execution.compile else prepared
-        self.step = Step(self.accelerator, network, self.optimizer, Objective(config, self.model), self.meter)
+        objective = Objective(config, self.model, execution.compile)
+        self.step = Step(self.accelerator, network, self.optimizer, objective, self.meter)
         share = (self.accelerator.process_index, self.processes)
         self.source = make_source(self.dataset, config, self.device, share, self.graph, execution.workers)
         self.evaluator = Evaluator(self.model, self.device, graph=self.graph)

@@ -6,11 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small_runs import tiny
 from torch import nn
+from torch._dynamo.utils import counters
 
+import dcnet
 from dcnet.training.evaluate import Evaluator, batches_of
 from dcnet.training.meter import Meter
-from dcnet.training.objective import classification_loss, correct
+from dcnet.training.objective import Objective, classification_loss, correct
 
 
 def loss_in_loops(logits, labels, smoothing, floor):
@@ -42,6 +45,26 @@ def test_half_precision_is_summed_in_full():
     labels = torch.randint(100, (64,))
     for floor in (0.0, 1e-4):
         assert classification_loss(logits, labels, 0.1, floor).dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, while it compiles
+def test_a_constraint_is_compiled_once_and_has_the_gradients_of_one_that_is_not():
+    """Of filters of several shapes, in groups, one of them of zeros, which lie in memory as on a GPU."""
+    torch.compiler.reset()
+    counters.clear()
+    shapes = [(4, 6, 3, 1), (4, 6, 3, 2), (4, 6, 3, 1), (6, 5, 1, 1), (4, 4, 3, 4)]
+    layers = [dcnet.DecoupledConv2d(*shape[:3], groups=shape[3]) for shape in shapes]
+    model = nn.Sequential(*layers, dcnet.DecoupledLinear(7, 4)).double().to(memory_format=torch.channels_last)
+    weights = [layer.weight for layer in model]
+    called, compiled = (Objective(tiny(orthonormal=1.0), model, compiled=late) for late in (False, True))
+    for step in range(3):
+        torch.nn.init.zeros_(weights[0][step])
+        wanted, found = (torch.autograd.grad(one.constraint(), weights) for one in (called, compiled))
+        torch.testing.assert_close(compiled.constraint(), called.constraint(), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-14)
+        assert [gradient.stride() for gradient in found] == [weight.stride() for weight in weights]
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
 
 
 def test_correct_ones_are_counted():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from small_runs import ON_CPU, InterruptsAt, Remembers, tiny, train
 from torch import nn
+from torch._dynamo.utils import counters
 
 import dcnet
 from dcnet.models.normalized import Normalized
@@ -333,6 +334,21 @@ def test_a_compiled_network_trains_alike(tmp_path):
         assert record["execution"]["compile"] == compiled
         curves.append(record["curves"]["train_loss"])
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_constraint_is_compiled_with_the_network(tmp_path):
+    config, found, graphs = tiny(orthonormal=1.0), [], []
+    for compiled in (False, True):
+        torch.compiler.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), dcnet.DecoupledLinear(64, 16), dcnet.DecoupledLinear(16, 10))
+        train(config, tmp_path / str(compiled), Execution(device="cpu", compile=compiled), model=model)
+        found.append(model.state_dict())
+        graphs.append(counters["stats"]["unique_graphs"])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
+    assert graphs == [0, 2], "one of the network and one of the constraint, and not one in each step"
 
 
 def test_a_folder_of_images(tmp_path):
