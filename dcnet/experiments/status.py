@@ -18,6 +18,8 @@ SEED = re.compile(r"-seed(\d+)-\w+$")
 UNMEASURED = "not in a smoke test"
 # Who is right about fewer images than this many times what guessing gets has learned nothing.
 GUESSING = 2.0
+# Beyond that, in the unit of the table, seeds end in different ways, and a mean tells of none of them.
+APART = 5.0
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,14 @@ class CellStatus:
     def _ours(self) -> str:
         if self.mean is None:
             return UNMEASURED if self.unmeasured else NOT_CONVERGED
-        spread = "" if self.deviation is None else f" ± {self.deviation:.2f}"
         lost = f", {self.diverged} {NOT_CONVERGED}" if self.diverged else ""
-        return f"{self.mean:.2f}{spread}{lost}"
+        return f"{self.mean:.2f}{self._spread()}{lost}"
+
+    def _spread(self) -> str:
+        if self.deviation is None:
+            return ""
+        each = f" [{' '.join(f'{value:.1f}' for value in self.values)}]" if self.deviation > APART else ""
+        return f" ± {self.deviation:.2f}{each}"
 
     def _paper(self) -> str:
         paper = self.cell.paper

@@ -41,6 +41,8 @@ def test_records_of_runs_and_from_elsewhere_count_alike(tmp_path):
     assert plain.deviation == pytest.approx(2**0.5)
     assert (plain.difference, plain.misses_by(False), plain.misses_by(True)) == (3.0, 3.0, 0.0)
     assert str(plain) == "23.00 ± 1.41 (20.00, +3.00)"
+    apart = dataclasses.replace(plain, values=(22.0, 56.25))
+    assert str(apart) == "39.12 ± 24.22 [22.0 56.2] (20.00, +19.12)"
     assert [status.state for status in found(tmp_path, seeds=3)] == ["partial", "missing", "quoted"]
 
 
