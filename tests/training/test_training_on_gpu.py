@@ -36,6 +36,16 @@ def test_margins_are_captured(tmp_path, margin):
     assert losses(captured) == pytest.approx(losses(called), rel=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch, while it compiles
+def test_a_compiled_constraint_is_captured(tmp_path):
+    config = tiny(steps=12, orthonormal=1.0)
+    _, compiled = train(config, tmp_path / "compiled", Execution(device="cuda", compile=True))
+    _, called = train(config, tmp_path / "called", GRAPH)
+    assert losses(compiled) == pytest.approx(losses(called), rel=1e-2)
+    _, free = train(tiny(steps=12), tmp_path / "free", GRAPH)
+    assert losses(free) != pytest.approx(losses(called), rel=1e-2), "a constraint that does nothing shows nothing"
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_an_interrupted_run_goes_on(tmp_path, optimizer):
     """Filters are channels last on a GPU, and so must be what the optimizer remembers of them."""
