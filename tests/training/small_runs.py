@@ -3,6 +3,9 @@
 import os
 import signal
 
+import torch
+from torch import nn
+
 from dcnet.training import Execution, Run, Trainer, Watcher, recipe
 
 ON_CPU = Execution(device="cpu")
@@ -19,6 +22,10 @@ def tiny(**changes):
 def train(config, root, execution=ON_CPU, watcher=None, **given):
     run = Run.of(config, root)
     return run, Trainer(config, run, execution, watcher, **given).run()
+
+
+def weights(run):
+    return run.model_file.read_bytes()
 
 
 class InterruptsAt(Watcher):
@@ -44,3 +51,15 @@ class Remembers(Watcher):
 
     def steps(self, done, loss, accuracy, images_per_second):
         self.looks.append((done, loss))
+
+
+class Noisy(nn.Module):
+    """A network with chance in it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10))
+
+    def forward(self, input):
+        return self.layers(input)

@@ -1,0 +1,154 @@
+"""What training does: it learns, and does what a config asks for."""
+
+import pytest
+import torch
+from small_runs import InterruptsAt, Noisy, tiny, train, weights
+from torch import nn
+from torch._dynamo.utils import counters
+
+import dcnet
+from dcnet.models.normalized import Normalized
+from dcnet.training import Execution, load_model, recipe
+from dcnet.training.build import build_model, start_from_
+from dcnet.training.checkpoints import read_tensors
+
+
+def test_training_learns(tmp_path):
+    _, record = train(tiny(epochs=12, width=0.5, train_images=300), tmp_path)
+    assert record["results"]["test_accuracy"] > 85
+    assert record["curves"]["train_loss"][-1] < 0.2
+
+
+def test_weights_are_projected(tmp_path):
+    run, _ = train(tiny(projection_every=6), tmp_path)
+    model, _ = load_model(run)
+    layers = [module for module in model.modules() if isinstance(module, dcnet.DecoupledConv2d)]
+    assert len(layers) == 9
+    for layer in layers:
+        torch.testing.assert_close(layer.weight.flatten(1).norm(dim=1), torch.ones(len(layer.weight)))
+
+
+def test_the_constraint_makes_filters_more_orthogonal(tmp_path):
+    measured = []
+    for coefficient in (0.0, 1.0):
+        run, _ = train(tiny(orthonormal=coefficient, epochs=5, lr=0.02), tmp_path)
+        with torch.no_grad():
+            measured.append(dcnet.regularizers.orthonormal(load_model(run)[0]).item())
+    assert measured[1] < 0.7 * measured[0]
+
+
+def test_the_learning_rate_follows_the_schedule(tmp_path):
+    from dcnet.training.schedules import Steps
+
+    _, record = train(tiny(epochs=4, schedule=Steps((6,))), tmp_path)
+    assert record["curves"]["learning_rate"] == pytest.approx([3e-3, 3e-3, 3e-4, 3e-4])
+
+
+def test_evaluations_by_steps(tmp_path):
+    _, record = train(tiny(steps=5, evaluate_every=2), tmp_path)
+    assert record["curves"]["step"] == [2, 4, 5]
+
+
+def test_a_start_from_a_plain_network(tmp_path):
+    plain, _ = train(tiny(operator="conv"), tmp_path)
+    model = build_model(tiny(), 10, 1, 8)
+    missing = start_from_(model, str(plain.folder))
+    assert missing
+    assert all(name.endswith(("radius", "mean_norm")) for name in missing)
+    trained, _ = read_tensors(plain.model_file)
+    own = model.state_dict()
+    assert all(torch.equal(own[name.removeprefix("model.")], value) for name, value in trained.items())
+    _, record = train(tiny(pretrained=str(plain.folder)), tmp_path)
+    _, fresh = train(tiny(), tmp_path)
+    assert record["curves"]["train_loss"][0] < fresh["curves"]["train_loss"][0]
+    with pytest.raises(
+        ValueError, match=r"nothing that fits the filters 'network.body.conv1.layer1.conv.weight' of the network, and 9"
+    ):
+        start_from_(build_model(tiny(width=0.3), 10, 1, 8), str(plain.folder))
+    with pytest.raises(ValueError, match="no weights at"):
+        start_from_(model, str(tmp_path / "nowhere"))
+
+
+def test_pixels_are_normalised_inside_the_network():
+    model = Normalized(nn.Identity(), (0.5,), (0.25,))
+    assert model(torch.tensor([[[[0.0, 0.5, 1.0]]]])).flatten().tolist() == [-2, 0, 2]
+
+
+def test_a_tracker_gets_the_curves(tmp_path):
+    run, _ = train(tiny(), tmp_path, Execution(device="cpu", tracker="tensorboard"))
+    assert list((run.folder / "dcnet").rglob("events.out.tfevents.*"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_network_trains_alike(tmp_path):
+    config = tiny(operator="conv")
+    torch.compiler.reset()
+    curves = []
+    for compiled in (False, True):
+        model = Noisy()
+        model.layers[2].p = 0.0
+        _, record = train(config, tmp_path / str(compiled), Execution(device="cpu", compile=compiled), model=model)
+        assert record["execution"]["compile"] == compiled
+        curves.append(record["curves"]["train_loss"])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_constraint_is_compiled_with_the_network(tmp_path):
+    config, found, graphs = tiny(orthonormal=1.0), [], []
+    for compiled in (False, True):
+        torch.compiler.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), dcnet.DecoupledLinear(64, 16), dcnet.DecoupledLinear(16, 10))
+        train(config, tmp_path / str(compiled), Execution(device="cpu", compile=compiled), model=model)
+        found.append(model.state_dict())
+        graphs.append(counters["stats"]["unique_graphs"])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
+    assert graphs == [0, 2], "one of the network and one of the constraint, and not one in each step"
+
+
+def test_a_folder_of_images(tmp_path):
+    """As ImageNet lies on the disk; the smallest network on the smallest crops."""
+    import numpy
+    from PIL import Image
+
+    chance = numpy.random.default_rng(0)
+    for part, count in (("train", 6), ("val", 3)):
+        for i, name in enumerate(("cat", "dog")):
+            folder = tmp_path / "data" / part / name
+            folder.mkdir(parents=True)
+            for k in range(count):
+                pixels = chance.integers(128 * i, 128 * i + 128, (40, 50, 3), dtype=numpy.uint8)
+                Image.fromarray(pixels).save(folder / f"{k}.png")
+    small = {"model": "cnn9-small", "width": 0.1, "image_size": 16, "batch_size": 4, "precision": "float32"}
+    config = recipe("paper-imagenet", steps=6, evaluate_every=3, lr=0.01, **small)
+    execution = Execution(device="cpu", data_dir=tmp_path / "data", workers=0)
+    whole, record = train(config, tmp_path / "whole", execution)
+    assert record["data"]["classes"] == ["cat", "dog"]
+    assert (record["data"]["train_images"], record["data"]["test_images"]) == (12, 6)
+    assert record["steps_per_epoch"] == 3
+    train(config, tmp_path / "parts", execution, InterruptsAt(4))
+    parts, _ = train(config, tmp_path / "parts", execution)
+    assert weights(parts) == weights(whole)
+
+
+@pytest.mark.parametrize("annealing", [None, "auto"])
+def test_a_head_with_a_margin(tmp_path, annealing):
+    """What it has let in of its margin is kept as well."""
+    config = tiny(margin="a-softmax(m=2)", annealing=annealing, features=3, label_smoothing=0.01)
+    whole, record = train(config, tmp_path / "whole")
+    assert record["status"] == "done"
+    train(config, tmp_path / "parts", watcher=InterruptsAt(4))
+    parts, _ = train(config, tmp_path / "parts")
+    assert weights(parts) == weights(whole)
+    model, _ = load_model(whole)
+    x = torch.rand(5, 1, 8, 8)
+    assert model.features(x).shape == (5, 3)
+    assert model(x).shape == (5, 10)
+    assert model.network.head.step.item() == 6
+
+
+def test_a_head_learns(tmp_path):
+    _, record = train(tiny(epochs=12, width=0.5, train_images=300, margin="am-softmax", operator="conv"), tmp_path)
+    assert record["results"]["test_accuracy"] > 85

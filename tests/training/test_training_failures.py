@@ -1,0 +1,126 @@
+"""What goes wrong in a run, or is wrong about one, is told in a sentence."""
+
+import json
+
+import pytest
+import torch
+from small_runs import tiny, train, weights
+from torch import nn
+
+from dcnet.training import DivergenceError, Execution, Run, Trainer, Watcher, find_run, load_model, read_record
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return train(tiny(), tmp_path_factory.mktemp("runs"))
+
+
+class Explodes(nn.Module):
+    """The output of one of its layers is infinite from some step on."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 10), nn.Linear(10, 10)
+        self.after, self.calls = after, 0
+
+    def forward(self, input):
+        self.calls += self.training
+        hidden = self.first(input.flatten(1))
+        return self.second(hidden * (1e38 * 1e38 if self.calls > self.after else 1))
+
+
+def test_a_loss_that_is_not_finite_stops_and_is_explained(tmp_path):
+    run = Run.of(tiny(operator="conv"), tmp_path)
+    trainer = Trainer(tiny(operator="conv"), run, Execution(device="cpu", checkpoint_every=2), model=Explodes(4))
+    with pytest.raises(DivergenceError, match=r"the loss or a gradient of step 5 is not finite.*layer 'second'.*--lr"):
+        trainer.run()
+    assert run.record()["status"] == "diverged"
+    assert run.checkpoints.newest()[0].step == 4
+    assert all(value.isfinite().all() for value in trainer.space.model.state_dict().values())
+
+
+class SteepAtZero(torch.autograd.Function):
+    """Gives what it gets, and a gradient that is not a number."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("nan")
+
+
+def test_a_gradient_that_is_not_finite_does_not_reach_the_weights(tmp_path):
+    class Steep(Explodes):
+        def forward(self, input):
+            self.calls += self.training
+            hidden = self.first(input.flatten(1))
+            return self.second(SteepAtZero.apply(hidden) if self.calls > self.after else hidden)
+
+    run = Run.of(tiny(operator="conv"), tmp_path)
+    trainer = Trainer(tiny(operator="conv"), run, Execution(device="cpu", checkpoint_every=1), model=Steep(3))
+    with pytest.raises(DivergenceError, match=r"gradient of step 4 is not finite: the gradient of 'first.weight'"):
+        trainer.run()
+    assert run.checkpoints.newest()[0].step == 3
+    assert all(value.isfinite().all() for value in trainer.space.model.state_dict().values())
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path):
+    model = Explodes(100)
+    with torch.no_grad():
+        model.first.weight[0, 0] = float("nan")
+    with pytest.raises(DivergenceError, match=r"step 1 is not finite: the parameter 'first.weight'"):
+        train(tiny(operator="conv"), tmp_path, model=model)
+
+
+def test_a_folder_that_cannot_be_written_is_noticed_before_training(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    class NeverCalled(Watcher):
+        def starts(self, name, done, total):
+            raise AssertionError("training began")
+
+    with pytest.raises(OSError, match="file"):
+        train(tiny(), tmp_path / "file", watcher=NeverCalled())
+
+
+def test_batches_larger_than_the_dataset(tmp_path):
+    with pytest.raises(ValueError, match="from 1 to 60 images"):
+        train(tiny(batch_size=61), tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"config": 1}', "{"])
+def test_files_that_are_no_records(tmp_path, content):
+    (tmp_path / "record.json").write_text(content)
+    with pytest.raises(ValueError, match="is not a record of a run"):
+        read_record(tmp_path)
+
+
+def test_runs_are_found_by_name(finished, tmp_path):
+    run, _ = finished
+    root = run.folder.parent
+    for text in (str(run.folder), str(run.record_file), run.folder.name, "digits-cnn9", run.folder.name[-8:]):
+        assert find_run(text, root) == run
+    train(tiny(seed=3), root)
+    with pytest.raises(ValueError, match="may be any of 2 runs"):
+        find_run("digits", root)
+    with pytest.raises(ValueError, match="no run 'nothing'"):
+        find_run("nothing", root)
+    with pytest.raises(ValueError, match="no record at"):
+        read_record(tmp_path)
+
+
+def test_weights_of_another_network_are_refused(finished, tmp_path):
+    run, _ = finished
+    changed = json.loads(run.record_file.read_text())
+    changed["config"]["width"] = 0.2
+    other = Run(tmp_path / "other")
+    other.write(changed)
+    other.model_file.write_bytes(weights(run))
+    with pytest.raises(ValueError, match=r"in this network and .* in the file"):
+        load_model(other)
+    changed["config"] |= {"width": 0.1, "operator": "conv"}
+    other.write(changed)
+    with pytest.raises(ValueError, match="of another network"):
+        load_model(other)
