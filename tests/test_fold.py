@@ -7,12 +7,12 @@ import pickle
 import pytest
 import torch
 from conftest import all_operators
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from fold_helpers import error, norms, trained
+from torch import nn
 
 import dcnet
 from dcnet import folded
-from dcnet.folded import Folded, FoldedConv, FoldedLinear
+from dcnet.folded import Folded, FoldedLinear
 from dcnet.folding import fold
 from dcnet.layers import Decoupled
 from dcnet.models import create_model, networks
@@ -27,47 +27,6 @@ NETWORK_OPERATORS = [
     "ball-relucos",
     "linear-relucos+product",
 ]
-
-
-def disturb(model: nn.Module) -> None:
-    """Moves the parameters of normalisations and operators away from where they start, some below zero.
-
-    The statistics of the last batch are those that count, so that what comes out of a deep network still depends on
-    what goes in.
-    """
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.momentum = 1.0
-        if isinstance(module, _BatchNorm) and module.affine:
-            sign = torch.randint_like(module.weight, 2) * 2 - 1
-            module.weight.data = sign * (0.5 + torch.rand_like(sign))
-            nn.init.normal_(module.bias, std=0.3)
-        if isinstance(module, Decoupled):
-            for name in module.operator.learned:
-                with torch.no_grad():
-                    module.get_parameter(name).mul_(1 + 0.3 * torch.rand_like(module.get_parameter(name)))
-
-
-def trained(model: nn.Module, *shape: int, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """The model after a few batches, from which running means and statistics are."""
-    model.to(dtype)
-    disturb(model)
-    for _ in range(3):
-        model(torch.randn(6, *shape, dtype=dtype) + 0.2)
-    return model
-
-
-@torch.no_grad()
-def error(model: nn.Module, other: nn.Module, *shape: int, dtype: torch.dtype = torch.float64) -> float:
-    """The largest difference of an output, as a part of the largest output."""
-    batch = torch.randn(5, *shape, dtype=dtype)
-    expected = model.eval()(batch)
-    assert expected.std(0).max() > 1e-3 * expected.abs().max(), "the outputs must depend on the input"
-    return float((other(batch) - expected).abs().max() / expected.abs().max())
-
-
-def norms(model: nn.Module) -> list[_BatchNorm]:
-    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
@@ -161,157 +120,6 @@ def test_channels_last_in_gives_channels_last_out(operator: str, groups: int):
     assert last.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(first, expected)
     torch.testing.assert_close(last, expected)
-
-
-def test_linear_cos_becomes_torchs_own_layer():
-    for weighting in dcnet.weighting.registry:
-        op = dcnet.Operator("linear(learnable=True)", "cos", weighting)
-        model = nn.Sequential(dcnet.DecoupledConv2d(3, 4, 3, operator=op), nn.BatchNorm2d(4), nn.Flatten())
-        small = fold(trained(model, 3, 5, 5))
-        assert [type(module) for module in small] == [nn.Conv2d, nn.Identity, nn.Flatten]
-    assert type(fold(dcnet.DecoupledLinear(3, 4, operator="linear-cos"))) is nn.Linear
-
-
-class Shapes(torch.utils._python_dispatch.TorchDispatchMode):
-    """Notes every function, and how many elements it gives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, int]] = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        output = function(*args, **(kwargs or {}))
-        self.seen.append((function.overloadpacket.__name__, output.numel()))
-        return output
-
-    def passes(self, elements: int) -> list[str]:
-        """The functions that ran over all channels, reshaping aside."""
-        idle = ("view", "unsqueeze", "_unsafe_view", "detach", "alias", "t")
-        return [name for name, count in self.seen if count >= elements and name not in idle]
-
-
-@pytest.mark.parametrize(
-    ("operator", "passes"),
-    [
-        ("linear-cos", ["convolution"]),
-        ("linear-relucos", ["convolution", "relu", "mul_", "add_"]),
-        ("sphere-cos", ["convolution", "mul_", "add_"]),
-        ("tanh(radius=2.0)-cos", ["convolution", "mul_", "add_"]),
-        ("tanh-cos", ["convolution", "div", "tanh", "mul", "mul_", "add_"]),
-        ("tanh-sqcos", ["convolution", "mul_", "abs", "mul", "div", "tanh", "mul", "mul_", "add_"]),
-    ],
-)
-def test_the_least_passes_over_all_channels_remain(operator: str, passes: list[str]):
-    model = nn.Sequential(dcnet.DecoupledConv2d(4, 64, 3, padding=1, operator=operator), nn.BatchNorm2d(64))
-    small = fold(trained(model, 4, 5, 5))
-    with Shapes() as shapes, torch.no_grad():
-        small(torch.randn(2, 4, 5, 5, dtype=torch.float64))
-    assert shapes.passes(2 * 64 * 25) == passes
-
-
-class Block(nn.Module):
-    """Layers as attributes, as most networks have them; what is done with them is given."""
-
-    def __init__(self, forward, operator: str = "tanh-cos", norm: nn.Module | None = None):
-        super().__init__()
-        self.conv = dcnet.conv2d(3, 3, 3, padding=1, operator=operator)
-        self.norm, self.other = norm or nn.BatchNorm2d(3), nn.BatchNorm2d(3)
-        self.dropout = nn.Dropout()
-        self.pair = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
-        self.run = forward
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.pair(self.dropout(self.run(self, x)))
-
-
-def walk(block: Block, x: Tensor) -> Tensor:
-    """Looks into the sequence, and at what the convolution in it gives."""
-    found, x = [], block.norm(block.conv(x))
-    for part in block.pair:
-        x = part(x)
-        found.append(x)
-    return sum(found[1:], start=found[0])
-
-
-def decide(block: Block, x: Tensor) -> Tensor:
-    """Cannot be traced."""
-    return block.norm(block.conv(x)) if x.sum() > -1e9 else x
-
-
-# What is called, and which of the normalisations norm, other and pair.1 are left; other is not called in most of them.
-FORWARDS = {
-    "pair": (lambda block, x: block.norm(block.conv(x)), {"other"}),
-    "between": (lambda block, x: block.norm(block.conv(x).relu()), {"norm", "other"}),
-    "used_twice": (lambda block, x: block.norm(y := block.conv(x)) + y, {"norm", "other"}),
-    "two_norms": (lambda block, x: block.norm(y := block.conv(x)) + block.other(y), {"norm", "other"}),
-    "called_twice": (lambda block, x: block.norm(block.conv(block.conv(x))), {"norm", "other"}),
-    "norm_called_twice": (lambda block, x: block.norm(block.norm(block.conv(x))), {"norm", "other"}),
-    "weight_read": (lambda block, x: block.norm(block.conv(x)) + block.conv.weight.sum(), {"norm", "other"}),
-    "looked_into": (walk, {"other", "pair.1"}),
-    "untraceable": (decide, {"norm", "other"}),
-    "keywords": (lambda block, x: block.norm(input=block.conv(input=x)), {"norm", "other"}),
-}
-
-
-@pytest.mark.parametrize("operator", ["tanh-cos", "conv"])
-@pytest.mark.parametrize("case", FORWARDS)
-def test_only_what_sees_a_layer_alone_is_folded(case: str, operator: str):
-    forward, left = FORWARDS[case]
-    model = trained(nn.Sequential(Block(forward, operator), nn.Conv2d(3, 2, 1)), 3, 6, 6)
-    small = fold(model)
-    assert {name.removeprefix("0.") for name, part in small.named_modules() if isinstance(part, _BatchNorm)} == left
-    assert error(model, small, 3, 6, 6) < 1e-12
-    assert type(small[0].dropout) is nn.Identity
-
-
-def test_a_layer_of_two_parents_and_a_norm_without_statistics_are_not_folded():
-    shared = dcnet.conv2d(3, 3, 3, padding=1, operator="tanh-cos")
-    two = nn.Sequential(nn.Sequential(shared, nn.BatchNorm2d(3)), nn.Sequential(shared, nn.BatchNorm2d(3)))
-    small = fold(trained(two, 3, 5, 5))
-    assert len(norms(small)) == 2
-    assert small[0][0] is small[1][0]
-    assert error(two, small, 3, 5, 5) < 1e-12
-    unknown = nn.Sequential(copy.deepcopy(shared), nn.BatchNorm2d(3, track_running_stats=False))
-    small = fold(trained(unknown, 3, 5, 5))
-    assert len(norms(small)) == 1
-    assert error(unknown, small, 3, 5, 5) < 1e-12
-
-
-def test_a_block_that_is_used_twice_is_folded_once():
-    block = nn.Sequential(dcnet.conv2d(3, 3, 3, padding=1, operator="tanh-cos"), nn.BatchNorm2d(3))
-    model = trained(nn.Sequential(block, nn.ReLU(), block), 3, 5, 5)
-    small = fold(model)
-    assert small[0] is small[2]
-    assert not norms(small)
-    assert error(model, small, 3, 5, 5) < 1e-12
-
-
-class Doubled(dcnet.DecoupledConv2d):
-    def decoupled(self, input: Tensor) -> Tensor:
-        return 2 * super().decoupled(input)
-
-
-def test_layers_that_compute_something_else_stay():
-    hooked = dcnet.conv2d(3, 3, 3, operator="tanh-cos")
-    hooked.register_forward_hook(lambda module, args, output: 2 * output)
-    blended = dcnet.DecoupledConv2d(3, 3, 3, operator="tanh-cos", blend=0.5)
-    for layer in (hooked, blended, Doubled(3, 3, 3)):
-        model = trained(nn.Sequential(layer, nn.BatchNorm2d(3)), 3, 5, 5)
-        small = fold(model)
-        assert type(small[0]) is type(layer)
-        assert len(norms(small)) == 1
-        assert error(model, small, 3, 5, 5) == 0
-    done = dcnet.DecoupledConv2d(3, 3, 3, operator="tanh-cos", blend=1.0)
-    assert type(fold(trained(done, 3, 5, 5))) is FoldedConv
-
-
-def test_a_layer_without_data_is_named():
-    model = nn.Sequential(nn.ReLU(), nn.Sequential(dcnet.DecoupledLinear(4, 3, operator="seg-sqcos")))
-    with pytest.raises(ValueError, match=r"layer '1\.0' with operator 'seg-sqcos' has seen no data"):
-        fold(model)
-    model.eval()(torch.randn(2, 4))
-    with pytest.raises(ValueError, match=r"run a batch through the model in training mode first"):
-        fold(model)
 
 
 @pytest.fixture
