@@ -86,11 +86,13 @@ class CellStatus:
 
     def __str__(self) -> str:
         """Ours, the paper's, and the difference."""
-        ours = {"quoted": "-", "missing": "missing"}.get(self.state) or self._ours()
+        ours = {"quoted": "-", "missing": "missing"}.get(self.state) or self.ours
         paper = "" if self.cell.paper is None else self._paper()
         return f"{ours} ({paper})" if paper else ours
 
-    def _ours(self) -> str:
+    @property
+    def ours(self) -> str:
+        """The mean with its deviation, each seed where they end far apart, and how many runs were lost."""
         if self.mean is None:
             return UNMEASURED if self.unmeasured else NOT_CONVERGED
         lost = f", {self.diverged} {NOT_CONVERGED}" if self.diverged else ""

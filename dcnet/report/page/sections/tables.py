@@ -20,7 +20,8 @@ def tables(sources: Sources) -> Html:
     """The experiments in their order."""
     reading = paragraph(
         "In each cell: our number, at the last step and never the best on the test set, with the deviation over seeds "
-        f"where there are several; the paper's; and ours without the paper's. {NOT_CONVERGED}: it did not converge. "
+        "where there are several, and each seed where they end far apart; the paper's; and ours without the paper's. "
+        f"{NOT_CONVERGED}: it did not converge. "
         f"Green is as good as the paper or better by up to {FAR:g}, orange is worse, and grey is better by more than "
         "that: such a number was hardly made as the paper's was, and is not taken for a success."
     )
@@ -81,12 +82,9 @@ def _ours(experiment: Experiment, found: Found) -> Html:
 
 
 def _shown(status: CellStatus) -> str:
-    """The mean with its deviation, how many runs were lost, and how many seeds there are if they are not all."""
-    spread = "" if status.deviation is None else f" ± {status.deviation:.2f}"
-    mean = NOT_CONVERGED if status.mean is None else f"{status.mean:.2f}{spread}"
-    lost = f", {status.diverged} {NOT_CONVERGED}" if status.diverged and status.mean is not None else ""
+    """The number, and how many seeds there are if they are not all."""
     count = len(status.values) + status.diverged
-    return mean + lost + (f" ({count} of {status.seeds} seeds)" if count < status.seeds else "")
+    return status.ours + (f" ({count} of {status.seeds} seeds)" if count < status.seeds else "")
 
 
 def _command(experiment: Experiment, status: CellStatus) -> str:
