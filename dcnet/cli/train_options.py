@@ -95,7 +95,7 @@ class RecipeOptions:
     """How the learning rate falls: step drops to a tenth after one half and three quarters of the steps."""
 
     label_smoothing: Annotated[float | None, by_recipe("NUMBER")] = None
-    """Share of the label that is spread over all classes."""
+    """Share of the label that is spread over all classes; sphereface2 takes none, and not that of the recipe."""
 
     pad: Annotated[int | None, by_recipe("N")] = None
     """Crop at random after padding every side by so many pixels."""

@@ -45,7 +45,7 @@ class RunConfig:
         steps: of the optimizer; None to go by `epochs`, of which exactly one is given.
         weight_decay: coupled into the gradient but for adamw; see `dcnet.optim.param_groups` for what decays.
         label_smoothing: share of the label that is spread over all classes; a margin that decides each class by itself
-            has none, whatever is given.
+            has none, whatever is given; `recipe` refuses one that is asked for.
         log_floor: is added to the probability inside the logarithm of the loss; margins have none.
         pixel_mean, pixel_std: the network sees (x - mean) / std of pixels from 0 to 1.
         projection_every: steps from one weight projection to the next, 0 for none. A plain network has none of this

@@ -122,7 +122,8 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
 def recipe(name: str, **changes: Any) -> RunConfig:
     """The config of a recipe, with these values in place of its own; steps replace epochs, and epochs steps.
 
-    Where a run gets longer or shorter, the drops of the learning rate move with its end.
+    Where a run gets longer or shorter, the drops of the learning rate move with its end. The label smoothing of a
+    recipe gives way to a margin that has none; one that is asked for beside such a margin is refused.
     """
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
@@ -133,7 +134,18 @@ def recipe(name: str, **changes: Any) -> RunConfig:
     longer = changes.get("steps") or changes.get("epochs")
     if longer and "schedule" not in changes and base.steps and isinstance(base.schedule, Steps):
         changes["schedule"] = _moved(base.schedule, base.steps, changes.get("steps"))
-    return dataclasses.replace(base, **changes)
+    config = dataclasses.replace(base, **changes)
+    _check_smoothing(config, changes.get("label_smoothing"))
+    return config
+
+
+def _check_smoothing(config: RunConfig, asked: float | None) -> None:
+    """The config drops what its margin does not take, which is silent where a recipe has it."""
+    if asked and not config.label_smoothing:
+        raise ValueError(
+            f"label_smoothing={asked!r} is nothing to margin={config.margin!r}, which decides each class by itself: "
+            "leave it out, or give 0 or another margin"
+        )
 
 
 def _moved(schedule: Steps, before: int, after: int | None) -> Steps:

@@ -53,6 +53,7 @@ def test_what_is_done_is_not_done_again(tmp_path, capsys):
         (["--train-images", "9000"], "from 1 to 600 images, not 9000"),
         (["--pad", "-1"], "pad"),
         (["--margin", "arcface", "--margin-scale", "big"], "scale must be a number, 'norm' or 'learned', not 'big'"),
+        (["--margin", "sphereface2", "--label-smoothing", "0.1"], "label_smoothing=0.1 is nothing to margin='sphere"),
         (["--features", "2"], "features=2 is of a head with a margin"),
         (["--seeds", "-1"], "seed must be a whole number, 0 or more, not -1"),
         (["--image-size", "16"], "image_size=16 does not fit digits, whose images have 8"),

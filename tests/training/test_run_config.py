@@ -64,6 +64,10 @@ def test_a_plain_network_has_nothing_of_decoupled_ones():
         ({"margin": "a-softmax", "annealing": "slow"}, "slow"),
         ({"features": 2}, "features=2 is of a head with a margin"),
         ({"margin": "arcface", "features": 0}, "features must be a whole number, 1 or more, not 0"),
+        (
+            {"margin": "sphereface2(m=0.2)", "label_smoothing": 0.1},
+            "label_smoothing=0.1 is nothing to margin='sphereface2(m=0.2)', which decides each class by itself: leave",
+        ),
         ({"seed": 2**63}, "seed must be below 2^63, not 9223372036854775808"),
     ],
 )
