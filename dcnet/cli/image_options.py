@@ -42,31 +42,16 @@ def _side(record: dict[str, Any]) -> int:
 
 
 def _read(path: Path, mode: str) -> Image:
-    """The upright image of a file, in grey or in red, green and blue."""
-    from PIL import Image, ImageOps
+    """The image of a file as in training, in grey or in red, green and blue."""
+    from dcnet.data.image import UNREADABLE, seen_image
 
     try:
-        with Image.open(path) as image:
-            return _opaque(ImageOps.exif_transpose(image)).convert(mode)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        return seen_image(path, mode)
+    except UNREADABLE as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ValueError(
             f"{str(path)!r} cannot be read as an image: {reason}; give a file such as .png or .jpg"
         ) from None
-
-
-def _opaque(image: Image) -> Image:
-    """The image with black behind what is transparent, and with bytes for pixels."""
-    from PIL import Image
-
-    from dcnet.data.decode import in_bytes
-
-    image = in_bytes(image)
-    if not image.has_transparency_data:
-        return image
-    page = Image.new("RGBA", image.size, "black")
-    page.alpha_composite(image.convert("RGBA"))
-    return page
 
 
 def _pixels(image: Image, size: int, side: int) -> Tensor:

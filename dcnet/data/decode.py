@@ -13,6 +13,7 @@ import torch.utils.data
 from PIL import Image
 from torch import Tensor
 
+from dcnet.data.image import UNREADABLE, seen_image
 from dcnet.data.order import mixed
 
 # Epoch and index of an image; no epoch for images of the test, to which nothing happens at random.
@@ -81,19 +82,11 @@ def read_image(path: Path, side: int) -> Image.Image:
     return read_rgb(path).resize((side, side), Image.Resampling.BILINEAR)
 
 
-def in_bytes(image: Image.Image) -> Image.Image:
-    """The image with bytes for pixels, also where they have 16 bits, which Pillow would cut off at 255."""
-    if not image.mode.startswith("I"):
-        return image
-    return Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
-
-
 def read_rgb(path: Path) -> Image.Image:
-    """The image of a file in red, green and blue, as large as it is."""
+    """The image of a file in red, green and blue, upright and as large as it is."""
     try:
-        with Image.open(path) as image:
-            return in_bytes(image).convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        return seen_image(path)
+    except UNREADABLE as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} cannot be read as an image: {reason}; replace or delete it") from error
 
