@@ -1,5 +1,7 @@
 """Decoupled networks for PyTorch: a layer is a magnitude times an angle, each of them designed or learned."""
 
+# First, since torch takes long to import.
+from dcnet import interruption  # noqa: F401  # isort: skip
 from dcnet import angle, convert, export, functional, losses, magnitude, models, optim, regularizers, testing, weighting
 from dcnet.convert import decouple, recouple
 from dcnet.folding import fold

@@ -13,8 +13,9 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from dcnet.cli import commands
+from dcnet.interruption import INTERRUPTED, MESSAGE, leave_to_the_command
 
-FAILED, USAGE, INTERRUPTED, CUT_OFF = 1, 2, 130, 141
+FAILED, USAGE, CUT_OFF = 1, 2, 141
 
 
 class Command(Protocol):
@@ -28,9 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command of the arguments, and gives the exit code: 2 for options that are wrong."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        leave_to_the_command()
         return _run(_command(given))
     except KeyboardInterrupt:
-        print("dcnet: interrupted before the end", file=sys.stderr)
+        print(MESSAGE, file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read along has seen enough; Python itself would complain once more at its end.
