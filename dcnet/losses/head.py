@@ -145,9 +145,13 @@ class MarginSoftmax(Eased):
             raise ValueError(f"a head takes {wanted}, not {shape} and {list(labels.shape)}")
         if labels.is_cuda or torch.compiler.is_compiling():
             return  # To look at them here would make the host wait, and break what is compiled in two.
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
-            bad = next(int(label) for label in labels if not 0 <= int(label) < self.num_classes)
+        if (bad := self._strange(labels)) is not None:
             raise ValueError(f"label {bad} is none of the {self.num_classes} classes, from 0 to {self.num_classes - 1}")
+
+    def _strange(self, labels: Tensor) -> int | None:
+        """The first label that is none of the classes."""
+        strange = labels[(labels < 0) | (labels >= self.num_classes)]
+        return int(strange[0]) if len(strange) else None
 
 
 def _check_smoothing(smoothing: Any, margin: Margin) -> None:

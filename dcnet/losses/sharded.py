@@ -80,6 +80,13 @@ class ShardedMarginSoftmax(MarginSoftmax):
             joint = Gathered.apply(features.to(self._dtype), self.group)
             return self._shared_loss(joint, gather_rows(labels, self.group))
 
+    def _strange(self, labels: Tensor) -> int | None:
+        """The first of any process: where one of them ended by itself, the others would wait for it."""
+        own = super()._strange(labels)
+        # A class where there is nothing to tell: it is not strange to anybody.
+        told = torch.tensor([0 if own is None else own], device=labels.device)
+        return super()._strange(gather_rows(told, self.group))
+
     def _shared_loss(self, features: Tensor, labels: Tensor) -> Tensor:
         unit, norms = directions(features, self._dtype)
         size = self._shared_scale(norms)
