@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint docs bench clean browser results
+.PHONY: demo test lint docs bench clean browser results screenshot
 
 demo: $(VENV)/.core
 	$(VENV)/bin/dcnet train --operators conv tanh-cos --seeds 0 1 2 --plot runs/curves.png
@@ -23,7 +23,11 @@ lint: $(VENV)/.dev
 results: $(VENV)/.dev
 	$(RUN) -m dcnet.report.results
 
-# What the test of the page needs beside Python.
+# The picture of the page in README, by Chromium; to be looked at before it is committed.
+screenshot: $(VENV)/.dev browser
+	$(RUN) tests/report/screenshot.py
+
+# What the test of the page, and its picture, need beside Python.
 browser:
 	@if command -v chromium > /dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \

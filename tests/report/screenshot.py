@@ -1,0 +1,60 @@
+"""The picture of the page in README, which `make screenshot` takes anew: by Chromium, of the records in results/."""
+
+import io
+import sys
+import tempfile
+from pathlib import Path
+
+import chromium
+from PIL import Image
+
+from dcnet.cli.app import main as dcnet
+from dcnet.files import write_atomically
+
+ROOT = Path(__file__).parents[2]
+PICTURE = ROOT / "docs" / "images" / "report.png"
+WINDOW = (1000, 700)
+# The section that is shown, and how many pixels are left above it.
+SECTION, ABOVE = "operators", 16
+# Where the sliders are: away from the start, where several curves lie on each other.
+CONSTANTS = {"beta": 0.2, "rho": 0.6, "k": 0.15}
+# Of a palette, which makes the file a third; the page has few colours, and the rest are edges of letters.
+COLOURS = 256
+
+
+def take(file: Path) -> None:
+    """Makes the page of all records, and writes a picture of what it has to play with."""
+    with tempfile.TemporaryDirectory(prefix="dcnet-page-") as folder, chromium.Chromium() as browser:
+        page, shot = Path(folder) / "report.html", Path(folder) / "shot.png"
+        if code := dcnet(["report", "--records", str(ROOT / "results"), "--out", str(page)]):
+            raise SystemExit(code)
+        show(browser, page)
+        browser.screenshot(shot)
+        write_atomically(file, with_palette(shot.read_bytes()))
+
+
+def show(browser: chromium.Chromium, page: Path) -> None:
+    """The section at the top of a light window, with its sliders moved."""
+    browser.size(*WINDOW)
+    browser.prefer("light")
+    browser.call("Emulation.setScrollbarsHidden", hidden=True)
+    browser.open(page)
+    for name, value in CONSTANTS.items():
+        moved = f"(s => {{ s.value = {value}; s.dispatchEvent(new Event('input', {{bubbles: true}})) }})"
+        browser.value(f"{moved}(document.getElementById('slider-{name}'))")
+    top = f"document.getElementById('{SECTION}').getBoundingClientRect().top"
+    browser.value(f"window.scrollTo({{top: window.scrollY + {top} - {ABOVE}, behavior: 'instant'}})")
+
+
+def with_palette(png: bytes) -> bytes:
+    content = io.BytesIO()
+    picture = Image.open(io.BytesIO(png)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    picture.save(content, format="png", optimize=True)
+    return content.getvalue()
+
+
+if __name__ == "__main__":
+    if chromium.found() is None:
+        sys.exit("make screenshot: Chromium is not here: `make browser` installs it")
+    take(PICTURE)
+    print(f"wrote {PICTURE.relative_to(ROOT)}")
