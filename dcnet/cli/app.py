@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         leave_to_the_command()
-        return _run(_command(given))
+        return _end(_run(_command(given)))
     except KeyboardInterrupt:
         print(MESSAGE, file=sys.stderr)
         return INTERRUPTED
@@ -43,6 +43,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(ended.__context__, BrokenPipeError):
             return CUT_OFF
         raise
+
+
+def _end(code: int) -> int:
+    """The end of a process of several: at once, since torch has threads there that live on while Python shuts down.
+
+    One of them that lets go of a tensor by then would abort the process, which had done all that it had to.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _command(given: Sequence[str]) -> Command:

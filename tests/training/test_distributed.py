@@ -76,6 +76,13 @@ def test_two_processes_go_on_where_two_were_stopped(two_processes, tmp_path):
         assert found[name] == pytest.approx(expected[name], rel=1e-12)
 
 
+def test_each_process_ends_before_python_shuts_down(tmp_path):
+    """With torch's threads still there, one was aborted now and then, and with it the whole run."""
+    done = launch(2, str(Path(__file__).with_name("ending.py")), *COMMAND, "--runs", str(tmp_path))
+    assert "wrote" in done.stdout
+    assert "Python shuts down" not in done.stdout
+
+
 def test_weights_and_moments_that_are_shared_out():
     assert launch(2, str(Path(__file__).with_name("shards.py"))).stdout.count("equal") == 2
 
