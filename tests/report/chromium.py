@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 OPTIONS = (
     "--headless",
@@ -154,3 +156,7 @@ class Chromium:
         """The addresses of all that was asked for, but for what is inside of the page."""
         sent = [event["params"] for event in self.events if event["method"] == "Network.requestWillBeSent"]
         return [one["request"]["url"] for one in sent if not one["request"]["url"].startswith("data:")]
+
+
+# By tests that look at a page.
+NEEDED = pytest.mark.skipif(found() is None, reason="Chromium is not installed: `make browser`")

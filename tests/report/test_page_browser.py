@@ -19,7 +19,7 @@ from page_records import a_run, features, put, real_page
 from dcnet import Operator
 from dcnet.report.page import Sources, page
 
-pytestmark = pytest.mark.skipif(chromium.found() is None, reason="Chromium is not installed: `make browser`")
+pytestmark = chromium.NEEDED
 DESK, PHONE = (1200, 900), (390, 844)
 CONSTANTS = {"alpha": 1.3, "beta": 0.4, "rho": 0.7, "k": 0.2}
 

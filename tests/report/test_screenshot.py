@@ -10,8 +10,6 @@ import screenshot
 from page_records import real_page
 from PIL import Image
 
-needs_chromium = pytest.mark.skipif(chromium.found() is None, reason="Chromium is not installed: `make browser`")
-
 
 @pytest.fixture
 def browser() -> Iterator[chromium.Chromium]:
@@ -19,7 +17,7 @@ def browser() -> Iterator[chromium.Chromium]:
         yield found
 
 
-@needs_chromium
+@chromium.NEEDED
 def test_the_sliders_are_moved_and_all_that_matters_is_in_the_window(browser: chromium.Chromium, tmp_path: Path):
     (tmp_path / "report.html").write_text(real_page())
     screenshot.show(browser, tmp_path / "report.html")
@@ -32,7 +30,7 @@ def test_the_sliders_are_moved_and_all_that_matters_is_in_the_window(browser: ch
     assert browser.complaints() == []
 
 
-@needs_chromium
+@chromium.NEEDED
 def test_the_picture_is_as_large_as_the_one_in_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     screenshot.take(tmp_path / "report.png")
     with Image.open(tmp_path / "report.png") as taken, Image.open(screenshot.PICTURE) as shown:
