@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dcnet
+from dcnet.ending import end_process
 from dcnet.kernels import gate
 
 PROCESSES, STEPS = 2, 2
@@ -86,6 +87,7 @@ def in_one_process(rank, folder):
     results |= edges(rank)
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
+    end_process()
 
 
 def edges(rank):

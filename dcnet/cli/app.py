@@ -13,6 +13,7 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from dcnet.cli import commands
+from dcnet.ending import end_process
 from dcnet.interruption import INTERRUPTED, MESSAGE, leave_to_the_command
 
 FAILED, USAGE, CUT_OFF = 1, 2, 141
@@ -46,14 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end(code: int) -> int:
-    """The end of a process of several: at once, since torch has threads there that live on while Python shuts down.
-
-    One of them that lets go of a tensor by then would abort the process, which had done all that it had to.
-    """
+    """The end of a process of several: at once."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        end_process(code)
     return code
 
 

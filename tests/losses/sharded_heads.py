@@ -5,6 +5,7 @@ import dataclasses
 import torch
 import torch.distributed as dist
 
+from dcnet.ending import end_process
 from dcnet.learnable import Learnable
 from dcnet.losses import Annealing, MarginSoftmax, ShardedMarginSoftmax, SphereFaceR, registry
 
@@ -126,4 +127,5 @@ if __name__ == "__main__":
     check_first_weights()
     dist.barrier()
     dist.destroy_process_group()
-    print("equal", flush=True)
+    print("equal")
+    end_process()

@@ -5,6 +5,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from dcnet.ending import end_process
 from dcnet.losses import ShardedMarginSoftmax
 
 FEATURES, CLASSES = 6, 11
@@ -37,4 +38,5 @@ if __name__ == "__main__":
             check(head.diagnose, bad, rank, count=1 + dist.get_rank())
     dist.barrier()
     dist.destroy_process_group()
-    print("told", flush=True)
+    print("told")
+    end_process()

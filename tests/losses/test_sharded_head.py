@@ -1,43 +1,27 @@
 """Heads with their classes shared out over processes."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import launch
 
 from dcnet.losses import MarginSoftmax, ShardedMarginSoftmax
 
 
-def run_by(processes, script):
+def printed_by(processes, script):
     """What processes print that carry out a script of this folder together."""
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        port = found.getsockname()[1]
-    start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
-    done = subprocess.run(
-        [*start, "--master-addr=localhost", f"--master-port={port}", str(Path(__file__).with_name(script))],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return launch(processes, Path(__file__).with_name(script)).stdout
 
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_shares_give_the_loss_and_the_gradients_of_the_whole(processes):
     """In float64 to 1e-8; 11 classes, which no number of processes shares out evenly."""
-    assert run_by(processes, "sharded_heads.py").count("equal") == processes
+    assert printed_by(processes, "sharded_heads.py").count("equal") == processes
 
 
 def test_a_label_out_of_range_in_one_process_is_told_by_all():
-    assert run_by(3, "strange_labels.py").count("told") == 3
+    assert printed_by(3, "strange_labels.py").count("told") == 3
 
 
 def test_one_process_alone_tells_the_first_label_out_of_range():

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from dcnet.ending import end_process
 from dcnet.optim import WeightedGradients, WeightProjection, param_groups
 from dcnet.regularizers import orthonormal
 
@@ -50,6 +51,7 @@ def work(rank, folder, way):
     del model
     dist.barrier()
     dist.destroy_process_group()
+    end_process()
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])

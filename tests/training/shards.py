@@ -7,6 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import dcnet
+from dcnet.ending import end_process
 from dcnet.training.build import build_optimizer
 from dcnet.training.state import gather, restore_
 
@@ -56,4 +57,5 @@ if __name__ == "__main__":
     # Who ends first must not take the connection away from the other.
     dist.barrier()
     dist.destroy_process_group()
-    print("equal", flush=True)
+    print("equal")
+    end_process()

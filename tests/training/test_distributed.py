@@ -1,37 +1,16 @@
 """Two processes give what one gives."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import launch
 from small_runs import tiny, train
 
 from dcnet.training import Run
 
+HERE = Path(__file__).parent
 SMALL = ["--train-images", "60", "--batch-size", "20", "--width", "0.25", "--steps", "12", "--norm", "none"]
 TRICKS = ["--projection-every", "4", "--orthonormal", "1e-3", "--weight-decay", "1e-3"]
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
-
-
-def launch(processes, *command, code=0):
-    """By torchrun, as users start it."""
-    start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
-    place = ["--master-addr=localhost", f"--master-port={free_port()}"]
-    here = str(Path(__file__).parent)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": here}
-    done = subprocess.run(
-        [*start, *place, *command], env=environment, capture_output=True, text=True, timeout=150, check=False
-    )
-    assert (done.returncode == 0) == (code == 0), done.stderr[-3000:]
-    return done
 
 
 def the_config():
@@ -44,7 +23,7 @@ COMMAND = ["train", *SMALL, *TRICKS, "--device", "cpu"]
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
     root = tmp_path_factory.mktemp("two")
-    launch(2, "-m", "dcnet", *COMMAND, "--runs", str(root))
+    launch(2, "-m", "dcnet", *COMMAND, "--runs", root)
     assert len(list(root.iterdir())) == 1
     return Run.of(the_config(), root)
 
@@ -65,10 +44,10 @@ def test_two_processes_have_the_loss_curve_of_one_with_the_joint_batch(two_proce
 
 def test_two_processes_go_on_where_two_were_stopped(two_processes, tmp_path):
     """One of them is told to stop, and both do."""
-    launch(2, str(Path(__file__).with_name("stopping.py")), *COMMAND, "--runs", str(tmp_path), code=1)
+    launch(2, HERE / "stopping.py", *COMMAND, "--runs", tmp_path, fails=True)
     run = Run.of(the_config(), tmp_path)
     assert (run.record()["status"], run.record()["steps_done"]) == ("interrupted", 5)
-    launch(2, "-m", "dcnet", *COMMAND, "--runs", str(tmp_path))
+    launch(2, "-m", "dcnet", *COMMAND, "--runs", tmp_path)
     assert run.model_file.read_bytes() == two_processes.model_file.read_bytes()
     expected, found = two_processes.record()["curves"], run.record()["curves"]
     for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
@@ -78,15 +57,16 @@ def test_two_processes_go_on_where_two_were_stopped(two_processes, tmp_path):
 
 def test_each_process_ends_before_python_shuts_down(tmp_path):
     """With torch's threads still there, one was aborted now and then, and with it the whole run."""
-    done = launch(2, str(Path(__file__).with_name("ending.py")), *COMMAND, "--runs", str(tmp_path))
+    done = launch(2, HERE / "ending.py", *COMMAND, "--runs", tmp_path)
     assert "wrote" in done.stdout
     assert "Python shuts down" not in done.stdout
 
 
 def test_weights_and_moments_that_are_shared_out():
-    assert launch(2, str(Path(__file__).with_name("shards.py"))).stdout.count("equal") == 2
+    assert launch(2, HERE / "shards.py").stdout.count("equal") == 2
 
 
 def test_batches_that_cannot_be_shared(tmp_path):
-    done = launch(2, "-m", "dcnet", "train", "--batch-size", "21", "--device", "cpu", "--runs", str(tmp_path), code=1)
+    command = ["train", "--batch-size", "21", "--device", "cpu", "--runs", tmp_path]
+    done = launch(2, "-m", "dcnet", *command, fails=True)
     assert "cannot be shared by 2 processes" in done.stderr
