@@ -129,7 +129,7 @@ def test_attacks_are_measured_away_from_labels_and_from_answers(monkeypatch, tmp
     model = nn.Sequential(nn.Flatten(), linear).eval()
     images, labels = 0.3 + 0.4 * torch.rand(200, 1, 4, 4), torch.randint(2, (200,))
     monkeypatch.setattr(attacks, "load_model", lambda run: (model, {}))
-    monkeypatch.setattr(attacks, "_test_images", lambda *_: (images, labels))
+    monkeypatch.setattr(attacks, "images_to_attack", lambda *_: (images, labels))
     config = attacks.config("baseline", "natural")
     found = attacks.attacks_of(model, {"config": config.described()}, tmp_path, None)
     difference = (linear.weight[1] - linear.weight[0]).detach()

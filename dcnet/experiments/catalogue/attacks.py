@@ -62,7 +62,7 @@ def attacks_of(model: nn.Module, record: dict[str, Any], runs: Path, data_dir: P
     """FGSM and BIM on all test images, with the network itself and with its source."""
     own, device = config_of(record["config"]), next(model.parameters()).device
     source = load_model(Run.of(source_of(own), runs))[0].to(device)
-    images, labels = _test_images(own, data_dir, device)
+    images, labels = images_to_attack(own, data_dir, device)
     found = evaluate_attacks(model, images, labels, source, epsilon=EPSILON, steps=BIM_STEPS)
     found["by_epsilon"] = {str(epsilon): _left(model, images, labels, "fgsm", epsilon) for epsilon in OTHER_EPSILONS}
     # A network that reads labels from the steps of its training does better with these than where they are away from
@@ -76,7 +76,7 @@ def attacks_of(model: nn.Module, record: dict[str, Any], runs: Path, data_dir: P
 @register_evaluation("attacks-today")
 def attacks_today_of(model: nn.Module, record: dict[str, Any], runs: Path, data_dir: Path | None) -> dict[str, Any]:
     """PGD with many steps and restarts, and AutoAttack, on some test images."""
-    images, labels = _test_images(config_of(record["config"]), data_dir, next(model.parameters()).device)
+    images, labels = images_to_attack(config_of(record["config"]), data_dir, next(model.parameters()).device)
     images, labels = images[:FEW], labels[:FEW]
     return {
         "epsilon": EPSILON,
@@ -88,7 +88,7 @@ def attacks_today_of(model: nn.Module, record: dict[str, Any], runs: Path, data_
     }
 
 
-def _test_images(own: RunConfig, data_dir: Path | None, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def images_to_attack(own: RunConfig, data_dir: Path | None, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """All of them, or as many as a network in small was trained with."""
     data = load_dataset(own.dataset, data_dir)
     assert isinstance(data, Dataset)
