@@ -149,6 +149,10 @@ def test_a_head_comes_back_from_its_state():
 def test_incay():
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
     assert feature_incay(x, eps=0.5).item() == pytest.approx((1 / 25.5 + 2) / 2)
+    assert [feature_incay(x.to(dtype)).dtype for dtype in (torch.float16, torch.float64)] == [
+        torch.float32,
+        torch.float64,
+    ]
     with pytest.raises(ValueError, match=r"\[N, features\]"):
         feature_incay(x[0])
 
