@@ -146,6 +146,11 @@ def test_a_head_comes_back_from_its_state():
     assert again(x, labels).item() == head(x, labels).item()
 
 
+def test_a_learned_scale_in_half_precision_is_computed_in_float32():
+    scale = MarginSoftmax(5, 4, "arcface", scale="learned").bfloat16().scale
+    assert torch.equal(scale(torch.ones(3)), scale.log.detach().float().exp())
+
+
 def test_incay():
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
     assert feature_incay(x, eps=0.5).item() == pytest.approx((1 / 25.5 + 2) / 2)
