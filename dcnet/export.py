@@ -39,6 +39,8 @@ def export_program(model: nn.Module, example_input: Tensor, dynamic_batch: bool 
     # torch.export takes a batch of 1 for a constant.
     alone = dynamic_batch and len(example_input) == 1
     traced = torch.cat([example_input, example_input]) if alone else example_input
+    # What torch.compile wraps a model in has no argument by name, whose first dimension could be of any size.
+    model = getattr(model, "_orig_mod", model)
     with _in_evaluation(model):
         return torch.export.export(model, (traced.detach(),), dynamic_shapes=_shapes(dynamic_batch))
 

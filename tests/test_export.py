@@ -206,6 +206,12 @@ def test_an_example_without_a_batch_is_refused(example: Any, found: str) -> None
         export_program(nn.Conv2d(3, 4, 3), example)
 
 
+def test_a_compiled_network_is_exported_as_it_was() -> None:
+    model, batch = seen(nn.Sequential(dcnet.DecoupledLinear(3, 4)), 3), torch.randn(5, 3)
+    program = export_program(torch.compile(model, backend="eager"), batch[:2])
+    torch.testing.assert_close(program.module()(batch), model.eval()(batch))
+
+
 class WithoutAuxiliary(nn.Module):
     """Gives None in place of what it gives only in training."""
 
