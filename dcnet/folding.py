@@ -7,7 +7,7 @@ import inspect
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
 
 from torch import fx, nn
@@ -79,6 +79,13 @@ class OneLevel(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        # A piece such as `self.blocks[:2]` is a new nn.Sequential, no module of the network: those in it are called.
+        found = m in (self.submodule_paths or {})
+        return super().call_module(m, forward, args, kwargs) if found else forward(*args, **kwargs)
 
 
 def _trace_all(model: nn.Module) -> Traced:

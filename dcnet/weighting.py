@@ -49,6 +49,11 @@ registry: dict[str, Weighting] = {}
 
 def register(weighting: type[Weighting]) -> type[Weighting]:
     """Enters a weighting into the registry under its name."""
+    if not weighting.name.isidentifier():
+        raise ValueError(f"the name of a weighting must be one word of letters, digits and _, not {weighting.name!r}")
+    if weighting.name in registry:
+        owner = type(registry[weighting.name]).__name__
+        raise ValueError(f"{weighting.name!r} is taken: {owner} is a weighting of that name")
     registry[weighting.name] = weighting()
     return weighting
 

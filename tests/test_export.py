@@ -2,11 +2,13 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import types
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -187,8 +189,45 @@ def test_what_cannot_be_written_is_said_first(tmp_path: Path) -> None:
         export_onnx(model, torch.randn(1, 3, 4, 4), tmp_path / "model.onnx", opset=3)
     with pytest.raises(ValueError, match=r"path must be a file, and .* is a folder"):
         export_onnx(model, torch.randn(1, 3, 4, 4), tmp_path)
-    with pytest.raises(TypeError, match="example_input must be one tensor with a batch of 1 or more"):
-        export_program(model, torch.randn(0, 3, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("example", "found"),
+    [
+        (torch.randn(0, 3, 4, 4), "one of shape [0, 3, 4, 4]"),
+        (torch.tensor(1.0), "one of shape []"),
+        ((torch.randn(1, 3, 4, 4),), "a tuple"),
+    ],
+)
+def test_an_example_without_a_batch_is_refused(example: Any, found: str) -> None:
+    with pytest.raises(
+        TypeError, match=re.escape(f"example_input must be one tensor with a batch of 1 or more, not {found}")
+    ):
+        export_program(nn.Conv2d(3, 4, 3), example)
+
+
+def test_a_compiled_network_is_exported_as_it_was() -> None:
+    model, batch = seen(nn.Sequential(dcnet.DecoupledLinear(3, 4)), 3), torch.randn(5, 3)
+    program = export_program(torch.compile(model, backend="eager"), batch[:2])
+    torch.testing.assert_close(program.module()(batch), model.eval()(batch))
+
+
+class WithoutAuxiliary(nn.Module):
+    """Gives None in place of what it gives only in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = dcnet.DecoupledLinear(3, 4, operator="sphere-cos")
+
+    def forward(self, input: Tensor) -> tuple[Tensor, None, Tensor]:
+        output = self.layer(input)
+        return output, None, 2 * output
+
+
+def test_outputs_that_are_none_are_left_out(tmp_path: Path) -> None:
+    model, path, batch = WithoutAuxiliary(), tmp_path / "model.onnx", torch.randn(3, 3)
+    export_onnx(model, batch, path)
+    torch.testing.assert_close(run(path, batch), [model(batch)[0], model(batch)[2]])
 
 
 def test_half_precision_is_compared_in_its_own_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,25 @@ def test_a_normalisation_that_is_not_always_there_stays(kind, folded):
     torch.testing.assert_close(small(x, skip), model(x, skip))
 
 
+class Pieces(nn.Module):
+    """Shows what is between a layer and its normalisation, as networks for features do."""
+
+    def __init__(self):
+        super().__init__()
+        conv, bn = dcnet.DecoupledConv2d(3, 4, 3, operator="sphere-cos"), nn.BatchNorm2d(4)
+        bn.running_mean.fill_(0.3)
+        self.blocks = nn.Sequential(conv, bn, nn.ReLU())
+
+    def forward(self, x):
+        between = self.blocks[:1](x)
+        return between, self.blocks[1:](between)
+
+
+def test_a_normalisation_that_pieces_of_a_sequential_come_between_stays():
+    model, x = Pieces().eval(), torch.randn(2, 3, 6, 6)
+    torch.testing.assert_close(fold(model)(x), model(x))
+
+
 class MonteCarlo(nn.Dropout):
     def forward(self, input):
         return F.dropout(input, self.p, True)

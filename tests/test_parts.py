@@ -263,3 +263,20 @@ def test_a_registered_magnitude_is_known_everywhere(registered):
     assert_decoupled(dcnet.DecoupledConv2d(4, 6, 3, operator=op))
     with pytest.raises(ValueError, match="'root' is taken: Root is a magnitude of that name"):
         dcnet.magnitude.register(Root)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("linear", "'linear' is taken: LinearlyWeighted is a weighting of that name"),
+        ("own-one", "the name of a weighting must be one word of letters, digits and _, not 'own-one'"),
+    ],
+)
+def test_a_weighting_is_not_registered_over_another(monkeypatch, given, says):
+    class Own(dcnet.weighting.Weighting):
+        name = given
+        equation = "{x}"
+
+    monkeypatch.setattr(dcnet.weighting, "registry", dict(dcnet.weighting.registry))
+    with pytest.raises(ValueError, match=says):
+        dcnet.weighting.register(Own)

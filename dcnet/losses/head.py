@@ -75,7 +75,7 @@ class MarginSoftmax(Eased):
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of features [N, in_features] with labels [N]."""
-        self._check(features, labels)
+        labels = self._checked(features, labels)
         with _full_precision(features):
             return self._loss(*directions(features, self._dtype), labels)
 
@@ -107,6 +107,7 @@ class MarginSoftmax(Eased):
 
     def logits(self, features: Tensor) -> Tensor:
         """What the classes get without any margin, [N, num_classes]."""
+        self._check_features(features)
         with _full_precision(features):
             unit, norms = directions(features, self._dtype)
             weight, bias = self._all_classes()
@@ -116,6 +117,7 @@ class MarginSoftmax(Eased):
 
     def cosines(self, features: Tensor) -> Tensor:
         """cos(theta_j) of each feature and class, [N, num_classes]."""
+        self._check_features(features)
         with _full_precision(features):
             weight, _ = normalized(self._all_classes()[0].to(self._dtype))
             return F.linear(directions(features, self._dtype)[0], weight)
@@ -126,7 +128,7 @@ class MarginSoftmax(Eased):
 
     def diagnose(self, features: Tensor, labels: Tensor) -> Diagnosis:
         """Where the features of these labels stand, and what the margin asks of them."""
-        self._check(features, labels)
+        labels = self._checked(features, labels)
         share = 1.0 if self.annealing is None else float(self.eased_in)
         return diagnose(self.cosines(features.detach()), labels, self.margin, share)
 
@@ -138,15 +140,26 @@ class MarginSoftmax(Eased):
     def _dtype(self) -> torch.dtype:
         return torch.float64 if self.weight.dtype == torch.float64 else torch.float32
 
-    def _check(self, features: Tensor, labels: Tensor) -> None:
-        shape = list(features.shape)
-        if features.dim() != 2 or shape[1] != self.in_features or labels.shape != features.shape[:1]:
+    def _fits(self, features: Tensor) -> bool:
+        return features.dim() == 2 and features.shape[1] == self.in_features
+
+    def _check_features(self, features: Tensor) -> None:
+        if not self._fits(features):
+            raise ValueError(f"a head takes features [N, {self.in_features}], not {list(features.shape)}")
+
+    def _checked(self, features: Tensor, labels: Tensor) -> Tensor:
+        """The labels as torch counts by them, in int64, or an error of one sentence."""
+        if not self._fits(features) or labels.shape != features.shape[:1]:
             wanted = f"features [N, {self.in_features}] and labels [N]"
-            raise ValueError(f"a head takes {wanted}, not {shape} and {list(labels.shape)}")
+            raise ValueError(f"a head takes {wanted}, not {list(features.shape)} and {list(labels.shape)}")
+        if labels.is_floating_point() or labels.dtype == torch.bool:
+            raise ValueError(f"labels must be integers, not {labels.dtype}")
+        labels = labels.long()
         if labels.is_cuda or torch.compiler.is_compiling():
-            return  # To look at them here would make the host wait, and break what is compiled in two.
+            return labels  # To look at them here would make the host wait, and break what is compiled in two.
         if (bad := self._strange(labels)) is not None:
             raise ValueError(f"label {bad} is none of the {self.num_classes} classes, from 0 to {self.num_classes - 1}")
+        return labels
 
     def _strange(self, labels: Tensor) -> int | None:
         """The first label that is none of the classes."""

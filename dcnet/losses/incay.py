@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from dcnet.norms import accumulation_dtype
+
 
 def feature_incay(features: Tensor, eps: float = 1e-6) -> Tensor:
     """The mean of 1 / (||x||^2 + eps): added to the loss, it lets features grow, and small ones most of all.
@@ -11,4 +13,5 @@ def feature_incay(features: Tensor, eps: float = 1e-6) -> Tensor:
     """
     if features.dim() != 2:
         raise ValueError(f"features must be [N, features], not {list(features.shape)}")
-    return (1 / (features.float().square().sum(1) + eps)).mean()
+    features = features.to(accumulation_dtype(features.dtype))
+    return (1 / (features.square().sum(1) + eps)).mean()

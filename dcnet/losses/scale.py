@@ -43,7 +43,8 @@ class FeatureScale(nn.Module):
     def forward(self, norms: Tensor) -> Tensor:
         """s, of each feature [N] or of all of them []."""
         if self.log is not None:
-            return self.log.exp().to(norms.dtype)
+            # Cast first: in half precision the exponential would have two or three digits.
+            return self.log.to(norms.dtype).exp()
         return norms if self.fixed is None else norms.new_full((), self.fixed)
 
     @property

@@ -75,7 +75,7 @@ class ShardedMarginSoftmax(MarginSoftmax):
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         if self.world == 1 and self.sample == 1:
             return super().forward(features, labels)
-        self._check(features, labels)
+        labels = self._checked(features, labels)
         with _full_precision(features):
             joint = Gathered.apply(features.to(self._dtype), self.group)
             return self._shared_loss(joint, gather_rows(labels, self.group))

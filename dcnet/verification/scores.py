@@ -44,6 +44,9 @@ class Neighbours:
 
 def cosines(rows: Tensor, columns: Tensor) -> Tensor:
     """The cosines [R, C] of embeddings of norm 1, in full float32 whatever training left as the precision."""
+    if rows.shape[1] != columns.shape[1]:
+        sizes = f"{rows.shape[1]} and {columns.shape[1]}"
+        raise ValueError(f"embeddings that are compared must have as many values each, not {sizes}")
     with precisely(), torch.autocast(rows.device.type, enabled=False):
         return (rows @ columns.T).clamp_(-1, 1)
 
@@ -119,7 +122,8 @@ def _index(index: Tensor, count: int) -> Tensor:
     low, high = int(index.min()), int(index.max())
     if low < 0 or high >= count:
         raise ValueError(f"indices of pairs must be from 0 to {count - 1}, not {low if low < 0 else high}")
-    return index
+    # In int64, since torch takes bytes for a mask.
+    return index.long()
 
 
 def _blocks(count: int, block: int, start: int = 0) -> Iterator[slice]:

@@ -1,6 +1,8 @@
 """What heads refuse, and features that are huge."""
 
+import functools
 import math
+import re
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +12,7 @@ from heads_and_batches import head_and_batch
 from torch import Tensor
 
 from dcnet.learnable import Learnable
-from dcnet.losses import MarginSoftmax, registry
+from dcnet.losses import MarginSoftmax, ShardedMarginSoftmax, registry
 from dcnet.losses.cosine import EPS, directions
 from dcnet.training.build import build_model
 from dcnet.training.config import config_of
@@ -67,6 +69,33 @@ def test_a_recipe_with_label_smoothing_takes_margins_that_have_none():
     network = build_model(config, 10, 3, 32)
     loss, _ = network(torch.rand(2, 3, 32, 32), torch.tensor([0, 9]))
     assert loss.isfinite()
+
+
+# --- features and labels ---
+
+
+@pytest.mark.parametrize("shape", [[2, 3, 5], [2, 4], [5]])
+@pytest.mark.parametrize("name", ["arcface", "softmax"])
+def test_features_of_another_shape_are_refused(name: str, shape: list[int]):
+    head = MarginSoftmax(5, 4, name)
+    for call in (head.logits, head.cosines):
+        with pytest.raises(ValueError, match=re.escape(f"a head takes features [N, 5], not {shape}")):
+            call(torch.randn(shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+@pytest.mark.parametrize("kind", [MarginSoftmax, functools.partial(ShardedMarginSoftmax, sample=0.9)])
+@pytest.mark.parametrize("name", registry)
+def test_labels_are_integers_of_any_kind(name: str, kind: Callable[..., MarginSoftmax], dtype: torch.dtype):
+    head, x, labels = kind(5, 4, name).eval(), torch.randn(3, 5), torch.tensor([0, 3, 1])
+    assert torch.equal(head(x, labels.to(dtype)), head(x, labels))
+    assert head.diagnose(x, labels.to(dtype)) == head.diagnose(x, labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_other_labels_are_refused(dtype: torch.dtype):
+    with pytest.raises(ValueError, match=f"labels must be integers, not {dtype}"):
+        MarginSoftmax(5, 4)(torch.randn(3, 5), torch.zeros(3, dtype=dtype))
 
 
 # --- huge features ---

@@ -146,9 +146,18 @@ def test_a_head_comes_back_from_its_state():
     assert again(x, labels).item() == head(x, labels).item()
 
 
+def test_a_learned_scale_in_half_precision_is_computed_in_float32():
+    scale = MarginSoftmax(5, 4, "arcface", scale="learned").bfloat16().scale
+    assert torch.equal(scale(torch.ones(3)), scale.log.detach().float().exp())
+
+
 def test_incay():
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
     assert feature_incay(x, eps=0.5).item() == pytest.approx((1 / 25.5 + 2) / 2)
+    assert [feature_incay(x.to(dtype)).dtype for dtype in (torch.float16, torch.float64)] == [
+        torch.float32,
+        torch.float64,
+    ]
     with pytest.raises(ValueError, match=r"\[N, features\]"):
         feature_incay(x[0])
 

@@ -57,6 +57,14 @@ def test_listed_pairs_in_several_blocks(monkeypatch):
     assert torch.equal(pair_scores(embeddings, first, second), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_indices_are_integers_of_any_kind(dtype):
+    # As many pairs as embeddings, which bytes could be the mask of.
+    embeddings, first, second = torch.randn(4, 5), torch.tensor([0, 1, 1, 3]), torch.tensor([3, 0, 2, 3])
+    expected = pair_scores(embeddings, first, second)
+    assert torch.equal(pair_scores(embeddings, first.to(dtype), second.to(dtype)), expected)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "says"),
     [
@@ -119,6 +127,11 @@ def test_none_is_its_own_neighbour(block):
         assert found.indices[at].tolist() == order
     with pytest.raises(ValueError, match="count must be from 1 to 9, as many as there are to compare with, not 10"):
         nearest(embeddings, count=10)
+
+
+def test_embeddings_of_another_network_are_refused():
+    with pytest.raises(ValueError, match="embeddings that are compared must have as many values each, not 3 and 2"):
+        nearest(torch.randn(4, 3), torch.randn(5, 2))
 
 
 def test_scores_are_full_float32_whatever_was_set():
