@@ -45,6 +45,8 @@ def update_norms(model: nn.Module, data: Iterable[Any]) -> None:
         model: any network; it sees the data in evaluation mode, but for the batch's own mean norm.
         data: batches, which are tensors or tuples that start with one; they are moved to the model's device.
     """
+    if isinstance(data, Tensor):
+        raise TypeError("data to update norms with is a list of batches, not one tensor: give [x]")
     layers = [module for module in model.modules() if isinstance(module, Decoupled)]
     tracked = [layer for layer in layers if layer.operator.decay is not None]
     means = [layer.get_buffer("mean_norm") for layer in tracked]

@@ -45,3 +45,9 @@ def test_a_failure_leaves_the_means_as_they_were():
         dcnet.update_norms(model, [torch.randn(4, 3, 8, 8), "x"])
     assert model[0].mean_norm == 2.5
     assert not any(module.training for module in model.modules())
+
+
+def test_one_tensor_is_no_list_of_batches():
+    """Its images would be taken for batches of one, which layers take, too."""
+    with pytest.raises(TypeError, match=r"a list of batches, not one tensor: give \[x\]"):
+        dcnet.update_norms(network(), torch.randn(4, 3, 8, 8))

@@ -83,8 +83,14 @@ def checked_epsilon(epsilon: Any, norm: str, x: Tensor) -> float:
     return float(epsilon)
 
 
+def check_tensor(what: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{what} must be a tensor, not a {type(value).__name__}: give torch.as_tensor({what})")
+
+
 def checked_images(x: Tensor) -> Tensor:
     """The images in float32, or in float64 if they are, from 0 to 1; bytes count as pixels."""
+    check_tensor("images", x)
     if x.dim() < 2 or not x.numel():
         raise ValueError(f"images must be [N, ...] and not none, not {list(x.shape)}")
     pixels = x / 255 if x.dtype == torch.uint8 else x if x.dtype == torch.float64 else x.float()
@@ -101,6 +107,7 @@ def checked_images(x: Tensor) -> Tensor:
 
 
 def checked_labels(what: str, labels: Tensor, count: int, classes: int) -> Tensor:
+    check_tensor(what, labels)
     if labels.shape != (count,) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise ValueError(f"{what} must be integers [{count}], one an image, not {labels.dtype} {list(labels.shape)}")
     low, high = int(labels.min()), int(labels.max())

@@ -48,6 +48,17 @@ def test_images_that_are_none(change, says):
             call(change(x))
 
 
+def test_lists_and_arrays_are_no_tensors():
+    model, x, y = attacked(4)
+    for call in (lambda *bad: attacks.fgsm(model, *bad, epsilon=0.1), lambda *bad: accuracy(model, *bad)):
+        with refused(r"images must be a tensor, not a ndarray: give torch.as_tensor\(images\)", TypeError):
+            call(x.numpy(), y)
+        with refused("labels must be a tensor, not a list", TypeError):
+            call(x, y.tolist())
+    with refused("targets must be a tensor, not a list", TypeError):
+        attacks.pgd(model, x, y, epsilon=0.1, targets=y.tolist())
+
+
 def test_a_pixel_that_is_nan_is_found():
     model, x, y = attacked(4)
     x[2, 0, 1, 1] = x[3] = float("nan")
