@@ -41,6 +41,8 @@ def test_what_is_done_is_not_done_again(tmp_path, capsys):
     ("arguments", "words"),
     [
         (["--operators", "tanh-cosine"], "cosine"),
+        (["--operators"], "--operators names none"),
+        (["--seeds"], "--seeds names none"),
         (["--lr", "0"], "lr must be positive, not 0"),
         (["--steps", "5"], "--steps 5 and --epochs 2 exclude each other"),
         (["--resume", "nothing"], "no run 'nothing'"),

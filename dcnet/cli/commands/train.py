@@ -96,6 +96,10 @@ class Command:
         """What to train, and nothing twice, however its operator may be written."""
         from dcnet.training import recipe
 
+        # Such as an empty variable of a shell gives, and not what somebody means who wants a network.
+        for option, values in {"--operators": self.operators, "--seeds": self.seeds}.items():
+            if not values:
+                raise ValueError(f"{option} names none, so that there is nothing to train: give one or more")
         changes = self._changes()
         configs = [
             recipe(self.recipe, **changes, operator=operator, seed=seed)
