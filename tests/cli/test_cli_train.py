@@ -52,6 +52,7 @@ def test_what_is_done_is_not_done_again(tmp_path, capsys):
         (["--model", "resnet33"], "resnet32"),
         (["--batch-size", "500"], "from 1 to 60 images"),
         (["--pretrained", "nowhere"], "no weights at"),
+        (["--pretrained", ""], "--pretrained is ''"),
         (["--train-images", "9000"], "from 1 to 600 images, not 9000"),
         (["--pad", "-1"], "pad"),
         (["--margin", "arcface", "--margin-scale", "big"], "scale must be a number, 'norm' or 'learned', not 'big'"),
