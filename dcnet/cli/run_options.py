@@ -79,5 +79,5 @@ def described(run: Run) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ValueError(f"the network of the run {run.folder.name!r} cannot be built: {error}") from None
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{str(run.record_file)!r} does not describe its network: {error!r}") from None
