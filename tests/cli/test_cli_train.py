@@ -70,6 +70,16 @@ def test_wrong_options_are_told_in_one_line(tmp_path, capsys, arguments, words):
     assert len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("words", [["train"], ["reproduce", "table1", "--status"]])
+@pytest.mark.parametrize("below", ["", "runs"])
+def test_runs_cannot_be_put_into_a_file(tmp_path, capsys, words, below):
+    file = tmp_path / "file"
+    file.touch()
+    assert main([*words, "--runs", str(file / below)]) == 2
+    told = f"runs cannot be put into {str(file / below)!r}, since {str(file)!r} is no folder: give one"
+    assert capsys.readouterr() == ("", f"dcnet: {told}\n")
+
+
 def test_a_missing_dataset_says_how_to_get_it(tmp_path, capsys):
     assert train(tmp_path, "--dataset", "imagefolder", "--data-dir", str(tmp_path)) == 2
     assert "train" in capsys.readouterr().err

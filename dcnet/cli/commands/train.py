@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from dcnet.cli.resume_options import begun, weights_of
+from dcnet.cli.run_options import check_runs_to_be
 from dcnet.cli.train_options import MachineOptions, NetworkOptions, RecipeOptions, given
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Command:
 
         if self.resume is not None:
             return [begun(self.resume, self.machine.runs)]
+        check_runs_to_be(self.machine.runs)
         return [(config, Run.of(config, self.machine.runs)) for config in self._configs()]
 
     def _configs(self) -> list[RunConfig]:
