@@ -30,6 +30,9 @@ def weights_of(name: str, root: Path | None) -> str:
     """The folder of a run by its name, or what was given where it is a path."""
     from dcnet.training import all_runs, find_run
 
+    if not name:
+        # An empty variable of a shell would otherwise train from scratch.
+        raise ValueError("--pretrained is '': give a finished run, or a file of safetensors")
     if Path(name).exists() or not any(_named(run, name) for run in all_runs(root)):
         return name
     return str(find_run(name, root).folder)

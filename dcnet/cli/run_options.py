@@ -53,6 +53,16 @@ class OneRun(RunsOptions):
         return find_run(self.run, self.root())
 
 
+def check_runs_to_be(runs: Path | None) -> None:
+    """Refuses a folder for new runs that cannot be made, since a file is in its place or above it."""
+    from dcnet.training.runs import runs_root
+
+    asked = runs or runs_root()
+    nearest = next(path for path in (asked, *asked.parents) if path.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"runs cannot be put into {str(asked)!r}, since {str(nearest)!r} is no folder: give one")
+
+
 def records_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The records of runs that have curves."""
     records = []
@@ -79,5 +89,5 @@ def described(run: Run) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ValueError(f"the network of the run {run.folder.name!r} cannot be built: {error}") from None
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{str(run.record_file)!r} does not describe its network: {error!r}") from None

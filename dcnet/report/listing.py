@@ -7,13 +7,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 Row = dict[str, Any]
 # Wide enough for the names of runs where nobody says how wide it may be, as in a file or a pipe.
 WIDTH_ELSEWHERE = 160
+# With less, a column that gives way would be a letter or two in each line, or nothing at all.
+LEAST_LONG = 8
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,24 @@ class Listing:
     long: Collection[str] = ()
     caption: str = ""
 
-    def __rich__(self) -> Table:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._table(fold_all=self._least_width() > options.max_width)
+
+    def _least_width(self) -> int:
+        """With all that is not long on one line, and a little of what is."""
+        widths = [
+            LEAST_LONG if heading in self.long else max(cell_len(text) for text in (heading, *map(cell, self.rows)))
+            for heading, cell in self.columns.items()
+        ]
+        # A space on both sides of each column, and the lines between them.
+        return sum(widths) + 3 * len(widths) + 1
+
+    def _table(self, fold_all: bool) -> Table:
+        """What is not long is cut off where it does not fit, unless all is folded."""
         table = Table(title=self.title, caption=self.caption or None, caption_justify="left")
         for heading in self.columns:
             side: Literal["right", "left"] = "right" if heading in self.numbers else "left"
-            table.add_column(heading, justify=side, overflow="fold", no_wrap=heading not in self.long)
+            table.add_column(heading, justify=side, overflow="fold", no_wrap=not (fold_all or heading in self.long))
         for row in self.rows:
             # As text, since specs have brackets that rich would take for styles.
             table.add_row(*[Text(cell(row)) for cell in self.columns.values()])

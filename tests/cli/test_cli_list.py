@@ -116,6 +116,21 @@ def test_a_run_that_was_interrupted_shows_its_last_evaluation(capsys: Capture, t
     assert "33.25" in lines[1]
 
 
+@pytest.mark.parametrize("columns", ["40", "50", "60"])
+def test_nothing_is_cut_off_on_a_narrow_terminal(
+    columns: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", columns)
+    write(tmp_path / "digits-conv-seed0-a0fb3b28", steps=42500, steps_done=17200)
+    assert call("list", "runs", "--runs", tmp_path) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert max(map(len, lines)) <= int(columns)
+    cells = zip(*(line.strip("│").split("│") for line in lines), strict=True)
+    name, status, steps, accuracy, *_ = ["".join(part.strip() for part in column) for column in cells]
+    assert (name, status) == ("digits-conv-seed0-a0fb3b28", "interrupted")
+    assert (steps, accuracy) == ("17200/42500", "33.25")
+
+
 def test_records_that_cannot_be_read_are_named_beside_the_others(capsys: Capture, tmp_path: Path):
     write(tmp_path / "good")
     write(tmp_path / "odd", curves=[1, 2])

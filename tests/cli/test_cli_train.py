@@ -41,6 +41,8 @@ def test_what_is_done_is_not_done_again(tmp_path, capsys):
     ("arguments", "words"),
     [
         (["--operators", "tanh-cosine"], "cosine"),
+        (["--operators"], "--operators names none"),
+        (["--seeds"], "--seeds names none"),
         (["--lr", "0"], "lr must be positive, not 0"),
         (["--steps", "5"], "--steps 5 and --epochs 2 exclude each other"),
         (["--resume", "nothing"], "no run 'nothing'"),
@@ -50,6 +52,7 @@ def test_what_is_done_is_not_done_again(tmp_path, capsys):
         (["--model", "resnet33"], "resnet32"),
         (["--batch-size", "500"], "from 1 to 60 images"),
         (["--pretrained", "nowhere"], "no weights at"),
+        (["--pretrained", ""], "--pretrained is ''"),
         (["--train-images", "9000"], "from 1 to 600 images, not 9000"),
         (["--pad", "-1"], "pad"),
         (["--margin", "arcface", "--margin-scale", "big"], "scale must be a number, 'norm' or 'learned', not 'big'"),
@@ -65,6 +68,16 @@ def test_wrong_options_are_told_in_one_line(tmp_path, capsys, arguments, words):
     err = capsys.readouterr().err
     assert words in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [["train"], ["reproduce", "table1", "--status"]])
+@pytest.mark.parametrize("below", ["", "runs"])
+def test_runs_cannot_be_put_into_a_file(tmp_path, capsys, words, below):
+    file = tmp_path / "file"
+    file.touch()
+    assert main([*words, "--runs", str(file / below)]) == 2
+    told = f"runs cannot be put into {str(file / below)!r}, since {str(file)!r} is no folder: give one"
+    assert capsys.readouterr() == ("", f"dcnet: {told}\n")
 
 
 def test_a_missing_dataset_says_how_to_get_it(tmp_path, capsys):

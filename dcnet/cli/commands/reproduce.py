@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from dcnet.cli.bench_options import Device, at_least, chosen_device
+from dcnet.cli.run_options import check_runs_to_be
 
 if TYPE_CHECKING:
     from dcnet.experiments.reproduction import Reproduction
@@ -77,6 +78,7 @@ class Command:
 
         if self.seeds is not None:
             at_least(1, "--seeds", self.seeds)
+        check_runs_to_be(self.runs)
         device = chosen_device(self.device)
         execution = Execution(device=device, compile=self.compile, data_dir=self.data_dir)
         jobs, tables = jobs_of(self.jobs, device), [name for name in self.names if not name.startswith("figure")]

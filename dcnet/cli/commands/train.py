@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from dcnet.cli.resume_options import begun, weights_of
+from dcnet.cli.run_options import check_runs_to_be
 from dcnet.cli.train_options import MachineOptions, NetworkOptions, RecipeOptions, given
 
 if TYPE_CHECKING:
@@ -90,12 +91,17 @@ class Command:
 
         if self.resume is not None:
             return [begun(self.resume, self.machine.runs)]
+        check_runs_to_be(self.machine.runs)
         return [(config, Run.of(config, self.machine.runs)) for config in self._configs()]
 
     def _configs(self) -> list[RunConfig]:
         """What to train, and nothing twice, however its operator may be written."""
         from dcnet.training import recipe
 
+        # Such as an empty variable of a shell gives, and not what somebody means who wants a network.
+        for option, values in {"--operators": self.operators, "--seeds": self.seeds}.items():
+            if not values:
+                raise ValueError(f"{option} names none, so that there is nothing to train: give one or more")
         changes = self._changes()
         configs = [
             recipe(self.recipe, **changes, operator=operator, seed=seed)
