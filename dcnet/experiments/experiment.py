@@ -139,6 +139,8 @@ def narrowed(found: Iterable[Experiment], beginnings: Iterable[str]) -> list[Exp
     if given and not everything:
         raise ValueError(f"--only {given[0]!r} chooses cells of tables: name a table, such as table3")
     for beginning in given:
+        if not beginning:
+            raise ValueError("--only is '', with which every row begins: leave it out, or name a row or a column")
         if not any(experiment.only([beginning]).cells for experiment in everything):
             names = "; ".join(dict.fromkeys(name for one in everything for name in (*one.rows, *one.columns)))
             raise ValueError(f"--only {beginning!r} begins no row and no column: there are {names}")

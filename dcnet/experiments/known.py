@@ -22,14 +22,14 @@ class Known:
         self.runs = runs
         self.brought: dict[str, Record] = {}
         for file in _files(folders):
-            record = _record(file)
+            record = final_record(file)
             if record is not None:
                 key = _key(record)
                 self.brought[key] = _joined(self.brought.get(key), record)
 
     def record(self, config: RunConfig) -> Record | None:
         """The record of a config that was run to its end."""
-        own = _record(Run.of(config, self.runs).record_file)
+        own = final_record(Run.of(config, self.runs).record_file)
         brought = self.brought.get(f"{config.name}-{config.hash}")
         return own if brought is None else _joined(own, brought)
 
@@ -41,8 +41,8 @@ def _files(folders: Sequence[Path]) -> Iterator[Path]:
         yield from sorted(folder.rglob("*.json"))
 
 
-def _record(file: Path) -> Record | None:
-    """The record in the file; None if there is none, or something else, such as that of a benchmark."""
+def final_record(file: Path) -> Record | None:
+    """The record of a run that came to its end; None for another one, or for another file, as that of a benchmark."""
     try:
         record = read_record(file)
     except ValueError:

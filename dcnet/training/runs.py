@@ -102,6 +102,9 @@ def read_record(path: Path) -> Record:
 
 def find_run(text: str, root: Path | None = None) -> Run:
     """The run of a folder, a record, a name or the only beginning of one among the runs."""
+    if not text:
+        # An empty variable of a shell would otherwise be the beginning of every name.
+        raise ValueError("the name of the run is '': see `dcnet list runs`")
     path, root = Path(text), root or runs_root()
     if path.name == "record.json" and path.exists():
         return Run(path.parent)

@@ -40,6 +40,7 @@ def test_without_any_run_the_page_says_what_to_do(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([""], "the name of the run is ''"),
         (["nothing-of-that-name"], "there is no run 'nothing-of-that-name'"),
         (["--records", "no-such-folder"], "there is no folder 'no-such-folder'"),
         (["--runs", "no-such-folder"], "--runs is 'no-such-folder', which is no folder"),

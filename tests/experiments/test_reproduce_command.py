@@ -52,6 +52,8 @@ def test_rows_and_columns_can_be_chosen_by_how_they_begin(tmp_path, capsys):
     code, seen = told(capsys, *words, "seg", "os, ReLU")
     assert code == 2
     assert "--only 'os, ReLU' begins no row and no column: there are baseline; sphere;" in seen.err
+    _, seen = told(capsys, "reproduce", "table3", "--only", "", "--status")
+    assert "--only is '', with which every row begins" in seen.err
     code, seen = told(capsys, "reproduce", "figure4", "--only", "seg", "--runs", tmp_path)
     assert (code, seen.err) == (2, "dcnet: --only 'seg' chooses cells of tables: name a table, such as table3\n")
 

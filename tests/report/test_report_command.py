@@ -22,6 +22,18 @@ def test_the_runs_of_smoke_tests_are_not_on_the_page(tmp_path: Path, capsys: Cap
     assert capsys.readouterr().out.endswith("from 2 runs\n")
 
 
+def test_runs_that_are_not_at_their_end(tmp_path: Path, capsys: Capture):
+    put(tmp_path / "whole", "record", a_run())
+    put(tmp_path / "begun", "record", a_run(status="interrupted", hash="22222222"))
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "record.json").write_text("{")
+    words = ["--runs", str(tmp_path), "--out", str(tmp_path / "page.html")]
+    assert main(["report", "begun", *words]) == 2
+    assert "the run 'begun' is not at its end" in capsys.readouterr().err
+    assert main(["report", *words]) == 0
+    assert capsys.readouterr().out.endswith("from 1 runs, without what is not at its end: begun, cut\n")
+
+
 def test_a_folder_without_runs_gives_a_page_that_says_so(tmp_path: Path, capsys: Capture):
     (tmp_path / "runs").mkdir()
     out = tmp_path / "page.html"

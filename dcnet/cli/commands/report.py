@@ -37,10 +37,11 @@ class Command(RunsOptions):
 
         if self.out.suffix.lower() not in FORMATS:
             raise ValueError(f"--out is written as .html, not as {self.out.suffix!r} of {str(self.out)!r}")
-        sources = Sources((*self._runs(), *self.records))
+        folders = self._runs()
+        sources, unfinished = Sources((*folders, *self.records)), self._unfinished(folders)
         # Made now, since what is wrong with a folder or a record has to be said before anything is written.
         content, path = page(sources).encode(), writable(str(self.out))
-        return lambda: _write(path, content, len(sources.runs))
+        return lambda: _write(path, content, len(sources.runs), unfinished)
 
     def _runs(self) -> tuple[Path, ...]:
         """The folders of the runs that are asked for; all of them only if nothing else is."""
@@ -52,10 +53,20 @@ class Command(RunsOptions):
         # Those that `dcnet list runs` shows, without what lies deeper, such as the runs of smoke tests.
         return () if self.records else tuple(run.folder for run in all_runs(root))
 
+    def _unfinished(self, folders: tuple[Path, ...]) -> list[str]:
+        """The names of runs whose records are not of their end, or cannot be read; an error if one was asked for."""
+        from dcnet.experiments.known import final_record
 
-def _write(path: Path, content: bytes, runs: int) -> int:
+        found = [folder.name for folder in folders if final_record(folder / "record.json") is None]
+        if self.names and found:
+            raise ValueError(f"the run {found[0]!r} is not at its end, or has no record of it: see `dcnet list runs`")
+        return found
+
+
+def _write(path: Path, content: bytes, runs: int, unfinished: list[str]) -> int:
     from dcnet.files import write_atomically
 
     write_atomically(path, content)
-    print(f"wrote {path}, {len(content) / 1e6:.1f} MB, from {runs} runs")
+    without = f", without what is not at its end: {', '.join(unfinished)}" if unfinished else ""
+    print(f"wrote {path}, {len(content) / 1e6:.1f} MB, from {runs} runs{without}")
     return 0

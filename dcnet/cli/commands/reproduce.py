@@ -26,7 +26,9 @@ class Command:
     It can be stopped at any time with Ctrl-C; the same command goes on. `--status` only says what is there.
     """
 
-    names: Annotated[Sequence[str], tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT...")]
+    names: Annotated[
+        Sequence[str], tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT...", help_behavior_hint="(required)")
+    ]
     """table1, ..., faces, ..., figure4, ..., figures for all figures, or all; a wrong name lists what there is."""
 
     seeds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: by experiment)")] = None
