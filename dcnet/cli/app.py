@@ -81,6 +81,9 @@ def _run(command: Command) -> int:
         # Such as a disk that is full.
         print(f"dcnet: {_sentence(error)}", file=sys.stderr)
         return FAILED
+    except (MemoryError, RuntimeError) as error:
+        print(f"dcnet: {_lack_of_memory(error)}", file=sys.stderr)
+        return FAILED
     sys.stdout.flush()
     return code
 
@@ -88,6 +91,16 @@ def _run(command: Command) -> int:
 def _sentence(error: OSError) -> str:
     reason = error.strerror or str(error)
     return reason if error.filename is None else f"{reason}: {str(error.filename)!r}"
+
+
+def _lack_of_memory(error: Exception) -> str:
+    """What torch says at length where there is too little memory; any other error is raised once more."""
+    from dcnet.bench.room import out_of_memory
+
+    if not out_of_memory(error):
+        raise error
+    told = str(error).splitlines()[:1]
+    return ": ".join(["out of memory, and fewer images at once or a smaller network need less", *told])
 
 
 def make_application(package: ModuleType, words: Sequence[str] = ()) -> SubcommandApp:

@@ -140,6 +140,24 @@ def test_a_full_disk_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().err == "dcnet: No space left on device: 'bench.json'\n"
 
 
+def test_lack_of_memory_is_told_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """A network of which the first filters alone would fill any memory."""
+    words = ["train", "--width", "1e13", "--device", "cpu", "--runs", str(tmp_path)]
+    assert app.main(words) == 1
+    told = capsys.readouterr().err
+    assert "dcnet: out of memory, and fewer images at once or a smaller network need less: " in told
+    assert "Traceback" not in told
+
+
+def test_errors_of_another_kind_are_not_hidden(monkeypatch: pytest.MonkeyPatch):
+    def wrong(self: object) -> int:
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr("dcnet.bench.session.Session.run", wrong)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        app.main(["bench", "layers", "--device", "cpu"])
+
+
 def test_a_file_is_a_command_and_a_folder_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "added" / "group").mkdir(parents=True)
     (tmp_path / "added" / "__init__.py").write_text('"""All."""')
