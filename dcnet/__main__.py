@@ -2,7 +2,7 @@
 
 import sys
 
-from dcnet.cli.app import main
+from dcnet.cli.app import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start())

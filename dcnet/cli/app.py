@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         leave_to_the_command()
-        return _end(_run(_command(given)))
+        return _run(_command(given))
     except KeyboardInterrupt:
         print(MESSAGE, file=sys.stderr)
         return INTERRUPTED
@@ -46,9 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
 
 
-def _end(code: int) -> int:
-    """The end of a process of several: at once."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+def start() -> int:
+    """`dcnet` as a process of its own, which ends at once where it is one of several."""
+    code = main()
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         end_process(code)
     return code
 
@@ -82,6 +83,10 @@ def _run(command: Command) -> int:
         print(f"dcnet: {_sentence(error)}", file=sys.stderr)
         return FAILED
     except (MemoryError, RuntimeError) as error:
+        from dcnet.bench.room import out_of_memory
+
+        if not out_of_memory(error):
+            raise
         print(f"dcnet: {_lack_of_memory(error)}", file=sys.stderr)
         return FAILED
     sys.stdout.flush()
@@ -94,11 +99,7 @@ def _sentence(error: OSError) -> str:
 
 
 def _lack_of_memory(error: Exception) -> str:
-    """What torch says at length where there is too little memory; any other error is raised once more."""
-    from dcnet.bench.room import out_of_memory
-
-    if not out_of_memory(error):
-        raise error
+    """The first line of what torch says at length."""
     told = str(error).splitlines()[:1]
     return ": ".join(["out of memory, and fewer images at once or a smaller network need less", *told])
 

@@ -179,6 +179,19 @@ def test_the_module_is_the_command():
     assert done.stdout.startswith("usage: dcnet [-h]")
 
 
+@pytest.mark.parametrize("world", ["2", ""])
+def test_a_program_that_calls_the_command_goes_on_after_it(world: str):
+    """In a process of several, too, in which `dcnet` itself would have ended."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from dcnet.cli.app import main; main(['list', 'margins']); print('goes on')"],
+        env={**os.environ, "WORLD_SIZE": world},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.endswith("goes on\n"), done.stderr
+
+
 def test_the_library_does_not_need_the_command_line_nor_help_the_plots():
     heavy = "print(sorted({'tyro', 'matplotlib', 'dcnet.cli', 'dcnet.bench'} & set(sys.modules)))"
     assert call("-c", f"import sys, dcnet; {heavy}").stdout == "[]\n"

@@ -3,7 +3,7 @@
 import atexit
 import sys
 
-from dcnet.cli.app import main
+from dcnet.cli.app import start
 
 atexit.register(print, "Python shuts down")
-sys.exit(main(sys.argv[1:]))
+sys.exit(start())

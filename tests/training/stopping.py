@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from dcnet.cli.app import main
+from dcnet.cli.app import start
 from dcnet.training.trainer import Trainer
 
 look = Trainer._look
@@ -17,4 +17,4 @@ def look_and_stop(self):
 
 
 Trainer._look = look_and_stop
-sys.exit(main(sys.argv[1:]))
+sys.exit(start())
