@@ -19,7 +19,8 @@ def labels(groups: Groups) -> list[str]:
     """A label for each group of runs: what it has and others have not, and how many runs it is the mean of."""
     configs = [members[0]["config"] for members in groups]
     names = _differing(configs) or ["operator"]
-    return [_label(config, names) + _count(members) for config, members in zip(configs, groups, strict=True)]
+    told = [_only_differing_parts(config, configs, names) for config in configs]
+    return [_label(config, names) + mean_of(members) for config, members in zip(told, groups, strict=True)]
 
 
 def common_words(groups: Groups) -> str:
@@ -40,6 +41,16 @@ def _differs(configs: Sequence[Record], name: str) -> bool:
     return any(config.get(name) != configs[0].get(name) for config in configs)
 
 
+def _only_differing_parts(config: Record, configs: Sequence[Record], names: Sequence[str]) -> Record:
+    """The config with those parts of its mappings alone that are not the same in all; what has a name goes by it."""
+    told = dict(config)
+    for name in names:
+        values = [value for other in configs if isinstance(value := other.get(name), dict) and "name" not in value]
+        if len(values) == len(configs):
+            told[name] = {key: part for key, part in config[name].items() if any(v.get(key) != part for v in values)}
+    return told
+
+
 def _label(config: Record, names: Sequence[str]) -> str:
     # What a run has not need not be said, unless it is all that there is to say.
     names = [name for name in names if config.get(name) is not None] or names
@@ -55,8 +66,8 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _count(members: Sequence[Record]) -> str:
-    """How many runs there are at least and at most at one point."""
+def mean_of(members: Sequence[Record]) -> str:
+    """Words to add: how many runs there are at least and at most at one point, where it is not one."""
     lengths = [len(record["curves"]["step"]) for record in members]
     if len(members) == 1:
         return ""

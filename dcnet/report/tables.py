@@ -18,7 +18,6 @@ Record = dict[str, Any]
 # the records in the folder of that name.
 TABLES: dict[str, Callable[[Any], str]] = {
     "digits": training_tables.digits,
-    "cifar100": training_tables.cifar100,
     "layers_cpu": speed_tables.layers_cpu,
     "layers_cuda": speed_tables.layers_cuda,
     "network_cuda": speed_tables.network,

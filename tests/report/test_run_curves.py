@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from matplotlib.axes import Axes
 
+from dcnet.data import Augmentation
 from dcnet.report.curve_labels import common_words, labels
 from dcnet.report.curves import run_curves
 from dcnet.training import recipe
@@ -71,6 +72,9 @@ def test_labels_are_what_differs():
     assert names(record(flat, width=0.5, operator="conv"), record(flat)) == ["conv, width=0.5", "tanh-cos, width=1"]
     assert names(record(flat, schedule=Steps()), record(flat)) == ["schedule=step", "schedule=cosine"]
     assert names(record(flat, pretrained="runs/a"), record(flat)) == ["pretrained=a", "pretrained=None"]
+    crops, squares = Augmentation(pad=4), Augmentation(pad=4, cutout=8)
+    of_parts = names(record(flat, augmentation=crops), record(flat, augmentation=squares))
+    assert of_parts == ["augmentation=cutout=0", "augmentation=cutout=8"]
     part = record(flat, train_images=60, operator="conv")
     assert names(part, record(flat)) == ["conv, train_images=60", "tanh-cos"]
 
