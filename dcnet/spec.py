@@ -17,11 +17,11 @@ _WORDS = {"True": True, "true": True, "False": False, "false": False}
 _CALLS = {"radius": Radius, "learnable": Learnable}
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
-    """The error for a name that is not in a registry: the known ones, and the nearest."""
-    names = list(known)
-    same_start = [other for other in names if name.startswith(other) or (name and other.startswith(name))]
-    near = same_start or difflib.get_close_matches(str(name).lower(), names, n=1)
+def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
+    """The error for a name that is not in a registry, be it a string or not: the known ones, and the nearest."""
+    names, text = list(known), str(name)
+    same_start = [other for other in names if text.startswith(other) or (text and other.startswith(text))]
+    near = same_start or difflib.get_close_matches(text.lower(), names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return ValueError(f"unknown {kind} {name!r}: known are {', '.join(names)}{hint}")
 

@@ -19,7 +19,7 @@ def rich_table(experiment: Experiment, found: Sequence[CellStatus]) -> Table:
     table = Table(title=experiment.title, caption=_caption(experiment))
     table.add_column("", overflow="fold")
     for column in experiment.columns:
-        table.add_column(Text(column), justify="right")
+        table.add_column(Text(column), justify="right", overflow="fold")
     for row in rows_of(experiment, found):
         table.add_row(*(Text(word) for word in row))
     return table

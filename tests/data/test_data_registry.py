@@ -35,6 +35,9 @@ def test_whatever_is_downloaded_has_a_checksum():
 def test_unknown_names_are_answered_with_the_known_ones():
     with pytest.raises(ValueError, match=r"unknown dataset 'cifar': known are .*digits.*; did you mean 'cifar10'\?"):
         load_dataset("cifar")
+    # As a damaged record may have it.
+    with pytest.raises(ValueError, match="unknown dataset None: known are"):
+        load_dataset(None)  # type: ignore[arg-type]
 
 
 def test_a_name_is_given_once():

@@ -37,6 +37,13 @@ def test_status_runs_nothing_and_says_what_is_missing(tmp_path, capsys):
     assert cells[4]["misses_by"] == pytest.approx(0.33)
 
 
+def test_on_a_narrow_terminal_no_number_is_cut_off(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    _, seen = told(capsys, "reproduce", "table2", "--status", "--runs", tmp_path)
+    assert "normalisation" in seen.out
+    assert "\N{HORIZONTAL ELLIPSIS}" not in seen.out
+
+
 def test_rows_and_columns_can_be_chosen_by_how_they_begin(tmp_path, capsys):
     words = ("reproduce", "table3", "table1", "--status", "--json", "--runs", tmp_path, "--only")
     found = json.loads(told(capsys, *words, "seg", "cos, ReLU")[1].out)
