@@ -10,6 +10,7 @@ from rich.console import Console
 from dcnet.experiments.board import Board
 from dcnet.experiments.experiment import Experiment, chosen, narrowed
 from dcnet.experiments.known import Known
+from dcnet.experiments.order import order_of
 from dcnet.experiments.pool import Pool
 from dcnet.experiments.smoke import in_small
 from dcnet.experiments.status import CellStatus, records_of, status_of
@@ -95,4 +96,6 @@ class Reproduction:
 
 def _described(experiment: Experiment, found: Sequence[CellStatus]) -> dict[str, Any]:
     cells = [status.described(experiment.higher_is_better) for status in found]
-    return {"title": experiment.title, "not_run": experiment.not_run, "cells": cells}
+    order = order_of(experiment, found)
+    told = None if order is None else order.described()
+    return {"title": experiment.title, "not_run": experiment.not_run, "cells": cells, "order": told}

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from dcnet.experiments.experiment import Experiment, chosen
 from dcnet.experiments.known import Known
+from dcnet.experiments.order import order_of
 from dcnet.experiments.status import UNMEASURED, CellStatus, status_of
 from dcnet.report.markdown import markdown
 
@@ -36,13 +37,21 @@ def docs_table(name: str, results: Path) -> str:
     # Runs of this machine do not count, since the docs are the same on every machine.
     found = status_of(experiment, Known(results / "no runs", [results]))
     about = f"{experiment.title}: {'; '.join([*_legend(experiment), 'one seed unless a deviation is given'])}:"
-    return f"{about}\n\n{markdown_table(experiment, found)}"
+    order = order_of(experiment, found)
+    told = "" if order is None else f"\n\n{order.sentence}"
+    return f"{about}\n\n{markdown_table(experiment, found)}{told}"
 
 
 def rows_of(experiment: Experiment, found: Sequence[CellStatus]) -> list[list[str]]:
     """The words of each row, its name first."""
     by_place = {(status.cell.row, status.cell.column): str(status) for status in found}
     return [[row, *(by_place.get((row, column), "") for column in experiment.columns)] for row in experiment.rows]
+
+
+def summary_lines(experiment: Experiment, found: Sequence[CellStatus]) -> list[str]:
+    """What is there, and whether it comes in the paper's order, where that can be told."""
+    order = order_of(experiment, found)
+    return [summary(experiment, found), *([] if order is None else [f"{experiment.name}: {order}"])]
 
 
 def summary(experiment: Experiment, found: Sequence[CellStatus]) -> str:

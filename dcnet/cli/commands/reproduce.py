@@ -150,9 +150,10 @@ class Command:
     def _show(self, work: Reproduction) -> None:
         from rich.console import Console
 
-        from dcnet.report.experiments import rich_table, summary
+        from dcnet.report.experiments import rich_table, summary_lines
 
         console = Console()
         for experiment, found in work.statuses():
             console.print(rich_table(experiment, found))
-            console.print(summary(experiment, found), soft_wrap=True, highlight=False, markup=False)
+            for line in summary_lines(experiment, found):
+                console.print(line, soft_wrap=True, highlight=False, markup=False)

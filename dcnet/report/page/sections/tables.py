@@ -4,6 +4,7 @@ from collections import Counter
 
 from dcnet.experiments import CellStatus, Experiment
 from dcnet.experiments.experiment import NOT_CONVERGED
+from dcnet.experiments.order import order_of
 from dcnet.report.page.cells import Found
 from dcnet.report.page.markup import Html, code, join, paragraph, table, tag
 from dcnet.report.page.origin import number, wanted
@@ -37,7 +38,9 @@ def _experiment(experiment: Experiment, cells: list[Found]) -> Html:
     better = "Higher is better." if experiment.higher_is_better else "Lower is better."
     box = table(f"{experiment.name}-table", better, ["", *experiment.columns], rows)
     heading = tag("h3", experiment.title, id=experiment.name)
-    notes = [paragraph(note) for note in experiment.notes]
+    order = order_of(experiment, [one.status for one in cells])
+    told = [] if order is None else [order.sentence]
+    notes = [paragraph(note) for note in (*experiment.notes, *told)]
     return join([heading, _missing(experiment, cells), *notes, box])
 
 
