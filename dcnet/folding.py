@@ -57,7 +57,8 @@ def fold(model: nn.Module) -> nn.Module:
                 replacements[module] = fold_layer(module)
             elif type(module) in DROPOUTS:
                 replacements[module] = nn.Identity()
-    return _replace(copied, replacements).eval()
+    _replace(replacements)
+    return copied.eval()
 
 
 def check_mean_norms(model: nn.Module) -> None:
@@ -171,9 +172,8 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
-def _replace(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Module:
-    for module in list(model.modules()):
-        for name, child in module._modules.items():
-            if child in replacements:
-                module._modules[name] = replacements[child]
-    return replacements.get(model, model)
+def _replace(replacements: dict[nn.Module, nn.Module]) -> None:
+    """Makes every module what replaces it, as the same object: a network may hold it in a list of its own, too."""
+    for module, replacement in replacements.items():
+        module.__class__ = type(replacement)
+        module.__dict__ = vars(replacement)

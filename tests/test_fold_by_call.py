@@ -82,6 +82,27 @@ def test_a_normalisation_that_pieces_of_a_sequential_come_between_stays():
     torch.testing.assert_close(fold(model)(x), model(x))
 
 
+class Beside(nn.Module):
+    """Calls its layer, its normalisation or both by a dict beside its modules, as networks do by lists and dicts."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.conv, self.bn = dcnet.DecoupledConv2d(3, 4, 3, operator="sphere-cos"), nn.BatchNorm2d(4)
+        self.bn.running_mean.fill_(0.3)
+        self.beside = {name: getattr(self, name) for name in names}
+
+    def forward(self, x):
+        return self.beside.get("bn", self.bn)(self.beside.get("conv", self.conv)(x))
+
+
+@pytest.mark.parametrize("names", [["conv"], ["bn"], ["conv", "bn"]])
+def test_modules_that_are_held_in_two_places_are_folded_in_both(names):
+    model, x = Beside(*names).eval(), torch.randn(2, 3, 6, 6)
+    small = fold(model)
+    assert isinstance(small.bn, nn.Identity)
+    torch.testing.assert_close(small(x), model(x))
+
+
 class MonteCarlo(nn.Dropout):
     def forward(self, input):
         return F.dropout(input, self.p, True)
