@@ -49,14 +49,14 @@ def fold(model: nn.Module) -> nn.Module:
     replacements: dict[nn.Module, nn.Module] = {}
     for layer, norm in _pairs(copied, graphs):
         replacements[layer] = _fuse(layer, norm)
-        replacements[norm] = nn.Identity()
+        replacements[norm] = _gone(norm)
     fixed = {module for parent, ways in graphs for graph in ways for module in _found(parent, graph, "get_attr")}
     for module in copied.modules():
         if module not in replacements and module not in fixed and not _has_hooks(module):
             if _is_decoupled(module):
                 replacements[module] = fold_layer(module)
             elif type(module) in DROPOUTS:
-                replacements[module] = nn.Identity()
+                replacements[module] = _gone(module)
     _replace(replacements)
     return copied.eval()
 
@@ -155,6 +155,13 @@ def _fuse(layer: Layer | PlainLayer, norm: _BatchNorm) -> nn.Module:
         fuse_linear_bn_eval(layer, norm) if isinstance(layer, nn.Linear) else fuse_conv_bn_eval(layer, norm)
     )
     return fused.requires_grad_(False)
+
+
+def _gone(module: nn.Module) -> nn.Module:
+    """An nn.Identity of which a forward may still read what it is made with, as the `p` of a dropout."""
+    identity = nn.Identity()
+    vars(identity).update({name: value for name, value in vars(module).items() if not name.startswith("_")})
+    return identity
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[PlainLayer]:

@@ -130,6 +130,27 @@ def test_a_forward_may_read_the_geometry_of_layers():
     torch.testing.assert_close(fold(model)(x), model(x))
 
 
+class ReadsWhatGoes(nn.Module):
+    """Asks its dropout and its normalisation what they were made with, as attention does for its own dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = dcnet.DecoupledConv2d(3, 4, 3, operator="sphere-cos"), nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        y = self.bn(self.conv(x)).reshape(-1, self.bn.num_features, 16)
+        return F.scaled_dot_product_attention(y, y, y, dropout_p=self.drop.p * self.training)
+
+
+def test_a_forward_may_read_what_dropout_and_normalisation_are_made_with():
+    model, x = ReadsWhatGoes().eval(), torch.randn(2, 3, 6, 6)
+    small = fold(model)
+    assert isinstance(small.bn, nn.Identity)
+    assert not small.bn.state_dict()
+    torch.testing.assert_close(small(x), model(x))
+
+
 class Exponential(nn.Module):
     def forward(self, value):
         return value.exp()
