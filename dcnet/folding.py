@@ -7,7 +7,7 @@ import inspect
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeGuard
 
 from torch import fx, nn
@@ -23,6 +23,7 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 # Modules that have others below them, each with all that its forward is known to do: one graph, or one for each way.
 Traced = list[tuple[nn.Module, list[fx.Graph]]]
+Pair = tuple[Layer | PlainLayer, _BatchNorm]
 
 
 def fold(model: nn.Module) -> nn.Module:
@@ -39,25 +40,21 @@ def fold(model: nn.Module) -> nn.Module:
 
     A layer that is called more than once, whose output is used elsewhere or that has hooks keeps its normalisation. A
     layer that still blends with the plain one, whose filters are read by others or whose class computes something else
-    stays as it is.
+    stays as it is, and so does all that is below a module whose `forward` asks for its class, and would go another way.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"a network is folded, not {model!r}")
     check_mean_norms(model)
     copied = copy.deepcopy(model).eval().requires_grad_(False)
-    graphs = _trace_all(copied)
-    replacements: dict[nn.Module, nn.Module] = {}
-    for layer, norm in _pairs(copied, graphs):
-        replacements[layer] = _fuse(layer, norm)
-        replacements[norm] = _gone(norm)
-    fixed = {module for parent, ways in graphs for graph in ways for module in _found(parent, graph, "get_attr")}
-    for module in copied.modules():
-        if module not in replacements and module not in fixed and not _has_hooks(module):
-            if _is_decoupled(module):
-                replacements[module] = fold_layer(module)
-            elif type(module) in DROPOUTS:
-                replacements[module] = _gone(module)
-    _replace(replacements)
+    graphs = _trace_all(_parents(copied))
+    pairs = list(_pairs(copied, graphs))
+    replacements = _replacements(copied, graphs, pairs)
+    before = {module: (type(module), vars(module)) for module in replacements}
+    _change({module: (type(new), vars(new)) for module, new in replacements.items()})
+    # Where a forward asks for classes, what is folded may be none of them any more.
+    kept = {module for parent in _going_another_way(graphs, before) for module in parent.modules()}
+    kept.update(module for pair in pairs if not kept.isdisjoint(pair) for module in pair)
+    _change({module: was for module, was in before.items() if module in kept})
     return copied.eval()
 
 
@@ -89,10 +86,10 @@ class OneLevel(fx.Tracer):
         return super().call_module(m, forward, args, kwargs) if found else forward(*args, **kwargs)
 
 
-def _trace_all(model: nn.Module) -> Traced:
-    """Every module that has others below it, with what its forward does, where that can be traced."""
+def _trace_all(parents: Iterable[nn.Module]) -> Traced:
+    """The modules with what their forward does, where that can be traced."""
     graphs: Traced = []
-    for parent in _parents(model):
+    for parent in parents:
         # A forward may do anything with what stands for its input, and fail in any way.
         with contextlib.suppress(Exception):
             graphs.append((parent, [OneLevel().trace(parent, given) for given in _ways_to_call(parent)]))
@@ -118,7 +115,7 @@ def _found(parent: nn.Module, graph: fx.Graph, *kinds: str) -> Iterator[nn.Modul
             yield parent.get_submodule(path if node.op == "call_module" else path.rpartition(".")[0])
 
 
-def _pairs(model: nn.Module, graphs: Traced) -> Iterator[tuple[Layer | PlainLayer, _BatchNorm]]:
+def _pairs(model: nn.Module, graphs: Traced) -> Iterator[Pair]:
     """Every layer and the batch normalisation that alone sees its output, however the forward is called."""
     uses = sum((_uses(parent, ways) for parent, ways in graphs), Counter[nn.Module]())
     places = Counter(child for parent in _parents(model) for child in parent.children())
@@ -134,7 +131,7 @@ def _uses(parent: nn.Module, ways: list[fx.Graph]) -> Counter[nn.Module]:
     return functools.reduce(operator.or_, counts)
 
 
-def _pair(parent: nn.Module, node: fx.Node) -> tuple[Layer | PlainLayer, _BatchNorm] | None:
+def _pair(parent: nn.Module, node: fx.Node) -> Pair | None:
     if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
         return None
     source, norm = node.args[0], parent.get_submodule(str(node.target))
@@ -146,6 +143,21 @@ def _pair(parent: nn.Module, node: fx.Node) -> tuple[Layer | PlainLayer, _BatchN
     assert isinstance(norm, _BatchNorm)
     has_statistics = norm.running_mean is not None and norm.running_var is not None
     return (layer, norm) if has_statistics and norm.num_features == len(layer.weight) else None
+
+
+def _replacements(model: nn.Module, graphs: Traced, pairs: list[Pair]) -> dict[nn.Module, nn.Module]:
+    """What takes the place of each module that is folded."""
+    found: dict[nn.Module, nn.Module] = {}
+    for layer, norm in pairs:
+        found.update({layer: _fuse(layer, norm), norm: _gone(norm)})
+    fixed = {module for parent, ways in graphs for graph in ways for module in _found(parent, graph, "get_attr")}
+    for module in model.modules():
+        if module not in found and module not in fixed and not _has_hooks(module):
+            if _is_decoupled(module):
+                found[module] = fold_layer(module)
+            elif type(module) in DROPOUTS:
+                found[module] = _gone(module)
+    return found
 
 
 def _fuse(layer: Layer | PlainLayer, norm: _BatchNorm) -> nn.Module:
@@ -179,8 +191,20 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
-def _replace(replacements: dict[nn.Module, nn.Module]) -> None:
-    """Makes every module what replaces it, as the same object: a network may hold it in a list of its own, too."""
-    for module, replacement in replacements.items():
-        module.__class__ = type(replacement)
-        module.__dict__ = vars(replacement)
+def _going_another_way(graphs: Traced, replaced: Collection[nn.Module]) -> Iterator[nn.Module]:
+    """The modules whose forward does something else now than what was traced before."""
+    for parent, ways in graphs:
+        again = _trace_all([parent]) if parent not in replaced else [(parent, ways)]
+        if [_steps(graph) for _, found in again for graph in found] != [_steps(graph) for graph in ways]:
+            yield parent
+
+
+def _steps(graph: fx.Graph) -> list[tuple[str, Any]]:
+    return [(node.op, node.target) for node in graph.nodes if node.op != "get_attr"]
+
+
+def _change(states: dict[nn.Module, tuple[type[nn.Module], dict[str, Any]]]) -> None:
+    """Gives modules another class and state; as the objects that they are, since a network may hold them in lists."""
+    for module, (kind, state) in states.items():
+        module.__class__ = kind
+        module.__dict__ = state
