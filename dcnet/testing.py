@@ -54,7 +54,7 @@ def small_input(layer: Decoupled, seed: int = 0) -> Tensor:
     if isinstance(layer, _ConvNd):
         spans = [step * (size - 1) + 1 for size, step in zip(layer.kernel_size, layer.dilation, strict=True)]
         shape = [2, layer.in_channels, *[span + 2 for span in spans]]
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(layer.weight)
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(layer.weight)
 
 
 def naive(layer: Decoupled, x: Tensor) -> Tensor:
