@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+from torch.utils._pytree import tree_leaves
 
 from dcnet.folded import Layer, PlainLayer, fold_layer
 from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
@@ -75,6 +76,24 @@ def check_mean_norms(model: nn.Module) -> None:
 class OneLevel(fx.Tracer):
     """Traces the forward of one module, with every module that it calls as a leaf."""
 
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        """The graph, in which nodes whose value the forward leaves in its module have `left` among their meta."""
+        before = vars(root)
+        # What is left there only stands for values, and must not stay, in lists and dicts neither.
+        root.__dict__ = {
+            name: copy.copy(value) if isinstance(value, list | dict) else value for name, value in before.items()
+        }
+        try:
+            graph = super().trace(root, concrete_args)
+            for value in tree_leaves(vars(root)):
+                if isinstance(value, fx.Proxy):
+                    value.node.meta["left"] = True
+            return graph
+        finally:
+            # The graph needs its constants.
+            before.update({name: value for name, value in vars(root).items() if name.startswith("_tensor_constant")})
+            root.__dict__ = before
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
@@ -135,7 +154,7 @@ def _pair(parent: nn.Module, node: fx.Node) -> Pair | None:
     if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
         return None
     source, norm = node.args[0], parent.get_submodule(str(node.target))
-    if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) != 1:
+    if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) != 1 or "left" in source.meta:
         return None
     layer = parent.get_submodule(str(source.target))
     if type(norm) not in NORMS or not (_is_decoupled(layer) or _is_plain(layer)):

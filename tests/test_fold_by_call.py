@@ -1,5 +1,7 @@
 """Folding keeps the dtype, the geometry that a forward reads, and what a forward does by default."""
 
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -101,6 +103,32 @@ def test_modules_that_are_held_in_two_places_are_folded_in_both(names):
     small = fold(model)
     assert isinstance(small.bn, nn.Identity)
     torch.testing.assert_close(small(x), model(x))
+
+
+class Leaves(nn.Module):
+    """Keeps what it has made for the next call, and shows what is between a layer and its normalisation."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = dcnet.DecoupledConv2d(3, 4, 3, operator="sphere-cos"), nn.BatchNorm2d(4)
+        self.bn.running_mean.fill_(0.3)
+        self.half, self.seen = None, []
+
+    def forward(self, x):
+        y = self.conv(x)
+        self.seen.clear()
+        self.seen.append(y)
+        if self.half is None:
+            self.half = torch.ones_like(y) / 2
+        return self.bn(y) * self.half
+
+
+def test_what_a_forward_leaves_in_its_module_is_of_its_own_calls():
+    model, x = Leaves().eval(), torch.randn(2, 3, 6, 6)
+    small = pickle.loads(pickle.dumps(fold(model)))
+    assert small.half is None
+    torch.testing.assert_close(small(x), model(x))
+    torch.testing.assert_close(small.seen, model.seen)
 
 
 class MonteCarlo(nn.Dropout):
