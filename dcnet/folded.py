@@ -186,7 +186,7 @@ def coefficients(op: Operator, constants: Mapping[str, Value]) -> tuple[str, ...
     """The constants, all but the radius, that multiply h if all of them are multiplied; none if h is not like that."""
     names = tuple(name for name in op.slots if name not in op.angle.slots() and not name.startswith("radius"))
     base = {name: value.double().cpu() if isinstance(value, Tensor) else value for name, value in constants.items()}
-    n = torch.logspace(-3, 3, 61, dtype=torch.float64).unsqueeze(1)
+    n = torch.logspace(-3, 3, 61, dtype=torch.float64, device="cpu").unsqueeze(1)
     for factor in (3.0, 0.1, -1.0):
         multiplied = {**base, **{name: base[name] * factor for name in names}}
         if not torch.allclose(op.h(n, multiplied), factor * op.h(n, base), rtol=1e-9, atol=0):

@@ -7,12 +7,13 @@ import inspect
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeGuard
 
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+from torch.utils._pytree import tree_leaves
 
 from dcnet.folded import Layer, PlainLayer, fold_layer
 from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
@@ -23,6 +24,7 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 # Modules that have others below them, each with all that its forward is known to do: one graph, or one for each way.
 Traced = list[tuple[nn.Module, list[fx.Graph]]]
+Pair = tuple[Layer | PlainLayer, _BatchNorm]
 
 
 def fold(model: nn.Module) -> nn.Module:
@@ -39,25 +41,22 @@ def fold(model: nn.Module) -> nn.Module:
 
     A layer that is called more than once, whose output is used elsewhere or that has hooks keeps its normalisation. A
     layer that still blends with the plain one, whose filters are read by others or whose class computes something else
-    stays as it is.
+    stays as it is, and so does all that is below a module whose `forward` asks for its class, and would go another way.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"a network is folded, not {model!r}")
     check_mean_norms(model)
     copied = copy.deepcopy(model).eval().requires_grad_(False)
-    graphs = _trace_all(copied)
-    replacements: dict[nn.Module, nn.Module] = {}
-    for layer, norm in _pairs(copied, graphs):
-        replacements[layer] = _fuse(layer, norm)
-        replacements[norm] = nn.Identity()
-    fixed = {module for parent, ways in graphs for graph in ways for module in _found(parent, graph, "get_attr")}
-    for module in copied.modules():
-        if module not in replacements and module not in fixed and not _has_hooks(module):
-            if _is_decoupled(module):
-                replacements[module] = fold_layer(module)
-            elif type(module) in DROPOUTS:
-                replacements[module] = nn.Identity()
-    return _replace(copied, replacements).eval()
+    graphs = _trace_all(_parents(copied))
+    pairs = list(_pairs(copied, graphs))
+    replacements = _replacements(copied, graphs, pairs)
+    before = {module: (type(module), vars(module)) for module in replacements}
+    _change({module: (type(new), vars(new)) for module, new in replacements.items()})
+    # Where a forward asks for classes, what is folded may be none of them any more.
+    kept = {module for parent in _going_another_way(graphs, before) for module in parent.modules()}
+    kept.update(module for pair in pairs if not kept.isdisjoint(pair) for module in pair)
+    _change({module: was for module, was in before.items() if module in kept})
+    return copied.eval()
 
 
 def check_mean_norms(model: nn.Module) -> None:
@@ -77,6 +76,24 @@ def check_mean_norms(model: nn.Module) -> None:
 class OneLevel(fx.Tracer):
     """Traces the forward of one module, with every module that it calls as a leaf."""
 
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        """The graph, in which nodes whose value the forward leaves in its module have `left` among their meta."""
+        before = vars(root)
+        # What is left there only stands for values, and must not stay, in lists and dicts neither.
+        root.__dict__ = {
+            name: copy.copy(value) if isinstance(value, list | dict) else value for name, value in before.items()
+        }
+        try:
+            graph = super().trace(root, concrete_args)
+            for value in tree_leaves(vars(root)):
+                if isinstance(value, fx.Proxy):
+                    value.node.meta["left"] = True
+            return graph
+        finally:
+            # The graph needs its constants.
+            before.update({name: value for name, value in vars(root).items() if name.startswith("_tensor_constant")})
+            root.__dict__ = before
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
@@ -88,10 +105,10 @@ class OneLevel(fx.Tracer):
         return super().call_module(m, forward, args, kwargs) if found else forward(*args, **kwargs)
 
 
-def _trace_all(model: nn.Module) -> Traced:
-    """Every module that has others below it, with what its forward does, where that can be traced."""
+def _trace_all(parents: Iterable[nn.Module]) -> Traced:
+    """The modules with what their forward does, where that can be traced."""
     graphs: Traced = []
-    for parent in _parents(model):
+    for parent in parents:
         # A forward may do anything with what stands for its input, and fail in any way.
         with contextlib.suppress(Exception):
             graphs.append((parent, [OneLevel().trace(parent, given) for given in _ways_to_call(parent)]))
@@ -117,7 +134,7 @@ def _found(parent: nn.Module, graph: fx.Graph, *kinds: str) -> Iterator[nn.Modul
             yield parent.get_submodule(path if node.op == "call_module" else path.rpartition(".")[0])
 
 
-def _pairs(model: nn.Module, graphs: Traced) -> Iterator[tuple[Layer | PlainLayer, _BatchNorm]]:
+def _pairs(model: nn.Module, graphs: Traced) -> Iterator[Pair]:
     """Every layer and the batch normalisation that alone sees its output, however the forward is called."""
     uses = sum((_uses(parent, ways) for parent, ways in graphs), Counter[nn.Module]())
     places = Counter(child for parent in _parents(model) for child in parent.children())
@@ -133,11 +150,11 @@ def _uses(parent: nn.Module, ways: list[fx.Graph]) -> Counter[nn.Module]:
     return functools.reduce(operator.or_, counts)
 
 
-def _pair(parent: nn.Module, node: fx.Node) -> tuple[Layer | PlainLayer, _BatchNorm] | None:
+def _pair(parent: nn.Module, node: fx.Node) -> Pair | None:
     if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
         return None
     source, norm = node.args[0], parent.get_submodule(str(node.target))
-    if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) != 1:
+    if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) != 1 or "left" in source.meta:
         return None
     layer = parent.get_submodule(str(source.target))
     if type(norm) not in NORMS or not (_is_decoupled(layer) or _is_plain(layer)):
@@ -147,6 +164,21 @@ def _pair(parent: nn.Module, node: fx.Node) -> tuple[Layer | PlainLayer, _BatchN
     return (layer, norm) if has_statistics and norm.num_features == len(layer.weight) else None
 
 
+def _replacements(model: nn.Module, graphs: Traced, pairs: list[Pair]) -> dict[nn.Module, nn.Module]:
+    """What takes the place of each module that is folded."""
+    found: dict[nn.Module, nn.Module] = {}
+    for layer, norm in pairs:
+        found.update({layer: _fuse(layer, norm), norm: _gone(norm)})
+    fixed = {module for parent, ways in graphs for graph in ways for module in _found(parent, graph, "get_attr")}
+    for module in model.modules():
+        if module not in found and module not in fixed and not _has_hooks(module):
+            if _is_decoupled(module):
+                found[module] = fold_layer(module)
+            elif type(module) in DROPOUTS:
+                found[module] = _gone(module)
+    return found
+
+
 def _fuse(layer: Layer | PlainLayer, norm: _BatchNorm) -> nn.Module:
     if _is_decoupled(layer):
         return fold_layer(layer, norm)
@@ -154,6 +186,13 @@ def _fuse(layer: Layer | PlainLayer, norm: _BatchNorm) -> nn.Module:
         fuse_linear_bn_eval(layer, norm) if isinstance(layer, nn.Linear) else fuse_conv_bn_eval(layer, norm)
     )
     return fused.requires_grad_(False)
+
+
+def _gone(module: nn.Module) -> nn.Module:
+    """An nn.Identity of which a forward may still read what it is made with, as the `p` of a dropout."""
+    identity = nn.Identity()
+    vars(identity).update({name: value for name, value in vars(module).items() if not name.startswith("_")})
+    return identity
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[PlainLayer]:
@@ -171,9 +210,20 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
-def _replace(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Module:
-    for module in list(model.modules()):
-        for name, child in module._modules.items():
-            if child in replacements:
-                module._modules[name] = replacements[child]
-    return replacements.get(model, model)
+def _going_another_way(graphs: Traced, replaced: Collection[nn.Module]) -> Iterator[nn.Module]:
+    """The modules whose forward does something else now than what was traced before."""
+    for parent, ways in graphs:
+        again = _trace_all([parent]) if parent not in replaced else [(parent, ways)]
+        if [_steps(graph) for _, found in again for graph in found] != [_steps(graph) for graph in ways]:
+            yield parent
+
+
+def _steps(graph: fx.Graph) -> list[tuple[str, Any]]:
+    return [(node.op, node.target) for node in graph.nodes if node.op != "get_attr"]
+
+
+def _change(states: dict[nn.Module, tuple[type[nn.Module], dict[str, Any]]]) -> None:
+    """Gives modules another class and state; as the objects that they are, since a network may hold them in lists."""
+    for module, (kind, state) in states.items():
+        module.__class__ = kind
+        module.__dict__ = state

@@ -14,6 +14,9 @@ from dcnet.norms import accumulation_dtype
 
 Choose = Callable[[str, Decoupled], bool]
 
+# What a hook computes a tensor from, as torch's pruning, spectral_norm and weight_norm name it beside the tensor's own.
+SOURCES = ("", "_orig", "_g", "_v")
+
 
 class WeightProjection:
     """w <- s * w / ||w|| for each filter w, at every `every`-th step (Section 4.1).
@@ -169,7 +172,7 @@ def _decaying(module: nn.Module) -> list[nn.Parameter]:
     """The parameters of the module itself that decay."""
     if isinstance(module, nn.PReLU):
         return []
-    exempt = _exempt(module)
+    exempt = {name + ending for name in _exempt(module) for ending in SOURCES}
     return [value for name, value in module.named_parameters(recurse=False) if name not in exempt]
 
 

@@ -28,14 +28,14 @@ class Slot:
     size: int = 1
 
     def initial(self, channels: int) -> Tensor:
-        """The stored tensor of a new layer, of shape [channels], or [size] for what all channels share."""
+        """The stored tensor of a new layer, of shape [channels], or [size] for what all channels share, on the CPU."""
         stored = math.sqrt(self.init - self.floor) if self.positive else self.init
-        return torch.full((channels if self.per_channel else self.size,), stored)
+        return torch.full((channels if self.per_channel else self.size,), stored, device="cpu")
 
     @property
     def start(self) -> Value:
         """The constant of a new layer, as far as all channels share it."""
-        return self.init if self.size == 1 else torch.full((self.size,), self.init)
+        return self.init if self.size == 1 else torch.full((self.size,), self.init, device="cpu")
 
     def value(self, stored: Tensor) -> Tensor:
         """The constant that a stored tensor stands for."""

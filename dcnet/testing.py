@@ -54,19 +54,26 @@ def small_input(layer: Decoupled, seed: int = 0) -> Tensor:
     if isinstance(layer, _ConvNd):
         spans = [step * (size - 1) + 1 for size, step in zip(layer.kernel_size, layer.dilation, strict=True)]
         shape = [2, layer.in_channels, *[span + 2 for span in spans]]
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(layer.weight)
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(layer.weight)
 
 
 def naive(layer: Decoupled, x: Tensor) -> Tensor:
     """f(w, x) + bias by cutting out every patch, with no care for speed; state is read and not updated."""
+    if isinstance(layer, _ConvNd) and x.dim() < layer.weight.dim():
+        return naive(layer, x.unsqueeze(0)).squeeze(0)
     patches = cut_patches(layer, x) if isinstance(layer, _ConvNd) else x.unsqueeze(-2)
     filters = layer.weight.flatten(1).unflatten(0, (patches.shape[-2], -1))
-    n = (patches.square().sum(-1, keepdim=True) + layer.eps).sqrt()
-    w_norm = (filters.square().sum(-1) + layer.eps).sqrt()
+    n = _root(patches.square().sum(-1, keepdim=True) + layer.eps)
+    w_norm = _root(filters.square().sum(-1) + layer.eps)
     cos = torch.einsum("...gk,gok->...go", patches, filters) / (w_norm * n)
     out = _magnitude_times_angle(layer, n, w_norm, cos).flatten(-2)
     out = out if layer.bias is None else out + layer.bias
     return out.movedim(-1, 1) if isinstance(layer, _ConvNd) else out
+
+
+def _root(squares: Tensor) -> Tensor:
+    # Zeros without eps, as of a padded corner, have the cosine 0 and not 0 / 0.
+    return squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt()
 
 
 def cut_patches(layer: _ConvNd, x: Tensor) -> Tensor:

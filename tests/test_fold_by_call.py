@@ -1,5 +1,7 @@
 """Folding keeps the dtype, the geometry that a forward reads, and what a forward does by default."""
 
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -82,6 +84,53 @@ def test_a_normalisation_that_pieces_of_a_sequential_come_between_stays():
     torch.testing.assert_close(fold(model)(x), model(x))
 
 
+class Beside(nn.Module):
+    """Calls its layer, its normalisation or both by a dict beside its modules, as networks do by lists and dicts."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.conv, self.bn = dcnet.DecoupledConv2d(3, 4, 3, operator="sphere-cos"), nn.BatchNorm2d(4)
+        self.bn.running_mean.fill_(0.3)
+        self.beside = {name: getattr(self, name) for name in names}
+
+    def forward(self, x):
+        return self.beside.get("bn", self.bn)(self.beside.get("conv", self.conv)(x))
+
+
+@pytest.mark.parametrize("names", [["conv"], ["bn"], ["conv", "bn"]])
+def test_modules_that_are_held_in_two_places_are_folded_in_both(names):
+    model, x = Beside(*names).eval(), torch.randn(2, 3, 6, 6)
+    small = fold(model)
+    assert isinstance(small.bn, nn.Identity)
+    torch.testing.assert_close(small(x), model(x))
+
+
+class Leaves(nn.Module):
+    """Keeps what it has made for the next call, and shows what is between a layer and its normalisation."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = dcnet.DecoupledConv2d(3, 4, 3, operator="sphere-cos"), nn.BatchNorm2d(4)
+        self.bn.running_mean.fill_(0.3)
+        self.half, self.seen = None, []
+
+    def forward(self, x):
+        y = self.conv(x)
+        self.seen.clear()
+        self.seen.append(y)
+        if self.half is None:
+            self.half = torch.ones_like(y) / 2
+        return self.bn(y) * self.half
+
+
+def test_what_a_forward_leaves_in_its_module_is_of_its_own_calls():
+    model, x = Leaves().eval(), torch.randn(2, 3, 6, 6)
+    small = pickle.loads(pickle.dumps(fold(model)))
+    assert small.half is None
+    torch.testing.assert_close(small(x), model(x))
+    torch.testing.assert_close(small.seen, model.seen)
+
+
 class MonteCarlo(nn.Dropout):
     def forward(self, input):
         return F.dropout(input, self.p, True)
@@ -107,6 +156,27 @@ class Reads(nn.Module):
 def test_a_forward_may_read_the_geometry_of_layers():
     model, x = Reads().eval(), torch.randn(2, 3, 5, 5)
     torch.testing.assert_close(fold(model)(x), model(x))
+
+
+class ReadsWhatGoes(nn.Module):
+    """Asks its dropout and its normalisation what they were made with, as attention does for its own dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = dcnet.DecoupledConv2d(3, 4, 3, operator="sphere-cos"), nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        y = self.bn(self.conv(x)).reshape(-1, self.bn.num_features, 16)
+        return F.scaled_dot_product_attention(y, y, y, dropout_p=self.drop.p * self.training)
+
+
+def test_a_forward_may_read_what_dropout_and_normalisation_are_made_with():
+    model, x = ReadsWhatGoes().eval(), torch.randn(2, 3, 6, 6)
+    small = fold(model)
+    assert isinstance(small.bn, nn.Identity)
+    assert not small.bn.state_dict()
+    torch.testing.assert_close(small(x), model(x))
 
 
 class Exponential(nn.Module):

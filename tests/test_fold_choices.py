@@ -155,6 +155,28 @@ def test_layers_that_compute_something_else_stay():
     assert type(fold(trained(done, 3, 5, 5))) is FoldedConv
 
 
+class Asks(nn.Module):
+    """Does something else with what is of one class."""
+
+    def __init__(self, kind: type[nn.Module], block: nn.Module) -> None:
+        super().__init__()
+        self.kind, self.block = kind, block
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.block:
+            x = layer(x) - 0.5 if isinstance(layer, self.kind) else layer(x)
+        return x
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.BatchNorm2d, nn.ReLU])
+def test_a_forward_that_asks_for_classes_finds_them(kind: type[nn.Module]):
+    layers = [nn.ModuleList([dcnet.conv2d(3, 3, 3, operator="tanh-cos"), nn.BatchNorm2d(3), nn.ReLU()]) for _ in "ab"]
+    model = trained(nn.Sequential(Asks(kind, layers[0]), Asks(nn.ReLU, layers[1])), 3, 7, 7)
+    small = fold(model)
+    assert [len(norms(small[0])), len(norms(small[1]))] == [int(kind is not nn.ReLU), 0]
+    assert error(model, small, 3, 7, 7) < 1e-12
+
+
 def test_a_layer_without_data_is_named():
     model = nn.Sequential(nn.ReLU(), nn.Sequential(dcnet.DecoupledLinear(4, 3, operator="seg-sqcos")))
     with pytest.raises(ValueError, match=r"layer '1\.0' with operator 'seg-sqcos' has seen no data"):

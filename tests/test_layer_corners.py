@@ -122,3 +122,15 @@ def test_filters_that_are_computed_do_not_decay_either():
         "0.parametrizations.weight.original1",
     }
     assert "1.parametrizations.weight.original1" in decaying
+
+
+@pytest.mark.parametrize("operator", ["tanh-cos", "seg(radius=Radius(relative=False))-spline", "ball&log-sqcos"])
+def test_layers_need_not_be_on_the_default_device(operator):
+    plain, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 6, 6)
+    with torch.device("meta"):  # stands for a GPU, where any mixture of devices would fail likewise
+        layer = dcnet.decouple(plain, operator, start="calibrated", data=[x]).eval()
+        folded, new = dcnet.fold(layer), dcnet.DecoupledConv2d(3, 4, 3, device="cpu", operator=operator)
+        dcnet.functional.decoupled_conv2d(x, new.weight, operator=operator)
+        new.reset_parameters()
+        dcnet.testing.assert_decoupled(new)
+    torch.testing.assert_close(folded(x), layer(x))

@@ -29,6 +29,13 @@ def test_passes_every_layer_and_leaves_it_alone():
             assert torch.equal(value, before[name])
 
 
+@pytest.mark.parametrize("operator", ["tanh-cos", "seg-sqcos+joint", "log-cos+product"])
+def test_passes_one_image_and_patches_of_zeros_without_eps(operator):
+    assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, operator=operator), torch.randn(2, 5, 6))
+    assert_decoupled(dcnet.DecoupledConv1d(4, 4, 3, padding=3, groups=2, operator=operator), torch.randn(4, 7))
+    assert_decoupled(dcnet.DecoupledConv2d(4, 3, 1, padding=1, operator=operator, eps=0.0))
+
+
 class OffByALittle(dcnet.DecoupledConv2d):
     def forward(self, input):
         return super().forward(input) * 1.000001

@@ -60,7 +60,7 @@ class _Sizes:
 
     def __init__(self, layer: Decoupled):
         self.layer = layer
-        self.plain = self.decoupled = torch.zeros(layer.weight.shape[0], dtype=torch.float64)
+        self.plain = self.decoupled = torch.zeros(layer.weight.shape[0], dtype=torch.float64, device="cpu")
 
     def add(self, input: Tensor, plain: Tensor) -> None:
         self.plain = self.plain + self._squares(plain)
@@ -140,7 +140,7 @@ def _set_radius_(layer: Decoupled, mean_norm: float) -> None:
         name = held.names.get("radius", "")
         slot = layer.operator.learned.get(name)
         if slot is not None and not slot.relative:
-            layer.get_parameter(name).fill_(_stored(slot, torch.tensor(mean_norm)).item())
+            layer.get_parameter(name).fill_(_stored(slot, torch.tensor(mean_norm, device="cpu")).item())
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from filter_networks import examples, gradients, network
 from torch import nn
+from torch.nn.utils import prune
 
 import dcnet
 from dcnet.models import create_model
@@ -42,6 +43,24 @@ def test_what_decays_elsewhere():
     assert decayed == ["0.bias", "1.bias", "3.weight", "3.bias", "4.bias"]
     assert kept == ["0.weight", "1.weight", "4.weight"]
     assert names_of(nn.Linear(3, 2)) == [["weight", "bias"], []]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_filters_that_a_hook_computes_decay_where_their_norm_matters():
+    model = nn.Sequential(
+        *(
+            dcnet.DecoupledLinear(3, 3, bias=False, operator=f"log-cos{ending}")
+            for ending in ("", "+linear", "", "+linear")
+        )
+    )
+    for layer in model[:2]:
+        prune.random_unstructured(layer, "weight", 0.5)
+    for layer in model[2:]:
+        nn.utils.weight_norm(layer)
+    assert names_of(model) == [
+        ["1.weight_orig", "3.weight_g", "3.weight_v"],
+        ["0.weight_orig", "2.weight_g", "2.weight_v"],
+    ]
 
 
 def test_shared_parameters_are_in_one_group_and_decay_where_a_norm_matters():

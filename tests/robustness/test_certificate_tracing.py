@@ -151,3 +151,14 @@ def test_a_certificate_is_the_same_in_inference_mode():
     with torch.inference_mode():
         found = certify(model, 0.1, image_size=4).bound
     assert found == certify(model, 0.1, image_size=4).bound
+
+
+def keeping(s, x):
+    s.seen = s.a(x)
+    return s.seen
+
+
+def test_nothing_is_left_in_a_network_that_keeps_what_it_has_seen():
+    model = Branches(keeping)
+    certify(model, 0.1, image_size=2)
+    assert not hasattr(model, "seen")
