@@ -137,6 +137,19 @@ def test_saturated_layers_are_attacked_by_another_gradient():
     assert "smoothed" not in {check.name for check in examined(plain)}
 
 
+@pytest.mark.parametrize("name", ["clean", "surface", "pgd", "transfer", "square", "corrupted", "certified"])
+def test_no_measurement_has_more_images_at_once_than_asked_for(name: str, monkeypatch: pytest.MonkeyPatch):
+    given, usual, sizes = subject(source=honest(seed=6), batch_size=7), nn.functional.linear, set()
+
+    def noted(input: torch.Tensor, *rest: Any) -> torch.Tensor:
+        sizes.add(len(input))
+        return usual(input, *rest)
+
+    monkeypatch.setattr(nn.functional, "linear", noted)
+    measurements[name](given)
+    assert max(sizes) == 7
+
+
 def test_the_share_of_zero_gradients_is_counted():
     """A network that is dead for all images whose first pixel is below a half."""
 
