@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,14 @@ def attacked_images(
     test = dataset.test
     chosen = test.first(count, dataset.num_classes) if count < len(test) else test
     return chosen.images, chosen.labels, dataset.name
+
+
+def fingerprint_of(images: Tensor, labels: Tensor) -> str:
+    """What tells images and their labels from others, such as those of a folder that has changed."""
+    found = hashlib.sha256(repr((images.dtype, images.shape)).encode())
+    for part in (images, labels):
+        found.update(part.contiguous().numpy().data)
+    return found.hexdigest()
 
 
 def _read(dataset: FolderDataset, record: dict[str, Any], count: int, workers: int) -> tuple[Tensor, Tensor]:

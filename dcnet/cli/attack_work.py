@@ -28,7 +28,7 @@ class Attacked:
     Args:
         run: whose record keeps what is found.
         subject: its network, images and budget.
-        about: dataset, network, device and weights, as plain values.
+        about: dataset, network, device, and the fingerprints of weights and images, as plain values.
         source: name and weights of the run that attacks are transferred from; None without one.
         command: what was asked for, which also goes on after an interruption.
         report: the page to write, None for none.
@@ -59,7 +59,9 @@ class Attacked:
     def done(self) -> dict[str, Any]:
         """What the record has of the same card: the same weights, images and effort, and the same source."""
         kept = self.run.record().get("evaluations", {}).get(self.name, {})
-        if kept.get("weights") != self.about["weights"] or kept.get("settings") != self.settings:
+        # A card of an older version does not say which images it was of.
+        same = kept.get("pixels", self.about["pixels"]) == self.about["pixels"]
+        if not same or kept.get("weights") != self.about["weights"] or kept.get("settings") != self.settings:
             return {}
         results: dict[str, Any] = dict(kept["results"])
         if self.source is not None and results.get("transfer", {}).get("source") != self.source:

@@ -20,6 +20,8 @@ UNMEASURED = "not in a smoke test"
 GUESSING = 2.0
 # Beyond that, in the unit of the table, seeds end in different ways, and a mean tells of none of them.
 APART = 5.0
+# Of numbers in tables, as the paper has them.
+DIGITS = 2
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,12 @@ class CellStatus:
 
     @property
     def difference(self) -> float | None:
-        """Ours without the paper's; None where one of them has no number."""
+        """Ours without the paper's, with the digits of tables; None where one of them has no number."""
         paper = self.cell.paper
-        return None if self.mean is None or not isinstance(paper, float | int) else self.mean - paper
+        if self.mean is None or not isinstance(paper, float | int):
+            return None
+        # Else what is the same in a table could be worse there by -0.00; the zero takes the minus away.
+        return round(self.mean - paper, DIGITS) + 0.0
 
     def misses_by(self, higher_is_better: bool) -> float | None:
         """By how much it is worse than the paper; 0 where it is as good or better."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dcnet.operator import is_plain
+from dcnet.training.config import completed
 
 Record = dict[str, Any]
 Groups = Sequence[Sequence[Record]]
@@ -17,7 +18,7 @@ DECOUPLED_ONLY = ("projection_every", "weighted_gradients", "orthonormal")
 
 def labels(groups: Groups) -> list[str]:
     """A label for each group of runs: what it has and others have not, and how many runs it is the mean of."""
-    configs = [members[0]["config"] for members in groups]
+    configs = [completed(members[0]["config"]) for members in groups]
     names = _differing(configs) or ["operator"]
     told = [_only_differing_parts(config, configs, names) for config in configs]
     return [_label(config, names) + mean_of(members) for config, members in zip(told, groups, strict=True)]
@@ -25,12 +26,13 @@ def labels(groups: Groups) -> list[str]:
 
 def common_words(groups: Groups) -> str:
     """Dataset, network and operator, as far as all have the same."""
-    configs = [members[0]["config"] for members in groups]
+    configs = [completed(members[0]["config"]) for members in groups]
     return ", ".join(configs[0][name] for name in KNOWN if not _differs(configs, name))
 
 
 def _differing(configs: Sequence[Record]) -> list[str]:
-    names = [*KNOWN, *(name for name in configs[0] if name not in (*KNOWN, "seed", "recipe"))]
+    every = dict.fromkeys(name for config in configs for name in config)
+    names = [*KNOWN, *(name for name in every if name not in (*KNOWN, "seed", "recipe"))]
     # The name of a recipe says nothing that its values do not say, unless they are the same.
     return [name for name in names if _differs(configs, name)] or ["recipe"] * _differs(configs, "recipe")
 

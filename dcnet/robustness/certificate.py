@@ -1,5 +1,6 @@
 """What no attack of a size can do: how far logits move at most, for how many images that is enough, and in words."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,9 @@ class Certificate:
     @property
     def movement(self) -> Tensor:
         """How far the difference of logits i and j can move within epsilon, [classes, classes]."""
-        return torch.minimum(self.epsilon * self.lipschitz, self.spread)
+        # Without a change nothing moves, also where the constant is infinite.
+        far = self.epsilon * self.lipschitz if self.epsilon else torch.zeros_like(self.lipschitz)
+        return torch.minimum(far, self.spread)
 
     @property
     def bound(self) -> float:
@@ -57,7 +60,7 @@ class Certificate:
     def excess(self) -> float:
         """How many times as far as they can move at all the Lipschitz constant lets logits move; 0 without a box."""
         far, most = self.epsilon * float(self.lipschitz.max()), float(self.spread.max())
-        return far / most if most else 0.0
+        return far / most if 0 < most < math.inf else 0.0
 
     @property
     def vacuous(self) -> bool:

@@ -83,26 +83,28 @@ def _with_images(model: nn.Module, bounds: Certificate, images: Tensor, y: Tenso
         labels = checked_labels("labels", y, len(images), classes_of(model, images))
         for part, own in zip(images.split(size), labels.split(size), strict=True):
             found.append(_shares(model(on_device(part, device)).double(), own.to(device), bounds))
-    factors, per_epsilon = torch.cat(found, 1)
-    right = bool(factors.isfinite().any())
+    factors, per_epsilon, right = torch.cat(found, 1)
     return dataclasses.replace(
         bounds,
         images=len(images),
-        accuracy=share(factors.isfinite()),
+        accuracy=share(right),
         certified=share(factors < 1),
-        factor=float(factors.min()) if right else None,
-        reach=_inverse(float(per_epsilon.min())) if right else None,
+        factor=float(factors.min()) if right.any() else None,
+        reach=_inverse(float(per_epsilon.min())) if right.any() else None,
     )
 
 
 def _shares(logits: Tensor, labels: Tensor, bounds: Certificate) -> Tensor:
-    """What is moved over the margin: within epsilon, and for each 1 of it; [2, N], inf where the network is wrong."""
+    """What is moved over the margin, within epsilon and for each 1 of it, inf where the network is wrong; and whether
+    it is right, since a bound may be infinite, too; [3, N].
+    """
     margins = logits.gather(1, labels[:, None]) - logits
     own = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
     moved = torch.stack((bounds.movement, bounds.lipschitz))[:, labels]
     # Not `margins <= 0`, since a NaN is wrong, too.
     shares = torch.where(margins > 0, moved / margins, math.inf)
-    return torch.where(own, 0.0, shares).amax(2)
+    right = ((margins > 0) | own).all(1)
+    return torch.cat((torch.where(own, 0.0, shares).amax(2), right[None]))
 
 
 def _inverse(value: float) -> float:

@@ -1,5 +1,6 @@
 """Lipschitz constants of layers and of what is built of them, in evaluation mode."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,9 @@ def lipschitz(module: nn.Module, shape: Sequence[int], norm: str = "l2") -> floa
         norm: "l2" or "linf".
     """
     signal = signal_of(module, shape, norm)
-    return signal.l2 if norm == "l2" else float(signal.moved.max())
+    found = signal.l2 if norm == "l2" else float(signal.moved.max())
+    # Beyond all numbers, as the product of very many layers, there is no bound.
+    return math.inf if math.isnan(found) else found
 
 
 def output_bounds(module: nn.Module, shape: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dcnet.robustness import corruptions
+from dcnet.robustness.accuracy import accuracy
 from dcnet.robustness.attack import as_attack
 from dcnet.robustness.certifying import certify
 from dcnet.robustness.curves import curve
@@ -80,7 +81,7 @@ def transfer(subject: Subject) -> Measured:
         return {"skipped": "needs another network for the same classes, as a plain twin"}
     steps = {"fgsm": {}, "bim": {"steps": subject.effort.bim_steps}, "pgd": {"steps": subject.effort.steps}}
     found = {name: subject.under(name, source=subject.source, **steps[name]) for name in TRANSFERRED}
-    own = Subject(subject.source, subject.images, subject.labels, subject.epsilon).accuracy()
+    own = accuracy(subject.source, subject.images, subject.labels, batch_size=subject.batch_size)
     return {"accuracies": found, "source_accuracy": own}
 
 
@@ -111,7 +112,8 @@ def corrupted(subject: Subject) -> Measured:
 def certified(subject: Subject) -> Measured:
     """What no attack within epsilon can do, by the weights alone."""
     try:
-        found = certify(subject.model, subject.epsilon, x=subject.images, y=subject.labels)
+        images, labels, size = subject.images, subject.labels, subject.batch_size
+        found = certify(subject.model, subject.epsilon, x=images, y=labels, batch_size=size)
     except ValueError as error:
         return {"skipped": str(error)}
     numbers = {name: value for name, value in found.summary().items() if _finite(value)}

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from dcnet.data import Augmentation
@@ -188,7 +189,7 @@ class RunConfig:
 
         Of what differs from the defaults: a value that a later version has as well does not make runs other runs.
         """
-        own, by_default = self.described(), RunConfig(epochs=1).described() | {"epochs": None}
+        own, by_default = self.described(), defaults()
         changed = {name: value for name, value in own.items() if value != by_default[name]}
         changed["schedule"] = {"name": self.schedule.name, **_changed(self.schedule)}
         changed["augmentation"] = _changed(self.augmentation)
@@ -207,6 +208,17 @@ def _changed(made: Any) -> dict[str, Any]:
     """The fields of a dataclass that are not as by default."""
     given = {declared.name: (getattr(made, declared.name), declared.default) for declared in dataclasses.fields(made)}
     return {name: value for name, (value, default) in given.items() if value != default}
+
+
+@cache
+def defaults() -> Mapping[str, Any]:
+    """What a config is where nothing is said, as plain values."""
+    return RunConfig(epochs=1).described() | {"epochs": None}
+
+
+def completed(described: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a record, with those by default of later versions: an older record has not heard of them."""
+    return {**defaults(), **described}
 
 
 def config_of(described: Mapping[str, Any]) -> RunConfig:

@@ -95,7 +95,8 @@ def read_record(path: Path) -> Record:
         raise ValueError(f"there is no record at {str(file)!r}: give a run, see `dcnet list runs`") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{str(file)!r} is not a record of a run: {error}") from None
-    if not isinstance(record, dict) or not {"config", "status", "curves"} <= record.keys():
+    whole = isinstance(record, dict) and all(isinstance(record.get(name), dict) for name in ("config", "curves"))
+    if not whole or "status" not in record:
         raise ValueError(f"{str(file)!r} is not a record of a run: it lacks config, status or curves")
     return record
 

@@ -7,6 +7,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from dcnet.training.config import completed
+
 Record = dict[str, Any]
 
 
@@ -14,7 +16,7 @@ def grouped(records: Sequence[Record]) -> dict[tuple[str, str, str], list[Record
     """Records that differ in nothing but the seed, by dataset, network and operator."""
     groups: dict[str, list[Record]] = {}
     for record in records:
-        rest = {name: value for name, value in record["config"].items() if name != "seed"}
+        rest = {name: value for name, value in completed(record["config"]).items() if name != "seed"}
         groups.setdefault(repr(sorted(rest.items(), key=str)), []).append(record)
     found: dict[tuple[str, str, str], list[Record]] = {}
     for members in groups.values():

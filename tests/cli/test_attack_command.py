@@ -139,6 +139,18 @@ def test_other_weights_and_other_sources_are_measured_anew(capsys: Capture, run:
     assert "are in the record already" not in capsys.readouterr().err
 
 
+def test_other_images_are_measured_anew(capsys: Capture, tmp_path: Path):
+    run, images = colour_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
+    options = (run.folder, "--data-dir", images, "--workers", "0", *QUICK)
+    first = answer(capsys, "attack", *options)
+    again = answer(capsys, "attack", *options)
+    assert again["results"]["clean"] == first["results"]["clean"]
+    Image.new("RGB", (11, 9), "red").save(images / "val" / "dark" / "0.png")
+    other = answer(capsys, "attack", *options)
+    assert other["results"]["surface"]["gradient"] != first["results"]["surface"]["gradient"]
+    assert "are in the record already" not in capsys.readouterr().err
+
+
 def test_without_the_package_there_is_a_sentence(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
     monkeypatch.setattr(subject, "STANDARD", Effort(steps=2, restarts=1))

@@ -1,5 +1,6 @@
 """`dcnet plot`: pictures where they are asked for, or beside the run, and one sentence where nothing can be drawn."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -70,6 +71,27 @@ def test_filters_of_another_layer(tmp_path: Path):
 def test_what_cannot_be_drawn_is_one_sentence(arguments: list[str], message: str, capsys: Capture):
     runs = [] if arguments[0] == "operators" else ["--runs", root()]
     assert message in complaint(capsys, "plot", *arguments, *runs)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [
+        ("curves", "test_accuracy", None),
+        ("curves", "test_accuracy", [1.0]),
+        ("curves", "train_loss", "low"),
+        ("curves", "learning_rate", None),
+        ("config", "schedule", None),
+        ("config", "operator", None),
+    ],
+)
+def test_a_damaged_record_is_one_sentence(run: Path, capsys: Capture, place: str, name: str, value: object):
+    record = json.loads((run / "record.json").read_text())
+    record[place][name] = value
+    (run / "record.json").write_text(json.dumps(record))
+    assert "the curves cannot be drawn, since some record is not as" in complaint(capsys, "plot", "curves", run)
+    assert not (run / "curves.png").exists()
+    (run / "record.json").write_text(json.dumps(record | {place: None}))
+    assert "is not a record of a run" in complaint(capsys, "plot", "curves", run)
 
 
 def test_a_run_without_curves_or_weights_is_refused(run: Path, capsys: Capture):

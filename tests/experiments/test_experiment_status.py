@@ -10,7 +10,7 @@ from dcnet.experiments import Cell, Experiment, status_of
 from dcnet.experiments.known import Known
 from dcnet.experiments.smoke import ELSEWHERE, in_small
 from dcnet.experiments.tasks import Task, planned
-from dcnet.report.experiments import markdown_table, rich_table, summary
+from dcnet.report.experiments import distance, markdown_table, rich_table, summary
 
 CONV, TANH = small("conv"), small("tanh-cos")
 EXPERIMENT = Experiment(
@@ -44,6 +44,15 @@ def test_records_of_runs_and_from_elsewhere_count_alike(tmp_path):
     apart = dataclasses.replace(plain, values=(22.0, 56.25))
     assert str(apart) == "39.12 ± 24.22 [22.0 56.2] (20.00, +19.12)"
     assert [status.state for status in found(tmp_path, seeds=3)] == ["partial", "missing", "quoted"]
+
+
+@pytest.mark.parametrize("error", [19.996, 20.004, 20.0 + 1e-13])
+def test_what_a_table_shows_as_the_same_is_neither_better_nor_worse(tmp_path, error):
+    run_with(tmp_path / "runs", CONV, error)
+    (plain, *_) = found(tmp_path)
+    assert str(plain) == "20.00 (20.00, +0.00)"
+    assert plain.misses_by(False) == plain.misses_by(True) == 0
+    assert distance(EXPERIMENT, plain) == "+0.00"
 
 
 def test_a_run_that_diverged_is_an_answer_and_one_under_way_is_none(tmp_path):

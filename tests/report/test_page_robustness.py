@@ -52,6 +52,16 @@ def test_a_card_is_drawn_in_words_and_with_the_command_that_made_it(tmp_path: Pa
     assert WEAKER not in part.text
 
 
+def test_runs_that_differ_in_something_else_have_lines_of_other_names(tmp_path: Path):
+    for i, changes in enumerate(({"width": 0.5}, {"width": 1.0}, {"seed": 3})):
+        config = a_run()["config"] | changes
+        put(tmp_path, str(i), a_run(evaluations={"attack-8/255-1000-images": card()}, config=config, hash=str(i)))
+    figure, *_ = drawn(tmp_path).one("section", id="robustness").all("figure")
+    operator = a_run()["config"]["operator"]
+    expected = {f"{operator}, seed 0, width=0.5", f"{operator}, seed 0, width=1", f"{operator}, seed 3"}
+    assert {line["name"] for line in values_of(figure)["lines"]} == expected
+
+
 def test_a_quick_card_says_that_it_is_one(tmp_path: Path):
     part = robustness(tmp_path, **{"attack-8/255-1000-images-quick": card(QUICK)})
     # Corruptions are the same on any card.

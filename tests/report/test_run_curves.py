@@ -79,6 +79,22 @@ def test_labels_are_what_differs():
     assert names(part, record(flat)) == ["conv, train_images=60", "tanh-cos"]
 
 
+def older(found: Record) -> Record:
+    """The same of a version that knew neither adversaries nor snapshots."""
+    config = {key: value for key, value in found["config"].items() if key not in ("adversary", "feature_snapshots")}
+    return found | {"config": config}
+
+
+def test_what_an_older_version_did_not_know_is_as_by_default():
+    old, new = older(record([50.0], seed=0)), record([70.0], seed=1)
+    assert names(old, new) == names(new, old) == ["tanh-cos, mean of 2"]
+    attacked = record([60.0], adversary="fgsm")
+    assert names(old, attacked) == ["adversary=None", "adversary=fgsm"]
+    newer = record([60.0])
+    newer["config"]["of_later"] = 1
+    assert names(new, newer) == ["of_later=None", "of_later=1"]
+
+
 def test_what_a_plain_network_has_not_is_no_difference():
     pair = [record([50.0], recipe="paper-cifar", operator=operator) for operator in ("conv", "tanh-cos", "seg-cos")]
     assert pair[0]["config"]["orthonormal"] != pair[1]["config"]["orthonormal"]

@@ -114,6 +114,16 @@ def test_a_radius_a_filter_can_stretch_more_than_the_filters_do(magnitude, squar
     assert reached <= lipschitz(layer, [2]) <= 1.001 * reached
 
 
+def test_joint_weighting_gives_filters_of_other_lengths_other_radii():
+    """One of two filters that are nearly as long has left its radius, and the other has not."""
+    layer = dcnet.DecoupledLinear(2, 2, False, operator="ball(radius=1.0)-cos+joint", eps=1e-12).double().eval()
+    layer.weight.data.copy_(torch.diag(torch.tensor([1.0, 0.999])))
+    x = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64).sqrt() * 1.0005
+    reached = float(torch.linalg.matrix_norm(jacrev(layer)(x).detach(), 2))
+    assert reached == pytest.approx(2 / math.sqrt(3), rel=2e-3)
+    assert reached <= lipschitz(layer, [2]) <= 1.003 * reached
+
+
 def test_beyond_the_radius_all_pixels_can_move_a_filter_of_one():
     """The gradient has lost its part along the patch, and has an L1 norm of up to (||u||_1 + sqrt(d) ||u||) / 2."""
     layer = dcnet.DecoupledLinear(4, 1, False, operator="ball(radius=2.0)-cos", eps=1e-12).double().eval()

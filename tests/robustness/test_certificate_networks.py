@@ -13,6 +13,7 @@ from dcnet.models.margin_network import MarginNetwork
 from dcnet.models.normalized import Normalized
 from dcnet.robustness import attacks
 from dcnet.robustness.certifying import certify
+from dcnet.robustness.lipschitz import lipschitz
 from dcnet.robustness.norms import as_norm
 
 CLASSES = 4
@@ -180,6 +181,31 @@ def test_a_vacuous_certificate_says_by_how_much():
     wrong = certify(model, 0.1, x=x, y=(y + 1) % CLASSES)
     assert wrong.factor is None
     assert "right about none of 4 images" in str(wrong)
+
+
+def beyond_all_numbers(operator):
+    """A network so deep that the product of the constants of its layers is more than any float64."""
+    torch.manual_seed(0)
+    layers = [dcnet.DecoupledConv2d(3, 3, 1, operator=operator, eps=1e-30) for _ in range(30)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(3, CLASSES)).double().eval()
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("operator", ["sphere-cos", "sphere&linear-cos"])
+def test_a_constant_beyond_all_numbers_is_no_bound_and_says_nothing_of_the_accuracy(operator, norm):
+    model, x = beyond_all_numbers(operator), images(6)[:, :, :1, :1]
+    y = model(x).argmax(1)
+    y[0] = (y[0] + 1) % CLASSES
+    certificate = certify(model, 0.1, norm, x=x, y=y)
+    assert lipschitz(model, [3, 1, 1], norm) == math.inf
+    assert certificate.bound == certificate.spread.max()
+    assert certificate.accuracy == pytest.approx(5 / 6)
+    assert certificate.certified == 0
+    assert certificate.vacuous
+    assert certificate.reach == 0
+    assert "nan" not in str(certificate)
+    assert certify(model, 0, norm, x=x, y=y).certified == pytest.approx(5 / 6)
+    assert "nan" not in str(certify(model, 0.1, norm, image_size=1))
 
 
 def test_epsilon_zero_certifies_all_that_is_right():

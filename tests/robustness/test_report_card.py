@@ -1,5 +1,6 @@
 """The report card: it has what the attacks find, goes on where it stopped, and sees through masks."""
 
+import dataclasses
 import json
 import sys
 from typing import Any
@@ -136,6 +137,19 @@ def test_saturated_layers_are_attacked_by_another_gradient():
     assert "smoothed" not in {check.name for check in examined(plain)}
 
 
+@pytest.mark.parametrize("name", ["clean", "surface", "pgd", "transfer", "square", "corrupted", "certified"])
+def test_no_measurement_has_more_images_at_once_than_asked_for(name: str, monkeypatch: pytest.MonkeyPatch):
+    given, usual, sizes = subject(source=honest(seed=6), batch_size=7), nn.functional.linear, set()
+
+    def noted(input: torch.Tensor, *rest: Any) -> torch.Tensor:
+        sizes.add(len(input))
+        return usual(input, *rest)
+
+    monkeypatch.setattr(nn.functional, "linear", noted)
+    measurements[name](given)
+    assert max(sizes) == 7
+
+
 def test_the_share_of_zero_gradients_is_counted():
     """A network that is dead for all images whose first pixel is below a half."""
 
@@ -149,6 +163,10 @@ def test_the_share_of_zero_gradients_is_counted():
     given = Subject(Dead(), x, torch.zeros(50, dtype=torch.int64), effort=EFFORT, batch_size=7)
     assert measurements["gradients"](given) == {"images": 50, "zero": dead, "zero_pixels": pytest.approx(dead)}
     assert 0 < dead < 1
+    # Of images that it is wrong about anyway it does not matter.
+    wrong = (x[:, 0, 0, 0] <= 0.5).long()
+    alive = measurements["gradients"](dataclasses.replace(given, labels=wrong))
+    assert alive == {"images": 50 - int(wrong.sum()), "zero": 0.0, "zero_pixels": 0.0}
 
 
 def test_the_loss_surface_of_a_linear_network_is_known():

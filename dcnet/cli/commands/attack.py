@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from dcnet.cli.attack_options import attacked_images, check_epsilon, check_source_run, epsilon_of
+from dcnet.cli.attack_options import attacked_images, check_epsilon, check_source_run, epsilon_of, fingerprint_of
 from dcnet.cli.attack_work import Attacked, attack, pictures_beside
 from dcnet.cli.bench_options import Device, at_least, chosen_device
 from dcnet.cli.run_options import DataFolder, OneRun, described, loaded
@@ -93,6 +93,7 @@ class Command(OneRun):
             "network": ", ".join(str(config[name]) for name in ("dataset", "model", "operator")),
             "device": device,
             "weights": fingerprint(run.model_file),
+            "pixels": fingerprint_of(images, labels),
         }
         return Attacked(run, subject, about, about_source, self._words(), self.report)
 

@@ -75,7 +75,12 @@ class Signal:
         if self.differences is not None:
             closer = self.differences()
             lipschitz, spread = torch.minimum(lipschitz, closer[0]), torch.minimum(spread, closer[1])
-        return lipschitz.fill_diagonal_(0), spread.fill_diagonal_(0)
+        return _no_less(lipschitz).fill_diagonal_(0), spread.fill_diagonal_(0)
+
+
+def _no_less(bounds: Tensor) -> Tensor:
+    """Where constants are beyond all numbers, as the product of very many layers, there is no bound, and not NaN."""
+    return bounds.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def together(l2: float) -> Callable[[Tensor], float]:

@@ -1,14 +1,19 @@
 """`dcnet plot curves`."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from dcnet.cli.plot_options import drawn, picture
 from dcnet.cli.run_options import RunsOptions, records_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +37,6 @@ class Command(RunsOptions):
     """The picture, .png or .svg."""
 
     def prepare(self) -> Callable[[], int]:
-        from dcnet.report.curves import run_curves
         from dcnet.training import find_run
 
         if not self.names:
@@ -40,6 +44,17 @@ class Command(RunsOptions):
         runs = list(
             {run.folder.resolve(): run for run in (find_run(name, self.root()) for name in self.names)}.values()
         )
-        records = records_of(runs)
+        # Made now, since what is wrong with a record has to be said before anything is written.
+        figure = self._figure(records_of(runs))
         default = runs[0].folder / "curves.png" if len(runs) == 1 else Path("curves.png")
-        return drawn(picture(self.out, default), lambda: run_curves(records, self.metric))
+        return drawn(picture(self.out, default), lambda: figure)
+
+    def _figure(self, records: list[dict[str, Any]]) -> Figure:
+        from dcnet.report.curves import run_curves
+
+        try:
+            return run_curves(records, self.metric)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"the curves cannot be drawn, since some record is not as it should be: {error!r}"
+            ) from None

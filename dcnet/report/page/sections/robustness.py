@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dcnet.experiments import Experiment
+from dcnet.report.curve_labels import labels
 from dcnet.report.page.charts import Axis, Line, Words, line_chart
 from dcnet.report.page.curves_in import curves_in
 from dcnet.report.page.markup import Html, join, tag
@@ -39,17 +40,30 @@ def _measured(record: Record) -> Iterator[Measurement]:
 
 
 def _chart(key: str, network: str, found: Sequence[Measurement], experiments: Sequence[Experiment]) -> Html:
-    lines, first = [_line(one) for one in found], found[0]
+    named = zip(found, _names(found), strict=True)
+    lines, first = [_line(one, name) for one, name in named], found[0]
     words = Words(f"chart-{key}", f"Accuracy in % by {first.curve.axis}", first.about)
     x, y = Axis(first.curve.axis, 0, _end(lines)), Axis("accuracy, %", 0, 100)
     commands = measured_by((one.command(experiments), one.record) for one in found)
     return join([tag("h3", f"{network}: {first.title}", id=key), line_chart(words, x, y, lines, commands)])
 
 
-def _line(found: Measurement) -> Line:
-    config: dict[str, Any] = found.record["config"]
+def _names(found: Sequence[Measurement]) -> list[str]:
+    """Operator, adversary and seed of each run, and what else tells runs apart that have the same."""
+    names = [_name(one.record["config"]) for one in found]
+    for name in {name for name in names if names.count(name) > 1}:
+        places = [i for i, own in enumerate(names) if own == name]
+        for i, more in zip(places, labels([[dict(found[i].record)] for i in places]), strict=True):
+            names[i] = f"{name}, {more}"
+    return names
+
+
+def _name(config: dict[str, Any]) -> str:
     trained = f", trained with {config['adversary']}" if config.get("adversary") else ""
-    name = f"{config['operator']}{trained}, seed {config['seed']}"
+    return f"{config['operator']}{trained}, seed {config['seed']}"
+
+
+def _line(found: Measurement, name: str) -> Line:
     points = found.curve.points
     return Line(name, [x for x, _ in points], [100 * y for _, y in points], dots=True)
 
