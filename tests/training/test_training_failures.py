@@ -124,3 +124,12 @@ def test_weights_of_another_network_are_refused(finished, tmp_path):
     other.write(changed)
     with pytest.raises(ValueError, match="of another network"):
         load_model(other)
+
+
+def test_steps_that_accelerate_would_accumulate_are_refused(tmp_path, monkeypatch):
+    """It divides the gradients by their number, which nobody adds up here."""
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "8")
+    with pytest.raises(ValueError, match=r"accumulate gradients over 8 steps, and a step here is one batch: unset"):
+        train(tiny(), tmp_path)
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    assert train(tiny(steps=1), tmp_path)[1]["status"] == "done"
