@@ -19,6 +19,9 @@ from dcnet.training.checkpoints import read_tensors
 from dcnet.training.config import RunConfig
 from dcnet.training.state import MODEL
 
+# What `Normalized` has of its own.
+PIXELS = ("mean", "std")
+
 
 def build_model(config: RunConfig, num_classes: int, channels: int, image_size: int) -> Normalized:
     """The network of a config for images of a dataset, which takes pixels from 0 to 1."""
@@ -77,9 +80,10 @@ def start_from_(model: nn.Module, pretrained: str) -> list[str]:
     """Takes over the weights of a run, or of a file of tensors, by name and shape; gives the names that had none.
 
     What operators learn starts anew where the other network has none of it, such as the radius beside plain filters.
+    Pixels are normalised as the config of this network says, whatever the other one was given.
     """
     weights = _weights(Path(pretrained))
-    own = model.state_dict()
+    own = {name: value for name, value in model.state_dict().items() if name not in PIXELS}
     fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
     # The classifier comes last, and may be one of other classes.
     *filters, _ = [name for name, value in model.named_parameters() if value.dim() > 1]

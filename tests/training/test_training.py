@@ -69,6 +69,14 @@ def test_a_start_from_a_plain_network(tmp_path):
         start_from_(model, str(tmp_path / "nowhere"))
 
 
+def test_a_start_leaves_the_pixels_to_the_config(tmp_path):
+    """The record of the new run says how its network sees them."""
+    before, _ = train(tiny(steps=1, pixel_mean=(0.5,), pixel_std=(0.25,)), tmp_path)
+    after, _ = train(tiny(steps=1, pretrained=str(before.folder)), tmp_path)
+    assert [load_model(run)[0].mean.item() for run in (before, after)] == [0.5, 0.0]
+    assert [load_model(run)[0].std.item() for run in (before, after)] == [0.25, 1.0]
+
+
 def test_pixels_are_normalised_inside_the_network():
     model = Normalized(nn.Identity(), (0.5,), (0.25,))
     assert model(torch.tensor([[[[0.0, 0.5, 1.0]]]])).flatten().tolist() == [-2, 0, 2]
