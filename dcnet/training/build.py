@@ -25,6 +25,7 @@ PIXELS = ("mean", "std")
 
 def build_model(config: RunConfig, num_classes: int, channels: int, image_size: int) -> Normalized:
     """The network of a config for images of a dataset, which takes pixels from 0 to 1."""
+    _check_pixels(config, channels)
     network = create_model(
         config.model,
         operator=config.operator,
@@ -39,6 +40,17 @@ def build_model(config: RunConfig, num_classes: int, channels: int, image_size: 
     )
     ended = network if config.margin is None else _with_head(config, network, num_classes)
     return Normalized(ended, config.pixel_mean, config.pixel_std)
+
+
+def _check_pixels(config: RunConfig, channels: int) -> None:
+    """Values for other channels would turn grey images into coloured ones."""
+    for name in ("pixel_mean", "pixel_std"):
+        count = len(getattr(config, name))
+        if count not in (1, channels):
+            raise ValueError(
+                f"{name} of the recipe {config.recipe!r} has {count} values, and the images of {config.dataset!r} have "
+                f"{channels} channels: use another recipe, or one value for all"
+            )
 
 
 def _with_head(config: RunConfig, network: Network, num_classes: int) -> MarginNetwork:

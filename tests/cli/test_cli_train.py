@@ -61,6 +61,10 @@ def test_what_is_done_is_not_done_again(tmp_path, capsys):
         (["--seeds", "-1"], "seed must be a whole number, 0 or more, not -1"),
         (["--image-size", "16"], "image_size=16 does not fit digits, whose images have 8"),
         (["--tracker", "aim"], "tracker is 'aim', which is not installed here"),
+        (
+            ["--recipe", "paper-imagenet", "--dataset", "digits", "--image-size", "8", "--operators", "conv"],
+            "pixel_mean of the recipe 'paper-imagenet' has 3 values, and the images of 'digits' have 1 channels",
+        ),
     ],
 )
 def test_wrong_options_are_told_in_one_line(tmp_path, capsys, arguments, words):
