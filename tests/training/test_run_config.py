@@ -33,6 +33,15 @@ def test_every_value_counts_in_the_hash():
     assert len(hashes) == len(others) + 1
 
 
+def test_a_momentum_needs_what_it_is_of():
+    assert recipe("digits", momentum=0.5, optimizer="sgd").momentum == 0.5
+    assert recipe("paper-imagenet", momentum=0.5).momentum == 0.5
+    # That of a recipe serves networks without normalisation, too.
+    assert recipe("paper-cifar", norm="none").norm_momentum == 1e-3
+    with pytest.raises(ValueError, match=r"momentum=0.9 is of sgd, and optimizer='adamw' has none: omit it"):
+        recipe("paper-imagenet", momentum=0.9, optimizer="adamw")
+
+
 def test_two_ways_to_write_an_operator_are_one_config():
     assert recipe("digits", operator="tanh(scale=1.0)-cos").hash == recipe("digits", operator="tanh-cos").hash
 
