@@ -156,6 +156,9 @@ def test_a_plateau_is_a_function_of_the_losses():
     losses = [1.0, 0.5, 0.6, 0.51, 0.4, 0.4, 0.41, 0.42, 0.43]
     factors = [schedule.factor(0, 1, losses[:count]) for count in range(len(losses) + 1)]
     assert factors == [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.125]
+    # A loss that creeps is on a plateau, too.
+    creeping = [1.0 - 1e-4 * count for count in range(5)]
+    assert [Plateau(0.5, 2, better).factor(0, 1, creeping) for better in (1e-3, 1e-5)] == [0.25, 1]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values())

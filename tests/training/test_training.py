@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 import dcnet
 from dcnet.models.normalized import Normalized
 from dcnet.training import Execution, load_model, recipe
-from dcnet.training.build import build_model, start_from_
+from dcnet.training.build import build_model, build_optimizer, start_from_
 from dcnet.training.checkpoints import read_tensors
 
 
@@ -35,6 +35,17 @@ def test_the_constraint_makes_filters_more_orthogonal(tmp_path):
         with torch.no_grad():
             measured.append(dcnet.regularizers.orthonormal(load_model(run)[0]).item())
     assert measured[1] < 0.7 * measured[0]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adam", "Adam"), ("adamw", "AdamW")])
+def test_the_optimizer_is_that_of_the_config(name, kind):
+    momentum = {"momentum": 0.3} if name == "sgd" else {}
+    config = tiny(optimizer=name, lr=0.07, weight_decay=0.02, **momentum)
+    optimizer = build_optimizer(config, build_model(config, 10, 1, 8), torch.device("cpu"))
+    assert type(optimizer).__name__ == kind
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.02, 0]
+    assert all(group["lr"] == 0.07 for group in optimizer.param_groups)
+    assert all(group.get("momentum", 0.3) == 0.3 for group in optimizer.param_groups)
 
 
 def test_the_learning_rate_follows_the_schedule(tmp_path):
