@@ -51,7 +51,12 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _in_bytes(image: Image.Image) -> Image.Image:
-    """The image with bytes for pixels, also where they have 16 bits, which Pillow would cut off at 255."""
+    """The image with bytes for pixels, also where they have 16 bits, which Pillow would cut off at 255.
+
+    Of pixels that are fractions nobody knows the largest: from 0 to 1, Pillow would make them black.
+    """
+    if image.mode == "F":
+        raise ValueError("its pixels are fractions, and not of 8 or 16 bits")
     if not image.mode.startswith("I"):
         return image
     return Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))

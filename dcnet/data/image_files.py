@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from dcnet.data.decode import read_rgb
-from dcnet.data.imagefolder import SUFFIXES
+from dcnet.data.imagefolder import image_names
 
 
 @dataclass(frozen=True)
@@ -126,5 +126,4 @@ def labels_of(names: Iterable[str], people: Mapping[str, int] | None = None) -> 
 
 
 def _images(root: Path, person: str) -> tuple[str, ...]:
-    files = sorted(entry.name for entry in os.scandir(root / person) if entry.name.lower().endswith(SUFFIXES))
-    return tuple(f"{person}/{file}" for file in files)
+    return tuple(f"{person}/{file}" for file in image_names(root / person))

@@ -60,7 +60,13 @@ def scan(folder: Path, classes: Sequence[str]) -> Files:
 
 
 def _images(folder: Path) -> list[str]:
-    images = sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(SUFFIXES))
+    images = image_names(folder)
     if not images:
         raise ValueError(f"{folder} has no images: expected files that end with one of {', '.join(SUFFIXES)}")
     return images
+
+
+def image_names(folder: Path) -> list[str]:
+    """The image files of a folder, sorted; not the hidden ones, such as the ._1.jpg that macOS puts beside a 1.jpg."""
+    names = sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
+    return [name for name in names if name.lower().endswith(SUFFIXES)]

@@ -3,10 +3,11 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.resource_tracker import ensure_running
 from typing import Any
 
 from dcnet.experiments.board import Board
@@ -72,7 +73,8 @@ class Pool:
         context = multiprocessing.get_context("spawn")
         own, others = context.Pipe()
         process = context.Process(target=work, args=(others, self.place), daemon=False)
-        process.start()
+        with _deaf_to_ctrl_c():
+            process.start()
         others.close()
         self._give(Worker(process, own, task), task)
 
@@ -80,7 +82,9 @@ class Pool:
         worker.task = task
         self.workers.append(worker)
         self.board.begins(task)
-        worker.pipe.send(task)
+        # Of a process that is gone already the pipe tells, too, when it is listened to.
+        with suppress(BrokenPipeError):
+            worker.pipe.send(task)
 
     def _listen(self, interruption: Interruption) -> None:
         heard = wait([worker.pipe for worker in self.workers], PATIENCE)
@@ -94,7 +98,7 @@ class Pool:
         try:
             kind, *values = worker.pipe.recv()
         except (EOFError, ConnectionResetError):
-            self._lost(worker)
+            self._lost(worker, stopping)
             return
         if kind == "ended":
             self._ended(worker, stopping, *values)
@@ -118,7 +122,7 @@ class Pool:
             worker.pipe.send(None)
         worker.process.join()
 
-    def _lost(self, worker: Worker) -> None:
+    def _lost(self, worker: Worker, stopping: bool) -> None:
         """A process that ended without a word: it was told to, or was killed."""
         worker.process.join()
         self.workers.remove(worker)
@@ -127,7 +131,7 @@ class Pool:
         problem = "" if worker.told else f"{worker.task.name}: its process ended with {code}; the same command goes on"
         self.outcomes[worker.task.label] = outcome
         self.board.ends(worker.task, outcome, problem)
-        if not worker.told:
+        if not stopping:
             self._hire()
 
     def _tell_to_stop(self, worker: Worker) -> None:
@@ -135,3 +139,18 @@ class Pool:
             worker.told = True
             with suppress(ProcessLookupError):
                 os.kill(worker.process.pid, signal.SIGTERM)
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """A process that is started inside never hears Ctrl-C: it would die of it as long as it imports torch.
+
+    What comes meanwhile is heard here afterwards.
+    """
+    # Python starts a process of its own with the first one, and would let Ctrl-C through again.
+    ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -19,9 +19,13 @@ from dcnet.training.checkpoints import read_tensors
 from dcnet.training.config import RunConfig
 from dcnet.training.state import MODEL
 
+# What `Normalized` has of its own.
+PIXELS = ("mean", "std")
+
 
 def build_model(config: RunConfig, num_classes: int, channels: int, image_size: int) -> Normalized:
     """The network of a config for images of a dataset, which takes pixels from 0 to 1."""
+    _check_pixels(config, channels)
     network = create_model(
         config.model,
         operator=config.operator,
@@ -36,6 +40,17 @@ def build_model(config: RunConfig, num_classes: int, channels: int, image_size: 
     )
     ended = network if config.margin is None else _with_head(config, network, num_classes)
     return Normalized(ended, config.pixel_mean, config.pixel_std)
+
+
+def _check_pixels(config: RunConfig, channels: int) -> None:
+    """Values for other channels would turn grey images into coloured ones."""
+    for name in ("pixel_mean", "pixel_std"):
+        count = len(getattr(config, name))
+        if count not in (1, channels):
+            raise ValueError(
+                f"{name} of the recipe {config.recipe!r} has {count} values, and the images of {config.dataset!r} have "
+                f"{channels} channels: use another recipe, or one value for all"
+            )
 
 
 def _with_head(config: RunConfig, network: Network, num_classes: int) -> MarginNetwork:
@@ -77,9 +92,10 @@ def start_from_(model: nn.Module, pretrained: str) -> list[str]:
     """Takes over the weights of a run, or of a file of tensors, by name and shape; gives the names that had none.
 
     What operators learn starts anew where the other network has none of it, such as the radius beside plain filters.
+    Pixels are normalised as the config of this network says, whatever the other one was given.
     """
     weights = _weights(Path(pretrained))
-    own = model.state_dict()
+    own = {name: value for name, value in model.state_dict().items() if name not in PIXELS}
     fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
     # The classifier comes last, and may be one of other classes.
     *filters, _ = [name for name, value in model.named_parameters() if value.dim() > 1]

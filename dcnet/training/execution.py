@@ -55,6 +55,12 @@ def make_accelerator(config: RunConfig, execution: Execution, folder: Path) -> A
         raise ValueError("device is 'cuda', but torch finds no GPU here: use cpu")
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise ValueError("FSDP of version 1 flattens parameters and loses their names: use --fsdp_version 2")
+    if accelerator.gradient_accumulation_steps != 1:
+        # A step here is one batch, and accelerate would divide its gradient all the same.
+        raise ValueError(
+            f"accelerate is told to accumulate gradients over {accelerator.gradient_accumulation_steps} steps, and a "
+            "step here is one batch: unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+        )
     return accelerator
 
 

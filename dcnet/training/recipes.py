@@ -123,7 +123,8 @@ def recipe(name: str, **changes: Any) -> RunConfig:
     """The config of a recipe, with these values in place of its own; steps replace epochs, and epochs steps.
 
     Where a run gets longer or shorter, the drops of the learning rate move with its end. The label smoothing of a
-    recipe gives way to a margin that has none; one that is asked for beside such a margin is refused.
+    recipe gives way to a margin that has none; one that is asked for beside such a margin is refused, and so is a
+    momentum of what the run does not have.
     """
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
@@ -136,6 +137,7 @@ def recipe(name: str, **changes: Any) -> RunConfig:
         changes["schedule"] = _moved(base.schedule, base.steps, changes.get("steps"))
     config = dataclasses.replace(base, **changes)
     _check_smoothing(config, changes.get("label_smoothing"))
+    _check_momenta(config, changes)
     return config
 
 
@@ -146,6 +148,14 @@ def _check_smoothing(config: RunConfig, asked: float | None) -> None:
             f"label_smoothing={asked!r} is nothing to margin={config.margin!r}, which decides each class by itself: "
             "leave it out, or give 0 or another margin"
         )
+
+
+def _check_momenta(config: RunConfig, asked: dict[str, Any]) -> None:
+    """What is asked for would be written down about the run, and not be done."""
+    if asked.get("momentum") is not None and config.optimizer != "sgd":
+        raise ValueError(f"momentum={config.momentum} is of sgd, and optimizer={config.optimizer!r} has none: omit it")
+    if asked.get("norm_momentum") is not None and config.norm == "none":
+        raise ValueError(f"norm_momentum={config.norm_momentum} is of batch normalisation, and norm='none': omit it")
 
 
 def _moved(schedule: Steps, before: int, after: int | None) -> Steps:

@@ -68,6 +68,7 @@ def notes_of(config: RunConfig, record: Record, clock: Clock) -> dict[str, Any]:
     return {
         "hash": config.hash,
         "classes": record["data"]["classes"],
+        "train_images": record["data"]["train_images"],
         "curves": record["curves"],
         "seconds": clock.seconds,
         "resumed_at": record.get("resumed_at", []),
@@ -78,13 +79,22 @@ def go_on(record: Record, notes: dict[str, Any], step: int) -> Clock:
     """Takes over into a new record what a checkpoint of this step noted, and gives the time that was spent."""
     if notes["hash"] != record["hash"]:
         raise ValueError(f"the checkpoints of the run are of another config, {notes['hash']}")
-    known, found = notes.get("classes"), record["data"]["classes"]
-    if known is not None and known != found:
-        some = [", ".join(names[:3]) for names in (known, found)]
-        raise ValueError(f"the run was begun with the classes {some[0]}, ..., and the data have {some[1]}, ... now")
+    _check_data(record["data"], notes)
     record["curves"] = notes["curves"]
     record["resumed_at"] = [*notes["resumed_at"], step]
     return Clock(notes["seconds"])
+
+
+def _check_data(data: dict[str, Any], notes: dict[str, Any]) -> None:
+    """Refuses data that are not those that the run was begun with; checkpoints of old do not tell."""
+    known, found = notes.get("classes"), data["classes"]
+    if known is not None and known != found:
+        some = [", ".join(names[:3]) for names in (known, found)]
+        raise ValueError(f"the run was begun with the classes {some[0]}, ..., and the data have {some[1]}, ... now")
+    count = notes.get("train_images")
+    if count is not None and count != data["train_images"]:
+        # Epochs would have another length from here on, and other images.
+        raise ValueError(f"the run was begun with {count} training images, and there are {data['train_images']} now")
 
 
 def add_point(record: Record, **values: float) -> None:

@@ -68,6 +68,9 @@ class Workspace:
     def _new_model(self) -> nn.Module:
         torch.manual_seed(self.config.seed)
         data = self.dataset
+        if len(data.classes) < 2:
+            only = ", ".join(data.classes)
+            raise ValueError(f"{data.name} has the class {only!r} alone, and every answer is right: expected two")
         model = build_model(self.config, len(data.classes), data.channels, self.image_size)
         # A run that goes on has its weights, and the others may be gone or elsewhere by now.
         if self.config.pretrained and self.begins:

@@ -89,6 +89,12 @@ def test_images_in_colour_are_cut_as_in_training(capsys: Capture, tmp_path: Path
         )
 
 
+def test_of_two_classes_both_are_named(capsys: Capture, tmp_path: Path):
+    run = colour_run(tmp_path / "run", tmp_path / "images")
+    (found,) = answer(capsys, "predict", run.folder, tmp_path / "images" / "val" / "dark" / "0.png")
+    assert sorted(best["class"] for best in found["classes"]) == ["dark", "light"]
+
+
 def test_the_table_has_three_classes_of_each_image(
     capsys: Capture, tmp_path: Path, wanted: list[float], monkeypatch: pytest.MonkeyPatch
 ):

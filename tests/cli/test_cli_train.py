@@ -57,10 +57,16 @@ def test_what_is_done_is_not_done_again(tmp_path, capsys):
         (["--pad", "-1"], "pad"),
         (["--margin", "arcface", "--margin-scale", "big"], "scale must be a number, 'norm' or 'learned', not 'big'"),
         (["--margin", "sphereface2", "--label-smoothing", "0.1"], "label_smoothing=0.1 is nothing to margin='sphere"),
+        (["--momentum", "0.5"], "momentum=0.5 is of sgd, and optimizer='adam' has none"),
+        (["--norm", "none", "--norm-momentum", "0.5"], "norm_momentum=0.5 is of batch normalisation, and norm='none'"),
         (["--features", "2"], "features=2 is of a head with a margin"),
         (["--seeds", "-1"], "seed must be a whole number, 0 or more, not -1"),
         (["--image-size", "16"], "image_size=16 does not fit digits, whose images have 8"),
         (["--tracker", "aim"], "tracker is 'aim', which is not installed here"),
+        (
+            ["--recipe", "paper-imagenet", "--dataset", "digits", "--image-size", "8", "--operators", "conv"],
+            "pixel_mean of the recipe 'paper-imagenet' has 3 values, and the images of 'digits' have 1 channels",
+        ),
     ],
 )
 def test_wrong_options_are_told_in_one_line(tmp_path, capsys, arguments, words):

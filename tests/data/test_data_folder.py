@@ -77,6 +77,7 @@ def test_layouts(below: str, part: str, tmp_path: Path):
         (tmp_path / below / "train" / "ant" / "0.png").read_bytes()
     )
     (tmp_path / below / "train" / ".hidden").mkdir()
+    (tmp_path / below / "train" / "ant" / "._0.png").write_bytes(b"what macOS notes of 0.png")
     found = load_dataset("imagefolder", tmp_path)
     assert (len(found.train), len(found.val)) == (13, 6)
     assert "Ä.JPEG" in {found.train.path(index).name for index in range(13)}

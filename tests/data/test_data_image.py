@@ -86,6 +86,15 @@ def test_half_transparent_is_half_as_bright(tmp_path: Path):
     assert seen_image(tmp_path / "glass.png").getpixel((0, 0)) == (40, 20, 10)
 
 
+def test_pixels_that_are_fractions_are_refused(tmp_path: Path):
+    """They would be black, or white, by what the program that wrote them takes for the largest."""
+    Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(tmp_path / "half.tif")
+    with pytest.raises(ValueError, match=r"half.tif' cannot be read as an image: its pixels are fractions, and not"):
+        read_images([tmp_path / "half.tif"], {"data": {"channels": 1, "image_size": 4}}, invert=False)
+    with pytest.raises(ValueError, match=r"half.tif cannot be read as an image: its pixels are fractions.* replace"):
+        ImageFiles(tmp_path, ("half.tif",), 4)[0]
+
+
 @pytest.mark.parametrize("file", ["turned.jpg", "clear.png", "deep.png"])
 def test_prediction_sees_what_training_saw(file: str, tmp_path: Path):
     if file == "turned.jpg":

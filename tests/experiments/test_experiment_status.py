@@ -81,6 +81,13 @@ def test_two_records_of_one_run_count_with_the_evaluations_of_both(tmp_path):
     assert record["evaluations"].keys() == {"fgsm", "pgd", "bim"}
 
 
+def test_what_was_measured_here_counts_before_what_was_brought(tmp_path):
+    run_with(tmp_path / "runs", CONV, 22.0, evaluations={"fgsm": {"accuracy": 1.0}})
+    bring(tmp_path / "brought", CONV, 23.0, evaluations={"fgsm": {"accuracy": 2.0}})
+    record = Known(tmp_path / "runs", [tmp_path / "brought"]).record(CONV)
+    assert (record["evaluations"]["fgsm"]["accuracy"], record["results"]["test_error"]) == (1.0, 22.0)
+
+
 def test_a_record_with_an_evaluation_adds_it_to_the_run(tmp_path):
     run_with(tmp_path / "runs", CONV, 22.0)
     bring(tmp_path / "brought", CONV, 22.0, evaluations={"faces": {"accuracy": 90.0}})

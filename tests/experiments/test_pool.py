@@ -4,6 +4,7 @@ import dataclasses
 import io
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,7 @@ class KillsAfter(Board):
     def hears(self, task, kind, *values):
         super().hears(task, kind, *values)
         if kind == "steps" and task.config.steps == LONG:
-            pids = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-            workers = [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-            os.kill(workers[0], self.signal)
+            os.kill(workers()[0], self.signal)
 
 
 class PressesCtrlC(Board):
@@ -48,6 +47,36 @@ class PressesCtrlC(Board):
         if kind == "steps" and not getattr(self, "pressed", False):
             self.pressed = True
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def workers():
+    """The processes that this one has started to work."""
+    pids = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    return [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def first_worker():
+    """The first that was started, as soon as it is Python."""
+    while not (found := workers()):
+        time.sleep(0.01)
+    return found[0]
+
+
+class CtrlCReachesAWorker(Board):
+    """As a terminal sends it, to all processes, one of which has only just begun."""
+
+    def begins(self, task):
+        super().begins(task)
+        os.kill(first_worker(), signal.SIGINT)
+
+
+class LosesOneWhileStopping(Board):
+    def begins(self, task):
+        super().begins(task)
+        pid = first_worker()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def alone(config, root):
@@ -94,6 +123,22 @@ def test_ctrl_c_saves_what_is_under_way_and_begins_nothing_more(tmp_path):
     assert run.record()["status"] == "interrupted"
     assert run.checkpoints.newest()[0].step == run.record()["steps_done"] > 0
     assert not Run.of(other.config, tmp_path).exists
+
+
+def test_ctrl_c_is_not_for_the_workers(tmp_path, capfd):
+    """They are told by the pool; while they import torch, it would end them with a traceback."""
+    task = Task(small())
+    outcomes, _, _ = carried_out([task], tmp_path, board=CtrlCReachesAWorker)
+    assert outcomes == {task.name: "done"}
+    assert capfd.readouterr().err == ""
+
+
+def test_nobody_is_hired_for_one_that_is_lost_while_stopping(tmp_path):
+    tasks = [Task(small(seed=seed)) for seed in range(2)]
+    outcomes, finished, log = carried_out(tasks, tmp_path, jobs=1, board=LosesOneWhileStopping)
+    assert not finished
+    assert outcomes == {tasks[0].name: "failed"}
+    assert log.count(": begins, ") == 1
 
 
 def test_a_run_that_was_interrupted_goes_on(tmp_path):

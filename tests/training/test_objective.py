@@ -47,6 +47,14 @@ def test_half_precision_is_summed_in_full():
         assert classification_loss(logits, labels, 0.1, floor).dtype == torch.float32
 
 
+def test_the_constraint_is_half_of_the_regularizer():
+    """The coefficient of a config is that of half of it."""
+    model = dcnet.DecoupledLinear(7, 4)
+    wanted = 0.5 * 0.3 * dcnet.regularizers.orthonormal(model)
+    torch.testing.assert_close(Objective(tiny(orthonormal=0.3), model).constraint(), wanted)
+    assert Objective(tiny(orthonormal=0.0), model).constraint() == 0
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch, while it compiles
 def test_a_constraint_is_compiled_once_and_has_the_gradients_of_one_that_is_not():
     """Of filters of several shapes, in groups, one of them of zeros, which lie in memory as on a GPU."""

@@ -31,6 +31,18 @@ def test_other_classes_are_refused(tmp_path):
         train(tiny(), tmp_path, dataset=other)
 
 
+def test_other_images_than_at_the_start_are_refused(tmp_path):
+    """Epochs would change their length on the way, as where files were added to a folder."""
+    data, config = load_dataset("digits"), tiny(train_images=None, steps=5)
+    run, _ = train(config, tmp_path, watcher=InterruptsAt(4), dataset=data)
+    fewer = dataclasses.replace(data, train=data.train.first(590, 10))
+    with pytest.raises(ValueError, match="the run was begun with 600 training images, and there are 590 now"):
+        train(config, tmp_path, dataset=fewer)
+    # What is there of the run is left for those who have its images.
+    assert run.record()["status"] == "interrupted"
+    assert train(config, tmp_path, dataset=data)[1]["status"] == "done"
+
+
 def test_the_only_checkpoint_is_damaged(tmp_path):
     run, _ = train(tiny(), tmp_path, watcher=InterruptsAt(4))
     (only,) = run.checkpoints.files()

@@ -33,6 +33,15 @@ def test_every_value_counts_in_the_hash():
     assert len(hashes) == len(others) + 1
 
 
+def test_a_momentum_needs_what_it_is_of():
+    assert recipe("digits", momentum=0.5, optimizer="sgd").momentum == 0.5
+    assert recipe("paper-imagenet", momentum=0.5).momentum == 0.5
+    # That of a recipe serves networks without normalisation, too.
+    assert recipe("paper-cifar", norm="none").norm_momentum == 1e-3
+    with pytest.raises(ValueError, match=r"momentum=0.9 is of sgd, and optimizer='adamw' has none: omit it"):
+        recipe("paper-imagenet", momentum=0.9, optimizer="adamw")
+
+
 def test_two_ways_to_write_an_operator_are_one_config():
     assert recipe("digits", operator="tanh(scale=1.0)-cos").hash == recipe("digits", operator="tanh-cos").hash
 
@@ -147,6 +156,9 @@ def test_a_plateau_is_a_function_of_the_losses():
     losses = [1.0, 0.5, 0.6, 0.51, 0.4, 0.4, 0.41, 0.42, 0.43]
     factors = [schedule.factor(0, 1, losses[:count]) for count in range(len(losses) + 1)]
     assert factors == [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.125]
+    # A loss that creeps is on a plateau, too.
+    creeping = [1.0 - 1e-4 * count for count in range(5)]
+    assert [Plateau(0.5, 2, better).factor(0, 1, creeping) for better in (1e-3, 1e-5)] == [0.25, 1]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values())

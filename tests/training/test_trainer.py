@@ -4,8 +4,9 @@ import pytest
 import torch
 from small_runs import ON_CPU, InterruptsAt, Noisy, Remembers, tiny, train, weights
 
-from dcnet.training import Execution, Trainer, load_model, read_record
+from dcnet.training import Execution, Run, Trainer, load_model, read_record
 from dcnet.training.records import CURVES
+from dcnet.training.schedules import Plateau
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(finished, tmp_path, step):
         {"optimizer": "adamw", "weight_decay": 0.01},
         {"projection_every": 2, "orthonormal": 1e-3},
         {"weighted_gradients": "update"},
+        {"adversary": "pgd(steps=2)", "margin": "arcface", "annealing": "auto"},
+        {"schedule": Plateau(patience=1, better=0.5), "evaluate_every": 1},
         {"operator": "conv", "label_smoothing": 0.1, "log_floor": 1e-4},
     ],
 )
@@ -93,6 +96,18 @@ def test_a_network_of_ones_own_with_dropout(tmp_path):
     train(config, tmp_path / "parts", watcher=InterruptsAt(4), model=Noisy())
     parts, _ = train(config, tmp_path / "parts", model=Noisy())
     assert weights(parts) == weights(whole)
+
+
+def test_chance_is_another_at_each_step_and_for_each_seed(tmp_path):
+    """Dropout that dropped the same features in every step would never train the others."""
+    spaces = [Trainer(tiny(seed=seed), Run.of(tiny(seed=seed), tmp_path), ON_CPU).space for seed in (0, 1)]
+    drawn = []
+    for space in spaces:
+        space.source.train = lambda step, train_step: drawn.append(torch.rand(()).item())
+        for step in (0, 1, 2, 1):
+            space.train_on(step, [])
+    assert len(set(drawn)) == 6
+    assert (drawn[3], drawn[7]) == (drawn[1], drawn[5])
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(finished, tmp_path):

@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 import dcnet
 from dcnet.models.normalized import Normalized
 from dcnet.training import Execution, load_model, recipe
-from dcnet.training.build import build_model, start_from_
+from dcnet.training.build import build_model, build_optimizer, start_from_
 from dcnet.training.checkpoints import read_tensors
 
 
@@ -35,6 +35,17 @@ def test_the_constraint_makes_filters_more_orthogonal(tmp_path):
         with torch.no_grad():
             measured.append(dcnet.regularizers.orthonormal(load_model(run)[0]).item())
     assert measured[1] < 0.7 * measured[0]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adam", "Adam"), ("adamw", "AdamW")])
+def test_the_optimizer_is_that_of_the_config(name, kind):
+    momentum = {"momentum": 0.3} if name == "sgd" else {}
+    config = tiny(optimizer=name, lr=0.07, weight_decay=0.02, **momentum)
+    optimizer = build_optimizer(config, build_model(config, 10, 1, 8), torch.device("cpu"))
+    assert type(optimizer).__name__ == kind
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.02, 0]
+    assert all(group["lr"] == 0.07 for group in optimizer.param_groups)
+    assert all(group.get("momentum", 0.3) == 0.3 for group in optimizer.param_groups)
 
 
 def test_the_learning_rate_follows_the_schedule(tmp_path):
@@ -67,6 +78,14 @@ def test_a_start_from_a_plain_network(tmp_path):
         start_from_(build_model(tiny(width=0.3), 10, 1, 8), str(plain.folder))
     with pytest.raises(ValueError, match="no weights at"):
         start_from_(model, str(tmp_path / "nowhere"))
+
+
+def test_a_start_leaves_the_pixels_to_the_config(tmp_path):
+    """The record of the new run says how its network sees them."""
+    before, _ = train(tiny(steps=1, pixel_mean=(0.5,), pixel_std=(0.25,)), tmp_path)
+    after, _ = train(tiny(steps=1, pretrained=str(before.folder)), tmp_path)
+    assert [load_model(run)[0].mean.item() for run in (before, after)] == [0.5, 0.0]
+    assert [load_model(run)[0].std.item() for run in (before, after)] == [0.25, 1.0]
 
 
 def test_pixels_are_normalised_inside_the_network():

@@ -7,6 +7,7 @@ import torch
 from small_runs import tiny, train, weights
 from torch import nn
 
+from dcnet.data import Dataset, Split
 from dcnet.training import DivergenceError, Execution, Run, Trainer, Watcher, find_run, load_model, read_record
 
 
@@ -124,3 +125,20 @@ def test_weights_of_another_network_are_refused(finished, tmp_path):
     other.write(changed)
     with pytest.raises(ValueError, match="of another network"):
         load_model(other)
+
+
+def test_steps_that_accelerate_would_accumulate_are_refused(tmp_path, monkeypatch):
+    """It divides the gradients by their number, which nobody adds up here."""
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "8")
+    with pytest.raises(ValueError, match=r"accumulate gradients over 8 steps, and a step here is one batch: unset"):
+        train(tiny(), tmp_path)
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    assert train(tiny(steps=1), tmp_path)[1]["status"] == "done"
+
+
+def test_one_class_is_nothing_to_learn(tmp_path):
+    images = [Split(torch.zeros(60, 1, 8, 8, dtype=torch.uint8), torch.zeros(60, dtype=torch.int64))] * 2
+    alone = Dataset("dogs", *images, ("dog",))
+    with pytest.raises(ValueError, match=r"dogs has the class 'dog' alone, and every answer is right: expected two"):
+        train(tiny(), tmp_path, dataset=alone)
+    assert not list(tmp_path.iterdir())

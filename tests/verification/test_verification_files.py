@@ -54,6 +54,7 @@ def test_folders_of_people(tmp_path):
     for name in ("ann/2.png", "ann/1.jpg", "ben/x.webp", ".hidden/1.png"):
         write_image(tmp_path / name, 1)
     (tmp_path / "ann" / "notes.txt").write_text("")
+    (tmp_path / "ann" / "._2.png").write_text("")
     (tmp_path / "empty").mkdir()
     assert people_folders(tmp_path) == {"ann": ("ann/1.jpg", "ann/2.png"), "ben": ("ben/x.webp",)}
     with pytest.raises(ValueError, match="has no images: expected a folder of images for each person"):

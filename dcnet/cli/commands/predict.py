@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 BATCH = 100
+# Classes that are named, where there are as many.
+SOME = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class Command(OneRun):
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE ...", help_behavior_hint="")]
     """Files such as .png or .jpg."""
 
-    top: Annotated[int, tyro.conf.arg(metavar="N")] = 3
+    top: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint=f"(default: {SOME}, or all)")] = None
     """How many classes to name, the most probable first."""
 
     invert: bool = False
@@ -45,16 +47,17 @@ class Command(OneRun):
             raise ValueError("there is nothing to look at without an image: name one or more files")
         model, record = loaded(self.found())
         classes = record["data"]["classes"]
-        if not 1 <= self.top <= len(classes):
-            raise ValueError(f"--top must be from 1 to {len(classes)}, the number of classes, not {self.top}")
+        top = min(SOME, len(classes)) if self.top is None else self.top
+        if not 1 <= top <= len(classes):
+            raise ValueError(f"--top must be from 1 to {len(classes)}, the number of classes, not {top}")
         pixels = read_images(self.images, record, self.invert)
-        return lambda: self._show(_probabilities(model, pixels), classes)
+        return lambda: self._show(_probabilities(model, pixels), classes, top)
 
-    def _show(self, probabilities: Tensor, classes: list[str]) -> int:
+    def _show(self, probabilities: Tensor, classes: list[str], top: int) -> int:
         from dcnet.report.listing import console, print_json
 
         found = [
-            {"image": str(path), "classes": self._best(row, classes)}
+            {"image": str(path), "classes": _best(row, classes, top)}
             for path, row in zip(self.images, probabilities, strict=True)
         ]
         if self.json:
@@ -63,10 +66,11 @@ class Command(OneRun):
             console().print(_table(found))
         return 0
 
-    def _best(self, row: Tensor, classes: list[str]) -> list[dict[str, Any]]:
-        values, places = row.topk(self.top)
-        pairs = zip(places.tolist(), values.tolist(), strict=True)
-        return [{"class": classes[place], "index": place, "probability": value} for place, value in pairs]
+
+def _best(row: Tensor, classes: list[str], top: int) -> list[dict[str, Any]]:
+    values, places = row.topk(top)
+    pairs = zip(places.tolist(), values.tolist(), strict=True)
+    return [{"class": classes[place], "index": place, "probability": value} for place, value in pairs]
 
 
 def _probabilities(model: nn.Module, pixels: Tensor) -> Tensor:
