@@ -49,7 +49,9 @@ class Session:
                 left = len(self.work) - place - 1
                 if self.stopped and left:
                     runs = "run has" if left == 1 else "runs have"
-                    shown.note(f"{left} more {runs} not begun; the same command goes on")
+                    # With --again it would begin anew with what has been trained just now.
+                    how = "" if self.again else "; the same command goes on"
+                    shown.note(f"{left} more {runs} not begun{how}")
                     code = code or INTERRUPTED
                     break
         self._close()

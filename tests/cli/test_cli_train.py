@@ -46,6 +46,7 @@ def test_what_is_done_is_not_done_again(tmp_path, capsys):
         (["--lr", "0"], "lr must be positive, not 0"),
         (["--steps", "5"], "--steps 5 and --epochs 2 exclude each other"),
         (["--resume", "nothing"], "no run 'nothing'"),
+        (["--resume", "some", "--again"], "--resume goes on with a run, and --again trains it anew"),
         (["--checkpoint-every", "0"], "--checkpoint-every must be 1 or more, not 0"),
         (["--operators", "tanh-cos+linear", "--projection-every", "3"], "needs an unweighted operator"),
         (["--dataset", "cifr10"], "cifar10"),

@@ -46,6 +46,12 @@ def test_ctrl_c_in_any_step_keeps_the_next_run_from_beginning(tmp_path, monkeypa
     assert "1 more run has not begun; the same command goes on" in capsys.readouterr().out
 
 
+def test_what_was_to_be_trained_anew_does_not_go_on_by_the_same_command(tmp_path, monkeypatch, capsys):
+    interrupting(monkeypatch, 1)
+    assert Session(work(tmp_path, tiny(), tiny(seed=1)), ON_CPU, again=True).run() == INTERRUPTED
+    assert "1 more run has not begun\n" in capsys.readouterr().out
+
+
 def test_ctrl_c_in_the_last_step_of_all_changes_nothing(tmp_path, monkeypatch):
     interrupting(monkeypatch, STEPS)
     assert Session(work(tmp_path, tiny()), ON_CPU).run() == 0

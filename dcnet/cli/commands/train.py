@@ -90,6 +90,8 @@ class Command:
         from dcnet.training import Run
 
         if self.resume is not None:
+            if self.again:
+                raise ValueError("--resume goes on with a run, and --again trains it anew: give one of them")
             return [begun(self.resume, self.machine.runs)]
         check_runs_to_be(self.machine.runs)
         return [(config, Run.of(config, self.machine.runs)) for config in self._configs()]
