@@ -127,7 +127,7 @@ def _accuracy(
     model: nn.Module, x: Tensor, labels: Tensor, corruption: Corruption, severity: int, seed: int, batch_size: int
 ) -> float:
     device, right = device_of(model, x), []
-    for rows in torch.arange(len(x)).split(batch_size):
+    for rows in torch.arange(len(x), device="cpu").split(batch_size):
         part = slice(int(rows[0]), int(rows[-1]) + 1)
         images = _corrupted(on_device(x[part], device), corruption, severity, rows.to(device), seed)
         right.append(still_correct(model, images, labels[part], batch_size))

@@ -44,7 +44,8 @@ def signal_of(module: nn.Module, shape: Sequence[int], norm: str) -> Signal:
         raise ValueError(f"the model must be an nn.Module, not {type(module).__name__}")
     check_shape(shape)
     check_finite(module)
-    with evaluating(module):
+    # Constants are made on the CPU, which numbers of any device may meet, whatever the default is.
+    with evaluating(module), torch.device("cpu"):
         return visit(module, first_signal(tuple(shape), norm, device_of(module, torch.empty(0))))
 
 

@@ -54,7 +54,7 @@ class Task:
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The numbers of images, the images and what is wanted of them, batch by batch on the device of the model."""
-        for rows in torch.arange(len(self.x)).split(self.batch_size):
+        for rows in torch.arange(len(self.x), device="cpu").split(self.batch_size):
             part = slice(int(rows[0]), int(rows[-1]) + 1)
             wanted = self.wanted[part].to(self.device)
             yield rows.to(self.device), on_device(self.x[part], self.device), wanted

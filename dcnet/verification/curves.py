@@ -126,22 +126,22 @@ def accepted(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     scores, same = checked_scores(scores, same)
     order = scores.argsort(descending=True)
     scores, same = scores[order], same[order]
-    last = torch.cat([scores[1:] != scores[:-1], torch.tensor([True])]).nonzero()[:, 0]
+    last = torch.cat([scores[1:] != scores[:-1], torch.tensor([True], device="cpu")]).nonzero()[:, 0]
     genuine, impostor = same.cumsum(0)[last], (~same).cumsum(0)[last]
     return _from_none(math.nextafter(float(scores[0]), math.inf), scores[last], genuine, impostor)
 
 
 def _from_none(above: float, thresholds: Tensor, genuine: Tensor, impostor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """With the point before, at which nothing is accepted."""
-    zero = torch.zeros(1, dtype=torch.int64)
-    above_all = torch.tensor([above], dtype=torch.float64)
+    zero = torch.zeros(1, dtype=torch.int64, device="cpu")
+    above_all = torch.tensor([above], dtype=torch.float64, device="cpu")
     return torch.cat([above_all, thresholds]), torch.cat([zero, genuine]), torch.cat([zero, impostor])
 
 
 def checked_scores(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
     """Scores as float64 and answers as bool, on the CPU; what is no score of a pair is an error."""
-    scores = torch.as_tensor(scores).detach().cpu().double()
-    same = torch.as_tensor(same).detach().cpu()
+    scores = torch.as_tensor(scores, device="cpu").detach().double()
+    same = torch.as_tensor(same, device="cpu").detach()
     if scores.dim() != 1 or scores.shape != same.shape or not len(scores):
         raise ValueError(f"scores and same must be [P] and not empty, not {list(scores.shape)} and {list(same.shape)}")
     if not torch.isfinite(scores).all():
@@ -152,7 +152,7 @@ def checked_scores(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
 
 def checked_answers(same: Tensor) -> Tensor:
     """Answers as bool, on the CPU, of which 0 and 1 are two."""
-    same = torch.as_tensor(same).detach().cpu()
+    same = torch.as_tensor(same, device="cpu").detach()
     if not ((same == 0) | (same == 1)).all():
         raise ValueError(f"same must be True or False for each pair, not {same[(same != 0) & (same != 1)][0].item()}")
     return same.bool()

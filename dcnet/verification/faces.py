@@ -64,4 +64,4 @@ def _of_all(embeddings: Tensor, pairs: Pairs, place: dict[str, int]) -> Record:
 
 def _places(pairs: Pairs, place: dict[str, int]) -> Tensor:
     """Where the embeddings of the images of the pairs are."""
-    return torch.tensor([place[name] for name in pairs.names])
+    return torch.tensor([place[name] for name in pairs.names], device="cpu")

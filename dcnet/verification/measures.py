@@ -69,7 +69,7 @@ def _accuracy(found: FoldAccuracy) -> Record:
     return {
         "mean": found.mean,
         "standard_error": found.standard_error,
-        "threshold": float(torch.tensor(found.thresholds).mean()),
+        "threshold": float(torch.tensor(found.thresholds, device="cpu").mean()),
         "folds": list(found.accuracies),
         "thresholds": list(found.thresholds),
     }

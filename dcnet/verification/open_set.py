@@ -81,7 +81,7 @@ def _verification(embeddings: Tensor, labels: Tensor, count: int) -> Record:
 
 
 def _identification(embeddings: Tensor, labels: Tensor, enrolled: int) -> Record:
-    inside = torch.zeros(len(labels), dtype=torch.bool)
+    inside = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
     inside[first_of_each(labels, enrolled)] = True
     probes, who = embeddings[~inside.to(embeddings.device)], labels[~inside]
 
@@ -109,5 +109,5 @@ def first_of_each(labels: Tensor, count: int) -> Tensor:
     """The places of the first images of each class, as many as it has up to `count`, int64, rising."""
     order = labels.argsort(stable=True)
     ordered = labels[order]
-    within = torch.arange(len(labels)) - torch.searchsorted(ordered, ordered)
+    within = torch.arange(len(labels), device="cpu") - torch.searchsorted(ordered, ordered)
     return order[within < count].sort().values

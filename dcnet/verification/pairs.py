@@ -39,10 +39,12 @@ class Pairs:
         rows = list(pairs)
         names = tuple(dict.fromkeys(name for first, second, _ in rows for name in (first, second)))
         index = {name: at for at, name in enumerate(names)}
-        indices = torch.tensor([(index[first], index[second]) for first, second, _ in rows], dtype=torch.int64)
+        indices = torch.tensor(
+            [(index[first], index[second]) for first, second, _ in rows], dtype=torch.int64, device="cpu"
+        )
         first, second = indices.view(-1, 2).T.contiguous()
-        same = torch.tensor([same for *_, same in rows], dtype=torch.bool)
-        return cls(first, second, same, None if folds is None else torch.tensor(folds), names)
+        same = torch.tensor([same for *_, same in rows], dtype=torch.bool, device="cpu")
+        return cls(first, second, same, None if folds is None else torch.tensor(folds, device="cpu"), names)
 
     def rows(self) -> list[tuple[str, str, bool]]:
         """The pairs by names."""

@@ -73,7 +73,7 @@ def fold_accuracy(scores: Tensor, same: Tensor, folds: Tensor, balanced: bool = 
         balanced: counts the same and the different half each, however many there are of them.
     """
     scores, same = checked_scores(scores, same)
-    folds = torch.as_tensor(folds).cpu()
+    folds = torch.as_tensor(folds, device="cpu")
     if folds.shape != scores.shape:
         raise ValueError(f"folds must be [{len(scores)}], one number for each pair, not {list(folds.shape)}")
     numbers = folds.unique().tolist()
@@ -101,9 +101,9 @@ def make_folds(same: Tensor, count: int = FOLDS, seed: int = 0) -> Tensor:
         found = f"{len(kinds[0])} and {len(kinds[1])}"
         raise ValueError(f"folds need two pairs or more of the same and two of different ones, not {found}")
     generator = torch.Generator().manual_seed(seed)
-    chosen = torch.empty(len(same), dtype=torch.int64)
+    chosen = torch.empty(len(same), dtype=torch.int64, device="cpu")
     for places in kinds:
-        chosen[places] = torch.randperm(len(places), generator=generator) % folds
+        chosen[places] = torch.randperm(len(places), generator=generator, device="cpu") % folds
     return chosen
 
 

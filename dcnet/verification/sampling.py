@@ -20,7 +20,7 @@ def sample_pairs(labels: Tensor, count: int, seed: int = 0) -> Pairs:
     genuine = _genuine(labels, count // 2, seeded(seed, 1))
     impostor = _impostor(labels, count // 2, seeded(seed, 2))
     both = torch.cat([genuine, impostor])
-    same = torch.arange(count) < count // 2
+    same = torch.arange(count, device="cpu") < count // 2
     return Pairs(both[:, 0].contiguous(), both[:, 1].contiguous(), same)
 
 
@@ -32,7 +32,7 @@ def _genuine(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
     found = []
     for of_class, total, share in zip(members, possible, shares, strict=True):
         if share:
-            rank = torch.randperm(total, generator=generator)[:share]
+            rank = torch.randperm(total, generator=generator, device="cpu")[:share]
             found.append(of_class[_pair_of_rank(rank)])
     return torch.cat(found)
 
@@ -63,9 +63,9 @@ def _impostor(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
         raise ValueError(f"there are {possible:,} pairs of two classes, and not {count:,}: ask for fewer")
     found: dict[int, None] = {}
     while len(found) < count:
-        drawn = torch.randint(images, (2 * count, 2), generator=generator).sort(1).values
+        drawn = torch.randint(images, (2 * count, 2), generator=generator, device="cpu").sort(1).values
         drawn = drawn[labels[drawn[:, 0]] != labels[drawn[:, 1]]]
         # A dictionary keeps the order in which they were drawn, so that none is likelier than another.
         found.update(dict.fromkeys((drawn[:, 0] * images + drawn[:, 1]).tolist()))
-    keys = torch.tensor(list(found)[:count])
+    keys = torch.tensor(list(found)[:count], device="cpu")
     return torch.stack([keys // images, keys % images], dim=1)

@@ -26,7 +26,7 @@ class ScoreHistogram:
 
     def edges(self) -> Tensor:
         """The lower ends of the bins, float64."""
-        return torch.arange(self.bins, dtype=torch.float64) * (2 / self.bins) - 1
+        return torch.arange(self.bins, dtype=torch.float64, device="cpu") * (2 / self.bins) - 1
 
     def __add__(self, other: "ScoreHistogram") -> "ScoreHistogram":
         if self.bins != other.bins:

@@ -121,8 +121,8 @@ def _keys(values: Any) -> str:
 
 def calibrate(genuine: Tensor, impostor: Tensor, far: float = 1e-3, frr: float = 1e-2) -> Decision:
     """The decision that scores of genuine and of impostor pairs lead to; see `calibrate_curve`."""
-    genuine, impostor = (torch.as_tensor(scores).detach().cpu().double() for scores in (genuine, impostor))
-    same = torch.cat([torch.ones(len(genuine)), torch.zeros(len(impostor))]).bool()
+    genuine, impostor = (torch.as_tensor(scores, device="cpu").detach().double() for scores in (genuine, impostor))
+    same = torch.cat([torch.ones(len(genuine), device="cpu"), torch.zeros(len(impostor), device="cpu")]).bool()
     return calibrate_curve(roc(torch.cat([genuine, impostor]), same), far, frr)
 
 

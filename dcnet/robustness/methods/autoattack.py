@@ -36,7 +36,8 @@ class PackagedAttack(Attack):
             raise ValueError(f"{self.name} knows the norms {', '.join(THEIR_NORMS)}, not {self.norm!r}")
 
     def images(self, task: Task) -> Tensor:
-        with _quiet(task):
+        # The package makes some tensors on the default device, and is used to the CPU there.
+        with _quiet(task), torch.device("cpu"):
             found = self._found(task, _predictor(task)).to(task.x)
         delta = as_norm(self.norm).projected(found - task.x, task.epsilon)
         return (task.x + delta).clamp(0, 1)
