@@ -48,9 +48,9 @@ def make_accelerator(config: RunConfig, execution: Execution, folder: Path) -> A
     # accelerate keeps one state a process, and would refuse another precision in the next run.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     mixed = "bf16" if config.precision == "bfloat16" else "no"
-    accelerator = Accelerator(
-        mixed_precision=mixed, cpu=execution.device == "cpu", log_with=tracker, project_dir=str(folder)
-    )
+    # By itself accelerate would take what else it finds, such as the GPU of a Mac, which nothing here is made for.
+    cpu = execution.device == "cpu" or not torch.cuda.is_available()
+    accelerator = Accelerator(mixed_precision=mixed, cpu=cpu, log_with=tracker, project_dir=str(folder))
     if execution.device == "cuda" and accelerator.device.type != "cuda":
         raise ValueError("device is 'cuda', but torch finds no GPU here: use cpu")
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
