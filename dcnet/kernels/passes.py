@@ -12,7 +12,8 @@ from dcnet.device import INTERPRETED
 from dcnet.kernels.filters import filter_gradient_kernel
 from dcnet.kernels.launch import Launch, multiprocessors, power_of_two
 from dcnet.kernels.plan import Plan, Window
-from dcnet.kernels.pointwise import add_kernel, apply_kernel, back_kernel
+from dcnet.kernels.pointwise import apply_kernel
+from dcnet.kernels.pointwise_back import add_kernel, back_kernel
 from dcnet.kernels.windows import norm_kernel, prepare_kernel, spread_kernel, squares_kernel
 
 HALF = (torch.float16, torch.bfloat16)

@@ -2,7 +2,7 @@
 
 from dcnet.device import Block, at_least, constexpr, device_function, tl
 from dcnet.kernels.filters import normalize_filter
-from dcnet.kernels.pointwise import chunk_of, tile
+from dcnet.kernels.tiles import chunk_of, tile
 
 
 @device_function

@@ -37,7 +37,7 @@ def test_unknown_names_are_answered_with_the_known_ones():
         load_dataset("cifar")
     # As a damaged record may have it.
     with pytest.raises(ValueError, match="unknown dataset None: known are"):
-        load_dataset(None)  # type: ignore[arg-type]
+        load_dataset(None)
 
 
 def test_a_name_is_given_once():

@@ -1,0 +1,72 @@
+"""The constants of an operator in a kernel, and the mean norm that relative ones are multiplied by."""
+
+from dcnet.device import Block, constexpr, device_function, tl
+
+
+@device_function
+def channel_constants(
+    table: Block,
+    mean: Block,
+    channels: Block,
+    total: Block,
+    KNOWN: constexpr,
+    RELATIVE: constexpr,
+    CHUNKS: constexpr,
+    WIDTH: constexpr,
+) -> Block:
+    """All constants of the group's channels, chunk by chunk, each [1, channels]; the relative ones times the mean norm.
+
+    Those that are not learned are known when the kernel is compiled: a scale of 1 then costs nothing.
+    """
+    COUNT: constexpr = len(KNOWN)
+    values: Block = ()
+    for chunk in tl.static_range(CHUNKS):
+        column = chunk * WIDTH + tl.arange(0, WIDTH)
+        for i in tl.static_range(COUNT):
+            if KNOWN[i] is None:
+                row = table + i * total + tl.program_id(1) * channels
+                value = tl.load(row + column, mask=column < channels, other=1.0)[None, :]
+            else:
+                value = tl.full([1, 1], KNOWN[i], tl.float32)
+            if RELATIVE[i]:
+                value = value * mean
+            values = values + (value,)
+    return values
+
+
+@device_function
+def split(constants: Block, CHUNK: constexpr, COUNTS: constexpr) -> Block:
+    """The constants of a chunk: those of the magnitude, those of the angle, and a and b."""
+    FIRST: constexpr = CHUNK * (COUNTS[0] + COUNTS[1] + 2)
+    ANGULAR: constexpr = FIRST + COUNTS[0]
+    OUTER: constexpr = ANGULAR + COUNTS[1]
+    return constants[FIRST:ANGULAR], constants[ANGULAR:OUTER], constants[OUTER : OUTER + 2]
+
+
+@device_function
+def mean_norm(sums: Block, running: Block, count: Block, of: Block, MEAN: constexpr, SUMS: constexpr) -> Block:
+    """The mean norm: of the batch, from its partial sums, the running one (1 before the first batch), or just 1."""
+    if MEAN == 1:
+        part = tl.arange(0, SUMS)
+        mean = tl.sum(tl.load(sums + part, mask=part < count, other=0.0)) / of
+    elif MEAN == 2:
+        given = tl.load(running).to(tl.float32)
+        mean = tl.where(given > 0, given, 1.0)
+    else:
+        mean = 1.0
+    return mean
+
+
+@device_function
+def keep_means(mean: Block, running: Block, kept: Block, decay: Block, UPDATE: constexpr) -> None:
+    """Writes the mean norm for the backward, and where the running mean goes from here, beside it or in its place."""
+    tl.store(kept, mean)
+    if UPDATE > 0:
+        before = tl.load(running).to(tl.float32)
+        after = tl.where(before > 0, decay * before + (1 - decay) * mean, mean)
+        usable = (mean > 0) & (mean < float("inf"))
+        after = tl.where(usable, after, before)
+        if UPDATE == 1:
+            tl.store(kept + 1, after)
+        else:
+            tl.store(running, after.to(running.dtype.element_ty))
