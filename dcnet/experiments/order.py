@@ -38,8 +38,9 @@ class Order:
         return f"{text[0].upper()}{text[1:]}."
 
     def __str__(self) -> str:
-        seen = f"pairs of a column that the paper has more than {self.apart:.2f} apart, as chance seldom puts two runs"
-        text = f"of {self.pairs} {seen}, {self.pairs - len(self.turned)} come in its order"
+        same, noun = self.pairs - len(self.turned), "pair" if self.pairs == 1 else "pairs"
+        seen = f"{noun} of a column that the paper has more than {self.apart:.2f} apart, as chance seldom puts two runs"
+        text = f"of {self.pairs} {seen}, {same} {'comes' if same == 1 else 'come'} in its order"
         others = [f"{first} and {second} in {column}" for column, first, second in self.turned]
         return f"{text}; not {'; '.join(others)}" if others else text
 

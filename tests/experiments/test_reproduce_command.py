@@ -37,6 +37,16 @@ def test_status_runs_nothing_and_says_what_is_missing(tmp_path, capsys):
     assert cells[4]["misses_by"] == pytest.approx(0.33)
 
 
+def test_the_order_of_the_paper_is_told_to_people_and_machines(tmp_path, capsys):
+    plain, _, sphere, *_ = chosen(["table3"])[0].cells
+    for config, error in zip((*plain.configs(2), sphere.config), (50.0, 51.0, 60.0), strict=True):
+        bring(tmp_path / "brought", config, error)
+    words = ("reproduce", "table3", "--status", "--runs", tmp_path / "runs", "--records", tmp_path / "brought")
+    assert "0 come in its order; not baseline and sphere in cos, no ReLU" in told(capsys, *words)[1].out
+    found = json.loads(told(capsys, *words, "--json")[1].out)["table3"]["order"]
+    assert (found["pairs"], found["turned"]) == (1, [["cos, no ReLU", "baseline", "sphere"]])
+
+
 def test_on_a_narrow_terminal_no_number_is_cut_off(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     _, seen = told(capsys, "reproduce", "table2", "--status", "--runs", tmp_path)

@@ -1,6 +1,7 @@
 """Which runs share a chart of training curves, and what their lines are called."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from page_records import a_run, drawn, put, values_of
@@ -10,11 +11,11 @@ from dcnet.experiments.experiment import Cell
 from dcnet.training import Run
 
 
-def trained(folder: Path, cell: Cell, seed: int = 0) -> None:
+def trained(folder: Path, cell: Cell, seed: int = 0, **more: Any) -> None:
     """A record of the cell's run, with the curves of some other one."""
     (config,) = [one for one in cell.configs(seed + 1) if one.seed == seed]
     name, _, mark = Run.of(config, folder).folder.name.rpartition("-")
-    put(folder, f"{name}-{mark}", a_run(name=name, hash=mark, config=config.described()))
+    put(folder, f"{name}-{mark}", a_run(name=name, hash=mark, config=config.described(), **more))
 
 
 def lines(folder: Path) -> dict[str, list[str]]:
@@ -30,6 +31,31 @@ def test_a_table_of_few_runs_is_one_chart_with_the_names_of_its_cells(tmp_path: 
         trained(tmp_path, plain, seed)
     trained(tmp_path, last)
     assert lines(tmp_path) == {"chart-table3": ["baseline, cos, no ReLU, mean of 2", "mix, sqcos, ReLU"]}
+
+
+def test_as_many_lines_as_can_be_seen_are_still_one_chart(tmp_path: Path):
+    for cell in chosen(["table3"])[0].cells[:8]:
+        trained(tmp_path, cell)
+    assert {key: len(names) for key, names in lines(tmp_path).items()} == {"chart-table3": 8}
+
+
+def test_what_is_measured_of_trained_networks_is_no_table_of_curves(tmp_path: Path):
+    """A network has several cells there."""
+    clean = chosen(["table7"])[0].cells[0]
+    assert clean.metric == ("evaluations", "attacks", "clean")
+    trained(tmp_path, clean, evaluations={"attacks": {"clean": 0.9}})
+    assert list(lines(tmp_path)) == ["chart-cifar10-cnn9-small"]
+
+
+def test_the_order_of_the_rows_is_told_below_the_title(tmp_path: Path):
+    plain, _, sphere, *_ = chosen(["table3"])[0].cells
+    for cell, seed, error in ((plain, 0, 50.0), (plain, 1, 51.0), (sphere, 0, 33.0)):
+        trained(tmp_path, cell, seed, results={"test_error": error})
+    part = drawn(tmp_path).one("section", id="tables")
+    told = (
+        "Of 1 pair of a column that the paper has more than 2.00 apart, as chance seldom puts two runs, 1 comes in its"
+    )
+    assert told in part.text
 
 
 @pytest.mark.parametrize(
