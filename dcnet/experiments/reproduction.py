@@ -10,6 +10,7 @@ from rich.console import Console
 from dcnet.experiments.board import Board
 from dcnet.experiments.experiment import Experiment, chosen, narrowed
 from dcnet.experiments.known import Known
+from dcnet.experiments.nearness import nearness_of
 from dcnet.experiments.order import order_of
 from dcnet.experiments.pool import Pool
 from dcnet.experiments.smoke import in_small
@@ -96,6 +97,6 @@ class Reproduction:
 
 def _described(experiment: Experiment, found: Sequence[CellStatus]) -> dict[str, Any]:
     cells = [status.described(experiment.higher_is_better) for status in found]
-    order = order_of(experiment, found)
-    told = None if order is None else order.described()
-    return {"title": experiment.title, "not_run": experiment.not_run, "cells": cells, "order": told}
+    told = {"near": nearness_of(experiment, found), "order": order_of(experiment, found)}
+    findings = {name: None if one is None else one.described() for name, one in told.items()}
+    return {"title": experiment.title, "not_run": experiment.not_run, "cells": cells, **findings}

@@ -8,7 +8,8 @@ from rich.text import Text
 
 from dcnet.experiments.experiment import Experiment, chosen
 from dcnet.experiments.known import Known
-from dcnet.experiments.order import order_of
+from dcnet.experiments.nearness import Nearness, nearness_of
+from dcnet.experiments.order import Order, order_of
 from dcnet.experiments.status import UNMEASURED, CellStatus, status_of
 from dcnet.report.markdown import markdown
 
@@ -37,9 +38,8 @@ def docs_table(name: str, results: Path) -> str:
     # Runs of this machine do not count, since the docs are the same on every machine.
     found = status_of(experiment, Known(results / "no runs", [results]))
     about = f"{experiment.title}: {'; '.join([*_legend(experiment), 'one seed unless a deviation is given'])}:"
-    order = order_of(experiment, found)
-    told = "" if order is None else f"\n\n{order.sentence}"
-    return f"{about}\n\n{markdown_table(experiment, found)}{told}"
+    told = " ".join(finding.sentence for finding in findings_of(experiment, found))
+    return "\n\n".join([about, markdown_table(experiment, found), *([told] if told else [])])
 
 
 def rows_of(experiment: Experiment, found: Sequence[CellStatus]) -> list[list[str]]:
@@ -49,9 +49,13 @@ def rows_of(experiment: Experiment, found: Sequence[CellStatus]) -> list[list[st
 
 
 def summary_lines(experiment: Experiment, found: Sequence[CellStatus]) -> list[str]:
-    """What is there, and whether it comes in the paper's order, where that can be told."""
-    order = order_of(experiment, found)
-    return [summary(experiment, found), *([] if order is None else [f"{experiment.name}: {order}"])]
+    """What is there, how much of it is near the paper, and whether it comes in its order, where that can be told."""
+    return [summary(experiment, found), *(f"{experiment.name}: {told}" for told in findings_of(experiment, found))]
+
+
+def findings_of(experiment: Experiment, found: Sequence[CellStatus]) -> list[Nearness | Order]:
+    """What the cells come to beside the paper's."""
+    return [told for told in (nearness_of(experiment, found), order_of(experiment, found)) if told is not None]
 
 
 def summary(experiment: Experiment, found: Sequence[CellStatus]) -> str:

@@ -74,6 +74,28 @@ def test_tables_share_their_runs():
     assert projected == chosen(["table5"])[0].cell("DCNet-32, tanh-cos", "cifar100").config
 
 
+def test_causes_change_networks_of_tables_2_and_3_and_leave_the_rest_of_them_alone():
+    (causes,) = chosen(["causes"])
+    tables = {cell.config for table in chosen(["table2", "table3"]) for cell in table.cells}
+    own = {(cell.row, cell.column): cell.config for cell in causes.cells if cell.config not in tables}
+    changed = {
+        place: _changed(config, causes.cell(place[0].split(",")[0], place[1]).config) for place, config in own.items()
+    }
+    assert changed == {
+        ("plain, no decay", "ReLU"): {"weight_decay": 0.0},
+        ("plain, no normalisation", "no ReLU"): {"norm": "none"},
+        ("linear-cos, no projection", "ReLU"): {"projection_every": 0},
+        ("linear-cos, no constraint", "ReLU"): {"orthonormal": 0.0},
+        ("linear-cos, neither", "ReLU"): {"projection_every": 0, "orthonormal": 0.0},
+        ("mix-cos, alpha 0.1", "no ReLU"): {"operator": "mix(scale=0.1)-cos"},
+    }
+
+
+def _changed(config, base):
+    given = dataclasses.asdict(base)
+    return {name: value for name, value in dataclasses.asdict(config).items() if value != given[name]}
+
+
 def test_the_experiment_of_the_docs_can_be_chosen(monkeypatch):
     monkeypatch.setattr(experiment, "experiments", dict(experiment.experiments))
     (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)

@@ -4,16 +4,14 @@ from collections import Counter
 
 from dcnet.experiments import CellStatus, Experiment
 from dcnet.experiments.experiment import NOT_CONVERGED
-from dcnet.experiments.order import order_of
+from dcnet.experiments.nearness import FAR
+from dcnet.report.experiments import findings_of
 from dcnet.report.page.cells import Found
 from dcnet.report.page.markup import Html, code, join, paragraph, table, tag
 from dcnet.report.page.origin import number, wanted
 from dcnet.report.page.section import section
 from dcnet.report.page.sources import Sources
 from dcnet.training.recipes import command_of
-
-# In points: who is further from the paper than that has hardly done the same.
-FAR = 1.0
 
 
 @section("Tables: ours beside the paper's", order=10)
@@ -38,8 +36,7 @@ def _experiment(experiment: Experiment, cells: list[Found]) -> Html:
     better = "Higher is better." if experiment.higher_is_better else "Lower is better."
     box = table(f"{experiment.name}-table", better, ["", *experiment.columns], rows)
     heading = tag("h3", experiment.title, id=experiment.name)
-    order = order_of(experiment, [one.status for one in cells])
-    told = [] if order is None else [order.sentence]
+    told = [finding.sentence for finding in findings_of(experiment, [one.status for one in cells])]
     notes = [paragraph(note) for note in (*experiment.notes, *told)]
     return join([heading, _missing(experiment, cells), *notes, box])
 
