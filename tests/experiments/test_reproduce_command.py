@@ -37,14 +37,17 @@ def test_status_runs_nothing_and_says_what_is_missing(tmp_path, capsys):
     assert cells[4]["misses_by"] == pytest.approx(0.33)
 
 
-def test_the_order_of_the_paper_is_told_to_people_and_machines(tmp_path, capsys):
+def test_nearness_and_order_are_told_to_people_and_machines(tmp_path, capsys):
     plain, _, sphere, *_ = chosen(["table3"])[0].cells
     for config, error in zip((*plain.configs(2), sphere.config), (50.0, 51.0, 60.0), strict=True):
         bring(tmp_path / "brought", config, error)
     words = ("reproduce", "table3", "--status", "--runs", tmp_path / "runs", "--records", tmp_path / "brought")
-    assert "0 come in its order; not baseline and sphere in cos, no ReLU" in told(capsys, *words)[1].out
-    found = json.loads(told(capsys, *words, "--json")[1].out)["table3"]["order"]
-    assert (found["pairs"], found["turned"]) == (1, [["cos, no ReLU", "baseline", "sphere"]])
+    seen = told(capsys, *words)[1].out
+    assert "table3: of 2 cells, 1 is within 1.00 of the paper or better; not sphere in cos, no ReLU (+26.69)" in seen
+    assert "0 come in its order; not baseline and sphere in cos, no ReLU" in seen
+    found = json.loads(told(capsys, *words, "--json")[1].out)["table3"]
+    assert found["near"] == {"within": 1.0, "cells": 2, "behind": [["sphere", "cos, no ReLU", 26.69]]}
+    assert (found["order"]["pairs"], found["order"]["turned"]) == (1, [["cos, no ReLU", "baseline", "sphere"]])
 
 
 def test_on_a_narrow_terminal_no_number_is_cut_off(tmp_path, capsys, monkeypatch):

@@ -47,7 +47,7 @@ def test_what_is_measured_of_trained_networks_is_no_table_of_curves(tmp_path: Pa
     assert list(lines(tmp_path)) == ["chart-cifar10-cnn9-small"]
 
 
-def test_the_order_of_the_rows_is_told_below_the_title(tmp_path: Path):
+def test_nearness_and_the_order_of_the_rows_are_told_below_the_title(tmp_path: Path):
     plain, _, sphere, *_ = chosen(["table3"])[0].cells
     for cell, seed, error in ((plain, 0, 50.0), (plain, 1, 51.0), (sphere, 0, 33.0)):
         trained(tmp_path, cell, seed, results={"test_error": error})
@@ -56,6 +56,7 @@ def test_the_order_of_the_rows_is_told_below_the_title(tmp_path: Path):
         "Of 1 pair of a column that the paper has more than 2.00 apart, as chance seldom puts two runs, 1 comes in its"
     )
     assert told in part.text
+    assert "Of 2 cells, 2 are within 1.00 of the paper or better." in part.text
 
 
 @pytest.mark.parametrize(
