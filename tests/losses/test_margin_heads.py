@@ -167,6 +167,8 @@ def test_incay():
     [
         (lambda: ASoftmax(m=0.5), "m of a-softmax multiplies the angle and must be 1 or more, not 0.5"),
         (lambda: ASoftmax(m=float("nan")), "m of a-softmax must be finite"),
+        (lambda: ASoftmax(m=1e9), "m of a-softmax must be 1000 or less, as psi has so many parts, not 1000000000.0"),
+        (lambda: as_margin("l-softmax(m=1001)"), "m of l-softmax must be 1000 or less"),
         (lambda: dcnet.losses.ArcFace(m=2.0), "m of arcface must be from 0 to less than 1.57, not 2.0"),
         (lambda: dcnet.losses.AMSoftmax(m=-0.1), "m of am-softmax must be from 0"),
         (lambda: SphereFaceR(version=3), "version of sphereface-r must be 1 or 2, not 3"),
