@@ -89,10 +89,11 @@ class Roc:
         """A threshold that parts what is refused at this place from what is accepted, in the middle of the gap.
 
         It is no pair's own score, so that rounding, as that of other batches, does not move a pair across it. At the
-        last place, where nothing is refused, it is the lowest score. `above` is another upper end of the gap.
+        first place, where nothing is accepted, it is just above the highest score, and at the last, where nothing is
+        refused, the lowest one. `above` is another upper end of the gap.
         """
         upper = float(self.thresholds[at]) if above is None else above
-        if at == len(self.thresholds) - 1:
+        if at in (0, len(self.thresholds) - 1):
             return upper
         return middle(float(self.thresholds[at + 1]) + self.width, upper)
 
@@ -118,7 +119,11 @@ def roc_of_histogram(histogram: ScoreHistogram) -> Roc:
     counts = [part[filled].cumsum(0) for part in (histogram.genuine, histogram.impostor)]
     edges = histogram.edges()
     width = 2 / histogram.bins
-    return Roc(*_from_none(float(edges[filled[0]]) + width, edges[filled], *counts), width)
+    above = float(edges[filled[0]]) + width
+    if filled[0] == histogram.bins - 1:
+        # A score of 1 is in the last bin although it is at its upper end, as of an image that is there twice.
+        above = math.nextafter(1.0, math.inf)
+    return Roc(*_from_none(above, edges[filled], *counts), width)
 
 
 def accepted(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor, Tensor]:
