@@ -76,6 +76,7 @@ class ShardedMarginSoftmax(MarginSoftmax):
         if self.world == 1 and self.sample == 1:
             return super().forward(features, labels)
         labels = self._checked(features, labels)
+        self._check_counts(labels)
         with _full_precision(features):
             joint = Gathered.apply(features.to(self._dtype), self.group)
             return self._shared_loss(joint, gather_rows(labels, self.group))
@@ -86,6 +87,17 @@ class ShardedMarginSoftmax(MarginSoftmax):
         # A class where there is nothing to tell: it is not strange to anybody.
         told = torch.tensor([0 if own is None else own], device=labels.device)
         return super()._strange(gather_rows(told, self.group))
+
+    def _check_counts(self, labels: Tensor) -> None:
+        """Refuses batches of other sizes, in all processes: what gathers them would end the process, or never end."""
+        if labels.is_cuda or torch.compiler.is_compiling():
+            return  # As for labels.
+        counts = gather_rows(torch.tensor([len(labels)], device=labels.device), self.group).tolist()
+        if len(set(counts)) > 1:
+            given = f"{', '.join(map(str, counts[:-1]))} and {counts[-1]}"
+            raise ValueError(
+                f"all processes must give equally many features, not {given}: leave out the last batch, or fill it up"
+            )
 
     def _shared_loss(self, features: Tensor, labels: Tensor) -> Tensor:
         unit, norms = directions(features, self._dtype)

@@ -24,6 +24,10 @@ def test_a_label_out_of_range_in_one_process_is_told_by_all():
     assert printed_by(3, "strange_labels.py").count("told") == 3
 
 
+def test_batches_of_other_sizes_are_told_by_all():
+    assert printed_by(3, "uneven_batches.py").count("told") == 3
+
+
 def test_one_process_alone_tells_the_first_label_out_of_range():
     head = ShardedMarginSoftmax(5, 7, "arcface", sample=0.5)
     with pytest.raises(ValueError, match="label 7 is none of the 7 classes, from 0 to 6"):
