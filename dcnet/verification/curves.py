@@ -145,7 +145,7 @@ def _from_none(above: float, thresholds: Tensor, genuine: Tensor, impostor: Tens
 
 def checked_scores(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
     """Scores as float64 and answers as bool, on the CPU; what is no score of a pair is an error."""
-    scores = torch.as_tensor(scores, device="cpu").detach().double()
+    scores = in_double(scores)
     same = torch.as_tensor(same, device="cpu").detach()
     if scores.dim() != 1 or scores.shape != same.shape or not len(scores):
         raise ValueError(f"scores and same must be [P] and not empty, not {list(scores.shape)} and {list(same.shape)}")
@@ -153,6 +153,13 @@ def checked_scores(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
         at = int((~torch.isfinite(scores)).nonzero()[0])
         raise ValueError(f"scores must be finite, but that of pair {at} is {float(scores[at])}")
     return scores, checked_answers(same)
+
+
+def in_double(scores: Tensor) -> Tensor:
+    """Scores as float64 on the CPU; those of a list not by way of float32, in which its numbers would be others."""
+    if isinstance(scores, Tensor):
+        return scores.detach().cpu().double()
+    return torch.as_tensor(scores, dtype=torch.float64, device="cpu")
 
 
 def checked_answers(same: Tensor) -> Tensor:

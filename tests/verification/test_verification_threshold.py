@@ -1,6 +1,7 @@
 """Decisions: which rates they hold, what they say, and that they can be kept."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -191,6 +192,16 @@ def test_from_the_histogram_of_all_pairs():
 def test_rates_that_are_none_are_refused(name, rate):
     with pytest.raises(ValueError, match=f"{name} must be above 0 and below 1, not {rate}"):
         calibrated([0.5], [0.1], **{name: rate})
+
+
+def test_numbers_in_a_list_stay_what_they_are():
+    assert calibrate([0.7], [0.1]).upper == 0.4
+
+
+@pytest.mark.parametrize("shape", [[], [3, 1]])
+def test_scores_of_other_shapes_are_refused(shape):
+    with pytest.raises(ValueError, match=re.escape(f"scores of genuine pairs must be [P], not {shape}")):
+        calibrate(torch.ones(shape), torch.zeros(2))
 
 
 def test_both_kinds_are_needed():
