@@ -70,6 +70,16 @@ def test_what_is_nearer_to_another_class_does_not_meet_the_margin(degrees: list[
     assert found.advice == "The margin has something to do."
 
 
+def test_nor_does_what_is_right_but_inside():
+    found = two_classes([5.0, 35.0, 44.0])
+    assert (found.right, found.inside) == (1, pytest.approx(2 / 3))
+    assert found.advice == "The margin has something to do."
+
+
+def test_features_that_do_not_point_to_their_class_need_more_training():
+    assert two_classes([85.0, 81.0, 5.0]).advice.startswith("Features do not point to their class yet: train longer")
+
+
 def test_a_margin_that_all_meet_may_be_larger():
     assert two_classes([5.0, 10.0, 20.0]).advice == (
         "The margin is met by nearly all of them: a larger one may be tried."
