@@ -84,3 +84,13 @@ def test_a_margin_that_all_meet_may_be_larger():
     assert two_classes([5.0, 10.0, 20.0]).advice == (
         "The margin is met by nearly all of them: a larger one may be tried."
     )
+
+
+def test_features_along_the_weights_are_at_no_angle():
+    """In float32 some cosines are a little beyond 1 or -1, of which there is no angle."""
+    torch.manual_seed(0)
+    head = MarginSoftmax(7, 300, "arcface")
+    weight, labels = head.weight.detach(), torch.arange(300)
+    assert head.cosines(weight).max() > 1
+    assert head.diagnose(weight, labels).mean_angle < 0.1
+    assert head.diagnose(-weight, labels).mean_angle > 179.9
