@@ -73,6 +73,7 @@ class ShardedMarginSoftmax(MarginSoftmax):
         return torch.Generator(self.weight.device).manual_seed(drawn + 7919 * rank_of(self.group)[0])
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+        self._check_place()
         if self.world == 1 and self.sample == 1:
             return super().forward(features, labels)
         labels = self._checked(features, labels)
@@ -87,6 +88,15 @@ class ShardedMarginSoftmax(MarginSoftmax):
         # A class where there is nothing to tell: it is not strange to anybody.
         told = torch.tensor([0 if own is None else own], device=labels.device)
         return super()._strange(gather_rows(told, self.group))
+
+    def _check_place(self) -> None:
+        """Refuses to go on with the classes of another place, which would be too many, or too few."""
+        rank, world = rank_of(self.group)
+        if (rank, world) != (self.rank, self.world):
+            raise ValueError(
+                f"the head was made in process {self.rank} of {self.world} and is called in process {rank} of {world}: "
+                "make it after torch.distributed is initialized"
+            )
 
     def _check_counts(self, labels: Tensor) -> None:
         """Refuses batches of other sizes, in all processes: what gathers them would end the process, or never end."""

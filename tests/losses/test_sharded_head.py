@@ -34,6 +34,15 @@ def test_one_process_alone_tells_the_first_label_out_of_range():
         head(torch.randn(3, 5), torch.tensor([6, 7, -1]))
 
 
+@pytest.mark.parametrize("sample", [1.0, 0.5])
+def test_a_head_made_before_there_are_processes_is_refused(monkeypatch: pytest.MonkeyPatch, sample: float):
+    """Each would train all classes by itself, or count them once for each process."""
+    head = ShardedMarginSoftmax(5, 7, "arcface", sample=sample)
+    monkeypatch.setattr("dcnet.losses.sharded.rank_of", lambda group: (1, 2))
+    with pytest.raises(ValueError, match="made in process 0 of 1 and is called in process 1 of 2: make it after"):
+        head(torch.randn(3, 5), torch.tensor([0, 6, 2]))
+
+
 def test_one_process_alone_has_all_classes():
     torch.manual_seed(0)
     sharded, whole = ShardedMarginSoftmax(5, 7, "arcface"), MarginSoftmax(5, 7, "arcface")
