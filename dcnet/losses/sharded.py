@@ -80,7 +80,7 @@ class ShardedMarginSoftmax(MarginSoftmax):
         self._check_counts(labels)
         with _full_precision(features):
             joint = Gathered.apply(features.to(self._dtype), self.group)
-            return self._shared_loss(joint, gather_rows(labels, self.group))
+            return self._shared_loss(joint, gather_rows(labels, self.group), features.dtype)
 
     def _strange(self, labels: Tensor) -> int | None:
         """The first of any process: where one of them ended by itself, the others would wait for it."""
@@ -109,8 +109,8 @@ class ShardedMarginSoftmax(MarginSoftmax):
                 f"all processes must give equally many features, not {given}: leave out the last batch, or fill it up"
             )
 
-    def _shared_loss(self, features: Tensor, labels: Tensor) -> Tensor:
-        unit, norms = directions(features, self._dtype)
+    def _shared_loss(self, features: Tensor, labels: Tensor, given: torch.dtype) -> Tensor:
+        unit, norms = directions(features, self._dtype, given)
         size = self._shared_scale(norms)
         own = (labels >= self.first) & (labels < self.first + len(self.weight))
         weight, bias, places = self._used((labels - self.first).clamp(0, len(self.weight) - 1), own)
