@@ -28,10 +28,10 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
 
 def made_by(registry: Mapping[str, Any], kind: str, spec: str) -> Any:
     """The object of a spec such as `arcface(m=0.3)` or `pgd(epsilon=8/255)`, by the dataclass of that name."""
-    name, _, text = spec.partition("(")
+    name, opened, text = spec.partition("(")
     if name not in registry:
         raise unknown(kind, name, registry)
-    given = _settings(registry[name], name, kind, spec, text) if text else {}
+    given = _settings(registry[name], name, kind, spec, text) if opened else {}
     try:
         return registry[name](**given)
     except (TypeError, OverflowError) as error:

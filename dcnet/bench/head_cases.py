@@ -97,7 +97,7 @@ class Share(ShardedMarginSoftmax):
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         with _full_precision(features):
             joint = Gathered.apply(features.to(self._dtype), self.group)
-            return self._shared_loss(joint, gather_rows(labels, self.group))
+            return self._shared_loss(joint, gather_rows(labels, self.group), features.dtype)
 
 
 def make_step(head: str, size: Size, margin: str, sample: float, dtype: torch.dtype, device: str) -> HeadStep:

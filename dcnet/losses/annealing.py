@@ -56,6 +56,8 @@ class Automatic:
     most: float = 1.0
 
     def __post_init__(self) -> None:
+        for name in ("ready", "pace", "most"):
+            check_number(name, getattr(self, name))
         if not 0 < self.ready < 90:
             raise ValueError(f"ready must be an angle between 0 and 90 degrees, not {self.ready!r}")
         for name in ("pace", "most"):

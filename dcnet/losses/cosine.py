@@ -18,9 +18,9 @@ HUGE = 1e15
 PARTS, LEAST, LEAST_ON_GPU = 64, 2**18, 2**24
 
 
-def directions(features: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Features [N, D] over their norms, and the norms [N]."""
-    eps = HALF_EPS if features.dtype == torch.float16 else EPS
+def directions(features: Tensor, dtype: torch.dtype, given: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """Features [N, D] over their norms, and the norms [N]; `given` is what they were in before they were cast."""
+    eps = HALF_EPS if (given or features.dtype) == torch.float16 else EPS
     features = features.to(dtype)
     largest = torch.linalg.vector_norm(features.detach(), math.inf, dim=1)
     # Others are divided by 1, which leaves them all their bits.

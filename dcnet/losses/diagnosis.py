@@ -43,7 +43,7 @@ class Diagnosis:
     def advice(self) -> str:
         if self.median_angle > 80:
             return "Features do not point to their class yet: train longer before more of the margin is let in."
-        if self.inside < 0.01:
+        if self.right - self.inside > 0.99:
             return "The margin is met by nearly all of them: a larger one may be tried."
         return "The margin has something to do."
 

@@ -1,5 +1,6 @@
 """The last layer and its loss in one: weights of classes, a margin, a scale, and annealing."""
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -40,8 +41,7 @@ class MarginSoftmax(Eased):
         annealing: Easing | str | None = BY_MARGIN,
         label_smoothing: float = 0.0,
     ):
-        if in_features < 1 or num_classes < 2:
-            raise ValueError(f"a head needs features and two classes at least, not {in_features} and {num_classes}")
+        _check_sizes(in_features, num_classes)
         super().__init__(as_margin(margin), annealing)
         _check_smoothing(label_smoothing, self.margin)
         self.in_features, self.num_classes, self.label_smoothing = in_features, num_classes, label_smoothing
@@ -165,6 +165,13 @@ class MarginSoftmax(Eased):
         """The first label that is none of the classes."""
         strange = labels[(labels < 0) | (labels >= self.num_classes)]
         return int(strange[0]) if len(strange) else None
+
+
+def _check_sizes(in_features: Any, num_classes: Any) -> None:
+    whole = all(isinstance(size, Integral) and not isinstance(size, bool) for size in (in_features, num_classes))
+    if not whole or in_features < 1 or num_classes < 2:
+        found = f"{in_features!r} and {num_classes!r}"
+        raise ValueError(f"a head needs a whole number of features and two classes at least, not {found}")
 
 
 def _check_smoothing(smoothing: Any, margin: Margin) -> None:

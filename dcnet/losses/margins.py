@@ -10,6 +10,9 @@ from torch import Tensor
 from dcnet.learnable import check_number
 from dcnet.losses.margin import Margin, angle, multiplied, register
 
+# psi is pieced together one after the other: of a billion parts the first step would never end.
+MOST_PARTS = 1000
+
 
 @register
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class ASoftmax(Margin):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_multiple(self.name, self.m)
+        if self.m > MOST_PARTS:
+            raise ValueError(f"m of {self.name} must be {MOST_PARTS} or less, as psi has so many parts, not {self.m!r}")
 
     def target(self, cos: Tensor) -> Tensor:
         return multiplied(cos, self.m)

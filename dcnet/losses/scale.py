@@ -9,6 +9,7 @@ from dcnet.learnable import Learnable, check_number
 
 Scale = float | str | Learnable | None
 START = 16.0
+LARGEST = torch.finfo(torch.float32).max
 
 
 class FeatureScale(nn.Module):
@@ -32,6 +33,8 @@ class FeatureScale(nn.Module):
             raise ValueError(f"scale is one number for all classes, Learnable({asked.init!r}), not {asked!r}")
         value = asked.init if isinstance(asked, Learnable) else (start or START) if isinstance(asked, str) else asked
         check_number("scale", value, above=0)
+        if value > LARGEST:
+            raise ValueError(f"scale must be at most {LARGEST:.2g}, which float32 can hold, not {value!r}")
         self.fixed = float(value)
         if isinstance(asked, str | Learnable):
             self.log = nn.Parameter(torch.tensor(math.log(value)))

@@ -73,12 +73,14 @@ class ShardedMarginSoftmax(MarginSoftmax):
         return torch.Generator(self.weight.device).manual_seed(drawn + 7919 * rank_of(self.group)[0])
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+        self._check_place()
         if self.world == 1 and self.sample == 1:
             return super().forward(features, labels)
         labels = self._checked(features, labels)
+        self._check_counts(labels)
         with _full_precision(features):
             joint = Gathered.apply(features.to(self._dtype), self.group)
-            return self._shared_loss(joint, gather_rows(labels, self.group))
+            return self._shared_loss(joint, gather_rows(labels, self.group), features.dtype)
 
     def _strange(self, labels: Tensor) -> int | None:
         """The first of any process: where one of them ended by itself, the others would wait for it."""
@@ -87,8 +89,28 @@ class ShardedMarginSoftmax(MarginSoftmax):
         told = torch.tensor([0 if own is None else own], device=labels.device)
         return super()._strange(gather_rows(told, self.group))
 
-    def _shared_loss(self, features: Tensor, labels: Tensor) -> Tensor:
-        unit, norms = directions(features, self._dtype)
+    def _check_place(self) -> None:
+        """Refuses to go on with the classes of another place, which would be too many, or too few."""
+        rank, world = rank_of(self.group)
+        if (rank, world) != (self.rank, self.world):
+            raise ValueError(
+                f"the head was made in process {self.rank} of {self.world} and is called in process {rank} of {world}: "
+                "make it after torch.distributed is initialized"
+            )
+
+    def _check_counts(self, labels: Tensor) -> None:
+        """Refuses batches of other sizes, in all processes: what gathers them would end the process, or never end."""
+        if labels.is_cuda or torch.compiler.is_compiling():
+            return  # As for labels.
+        counts = gather_rows(torch.tensor([len(labels)], device=labels.device), self.group).tolist()
+        if len(set(counts)) > 1:
+            given = f"{', '.join(map(str, counts[:-1]))} and {counts[-1]}"
+            raise ValueError(
+                f"all processes must give equally many features, not {given}: leave out the last batch, or fill it up"
+            )
+
+    def _shared_loss(self, features: Tensor, labels: Tensor, given: torch.dtype) -> Tensor:
+        unit, norms = directions(features, self._dtype, given)
         size = self._shared_scale(norms)
         own = (labels >= self.first) & (labels < self.first + len(self.weight))
         weight, bias, places = self._used((labels - self.first).clamp(0, len(self.weight) - 1), own)

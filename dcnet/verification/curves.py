@@ -89,10 +89,11 @@ class Roc:
         """A threshold that parts what is refused at this place from what is accepted, in the middle of the gap.
 
         It is no pair's own score, so that rounding, as that of other batches, does not move a pair across it. At the
-        last place, where nothing is refused, it is the lowest score. `above` is another upper end of the gap.
+        first place, where nothing is accepted, it is just above the highest score, and at the last, where nothing is
+        refused, the lowest one. `above` is another upper end of the gap.
         """
         upper = float(self.thresholds[at]) if above is None else above
-        if at == len(self.thresholds) - 1:
+        if at in (0, len(self.thresholds) - 1):
             return upper
         return middle(float(self.thresholds[at + 1]) + self.width, upper)
 
@@ -118,7 +119,11 @@ def roc_of_histogram(histogram: ScoreHistogram) -> Roc:
     counts = [part[filled].cumsum(0) for part in (histogram.genuine, histogram.impostor)]
     edges = histogram.edges()
     width = 2 / histogram.bins
-    return Roc(*_from_none(float(edges[filled[0]]) + width, edges[filled], *counts), width)
+    above = float(edges[filled[0]]) + width
+    if filled[0] == histogram.bins - 1:
+        # A score of 1 is in the last bin although it is at its upper end, as of an image that is there twice.
+        above = math.nextafter(1.0, math.inf)
+    return Roc(*_from_none(above, edges[filled], *counts), width)
 
 
 def accepted(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,7 +145,7 @@ def _from_none(above: float, thresholds: Tensor, genuine: Tensor, impostor: Tens
 
 def checked_scores(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
     """Scores as float64 and answers as bool, on the CPU; what is no score of a pair is an error."""
-    scores = torch.as_tensor(scores, device="cpu").detach().double()
+    scores = in_double(scores)
     same = torch.as_tensor(same, device="cpu").detach()
     if scores.dim() != 1 or scores.shape != same.shape or not len(scores):
         raise ValueError(f"scores and same must be [P] and not empty, not {list(scores.shape)} and {list(same.shape)}")
@@ -148,6 +153,13 @@ def checked_scores(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
         at = int((~torch.isfinite(scores)).nonzero()[0])
         raise ValueError(f"scores must be finite, but that of pair {at} is {float(scores[at])}")
     return scores, checked_answers(same)
+
+
+def in_double(scores: Tensor) -> Tensor:
+    """Scores as float64 on the CPU; those of a list not by way of float32, in which its numbers would be others."""
+    if isinstance(scores, Tensor):
+        return scores.detach().cpu().double()
+    return torch.as_tensor(scores, dtype=torch.float64, device="cpu")
 
 
 def checked_answers(same: Tensor) -> Tensor:

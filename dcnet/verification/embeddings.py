@@ -83,6 +83,9 @@ def normalized(embeddings: Tensor) -> Tensor:
 
 
 def _pixels(images: Tensor, number: int) -> Tensor:
+    if images.dim() != 4:
+        found = f"not {list(images.shape)}: give batches, such as images.split(256)"
+        raise ValueError(f"batch {number} must be images [B, C, H, W], {found}")
     pixels = images.float() / 255 if images.dtype == torch.uint8 else images.float()
     low, high = (float(end) for end in pixels.aminmax()) if pixels.numel() else (0.0, 0.0)
     if not (low >= -SLACK and high <= 1 + SLACK):

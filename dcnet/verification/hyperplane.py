@@ -30,8 +30,8 @@ class HyperplaneSimilarity:
     def __init__(self, background: Tensor, ridge: float = 0.1):
         if background.dim() != 2 or len(background) < 2 or not torch.isfinite(background).all():
             raise ValueError(f"background must be finite features [N, D] of two or more, not {list(background.shape)}")
-        if not ridge > 0:
-            raise ValueError(f"ridge must be above 0, not {ridge!r}")
+        if not 0 < ridge < math.inf:
+            raise ValueError(f"ridge must be above 0 and finite, not {ridge!r}")
         rows = background.double()
         self.mean = rows.mean(0)
         centred = rows - self.mean

@@ -47,7 +47,9 @@ class Pairs:
         return cls(first, second, same, None if folds is None else torch.tensor(folds, device="cpu"), names)
 
     def rows(self) -> list[tuple[str, str, bool]]:
-        """The pairs by names."""
+        """The pairs by names; pairs of images that are no files have none."""
+        if len(self) and not self.names:
+            raise ValueError(f"these {len(self):,} pairs have no names of files, as those of `read_pairs` have")
         found = zip(self.first.tolist(), self.second.tolist(), self.same.tolist(), strict=True)
         return [(self.names[first], self.names[second], same) for first, second, same in found]
 

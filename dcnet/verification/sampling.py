@@ -8,6 +8,9 @@ from torch import Tensor
 from dcnet.data.order import seeded
 from dcnet.verification.pairs import Pairs
 
+# More pairs of one class are not put in order before some are taken: those of 100,000 images would take 40 GB.
+ALL_AT_ONCE = 2**24
+
 
 def sample_pairs(labels: Tensor, count: int, seed: int = 0) -> Pairs:
     """Pairs of images by their labels: half of one class, half of two, none twice, the same for the same seed.
@@ -32,9 +35,18 @@ def _genuine(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
     found = []
     for of_class, total, share in zip(members, possible, shares, strict=True):
         if share:
-            rank = torch.randperm(total, generator=generator, device="cpu")[:share]
-            found.append(of_class[_pair_of_rank(rank)])
+            found.append(of_class[_pair_of_rank(_drawn(total, share, generator))])
     return torch.cat(found)
+
+
+def _drawn(total: int, count: int, generator: torch.Generator) -> Tensor:
+    """`count` different numbers from 0 to less than `total`."""
+    if total <= ALL_AT_ONCE:
+        return torch.randperm(total, generator=generator, device="cpu")[:count]
+    found: dict[int, None] = {}
+    while len(found) < count:
+        found.update(dict.fromkeys(torch.randint(total, (count,), generator=generator, device="cpu").tolist()))
+    return torch.tensor(list(found)[:count], device="cpu")
 
 
 def _even_shares(possible: list[int], count: int) -> list[int]:

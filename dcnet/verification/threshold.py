@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dcnet.files import write_json
-from dcnet.verification.curves import Roc, check_rate, roc
+from dcnet.verification.curves import Roc, check_rate, in_double, roc
 
 SAME, DIFFERENT, OPEN = "the same", "different", "too close to call"
 
@@ -121,9 +121,16 @@ def _keys(values: Any) -> str:
 
 def calibrate(genuine: Tensor, impostor: Tensor, far: float = 1e-3, frr: float = 1e-2) -> Decision:
     """The decision that scores of genuine and of impostor pairs lead to; see `calibrate_curve`."""
-    genuine, impostor = (torch.as_tensor(scores, device="cpu").detach().double() for scores in (genuine, impostor))
+    genuine, impostor = _scores("genuine", genuine), _scores("impostor", impostor)
     same = torch.cat([torch.ones(len(genuine), device="cpu"), torch.zeros(len(impostor), device="cpu")]).bool()
     return calibrate_curve(roc(torch.cat([genuine, impostor]), same), far, frr)
+
+
+def _scores(kind: str, given: Tensor) -> Tensor:
+    scores = in_double(given)
+    if scores.dim() != 1:
+        raise ValueError(f"scores of {kind} pairs must be [P], not {list(scores.shape)}")
+    return scores
 
 
 def calibrate_curve(curve: Roc, far: float = 1e-3, frr: float = 1e-2) -> Decision:

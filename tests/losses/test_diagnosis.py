@@ -7,7 +7,7 @@ import pytest
 import torch
 from heads_and_batches import head_and_batch
 
-from dcnet.losses import ASoftmax, MarginSoftmax, ShardedMarginSoftmax
+from dcnet.losses import ASoftmax, Diagnosis, MarginSoftmax, ShardedMarginSoftmax
 
 
 def test_a_diagnosis_in_numbers_and_words():
@@ -50,3 +50,47 @@ def test_features_that_are_not_finite_have_no_diagnosis(value: float):
     x[3, 1] = value
     with pytest.raises(ValueError, match="sample 3 has no angles, since its features or weights of the head are not"):
         head.diagnose(x, labels)
+
+
+def two_classes(degrees: list[float], margin: str = "a-softmax(m=2)") -> Diagnosis:
+    """Features at these angles to their class, and at what is left of 90 degrees to the other one."""
+    head = MarginSoftmax(2, 2, margin, annealing=None)
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(2))
+    theta = torch.deg2rad(torch.tensor(degrees))
+    return head.diagnose(torch.stack([theta.cos(), theta.sin()], 1), torch.zeros(len(degrees), dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("degrees", "margin"), [([60.0, 70.0, 50.0], "a-softmax(m=2)"), ([10.0, 60.0, 20.0], "softmax")], ids=str
+)
+def test_what_is_nearer_to_another_class_does_not_meet_the_margin(degrees: list[float], margin: str):
+    found = two_classes(degrees, margin)
+    assert found.inside == 0
+    assert found.advice == "The margin has something to do."
+
+
+def test_nor_does_what_is_right_but_inside():
+    found = two_classes([5.0, 35.0, 44.0])
+    assert (found.right, found.inside) == (1, pytest.approx(2 / 3))
+    assert found.advice == "The margin has something to do."
+
+
+def test_features_that_do_not_point_to_their_class_need_more_training():
+    assert two_classes([85.0, 81.0, 5.0]).advice.startswith("Features do not point to their class yet: train longer")
+
+
+def test_a_margin_that_all_meet_may_be_larger():
+    assert two_classes([5.0, 10.0, 20.0]).advice == (
+        "The margin is met by nearly all of them: a larger one may be tried."
+    )
+
+
+def test_features_along_the_weights_are_at_no_angle():
+    """In float32 some cosines are a little beyond 1 or -1, of which there is no angle."""
+    torch.manual_seed(0)
+    head = MarginSoftmax(7, 300, "arcface")
+    weight, labels = head.weight.detach(), torch.arange(300)
+    assert head.cosines(weight).max() > 1
+    assert head.diagnose(weight, labels).mean_angle < 0.1
+    assert head.diagnose(-weight, labels).mean_angle > 179.9

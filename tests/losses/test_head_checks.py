@@ -4,7 +4,9 @@ import functools
 import math
 import re
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,7 @@ from heads_and_batches import head_and_batch
 from torch import Tensor
 
 from dcnet.learnable import Learnable
-from dcnet.losses import MarginSoftmax, ShardedMarginSoftmax, registry
+from dcnet.losses import Automatic, MarginSoftmax, ShardedMarginSoftmax, registry
 from dcnet.losses.cosine import EPS, directions
 from dcnet.training.build import build_model
 from dcnet.training.config import config_of
@@ -49,6 +51,26 @@ def test_what_makes_no_sense_is_one_sentence(make: Callable[[], MarginSoftmax], 
     with pytest.raises(ValueError) as error:  # noqa: PT011 - the words follow
         make()
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [MarginSoftmax, ShardedMarginSoftmax])
+@pytest.mark.parametrize(("features", "classes"), [(5.0, 4), (5, 4.0), ("5", 4), (True, 4), (0, 4), (5, 1)])
+def test_sizes_that_are_none_are_refused(kind: type[MarginSoftmax], features: Any, classes: Any):
+    words = f"a head needs a whole number of features and two classes at least, not {features!r} and {classes!r}"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        kind(features, classes)
+
+
+def test_sizes_may_be_of_numpy():
+    head = MarginSoftmax(np.int64(5), np.int32(4))
+    assert head(torch.randn(3, 5), torch.tensor([0, 1, 3])).isfinite()
+
+
+@pytest.mark.parametrize("name", ["ready", "pace", "most"])
+@pytest.mark.parametrize("value", ["0.5", True, None])
+def test_annealing_takes_numbers(name: str, value: Any):
+    with pytest.raises(TypeError, match=f"{name} must be a number, not {value!r}"):
+        Automatic(**{name: value})
 
 
 def test_label_smoothing_is_that_of_torch():

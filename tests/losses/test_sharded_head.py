@@ -1,12 +1,13 @@
 """Heads with their classes shared out over processes."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from processes import launch
 
-from dcnet.losses import MarginSoftmax, ShardedMarginSoftmax
+from dcnet.losses import MarginSoftmax, ShardedMarginSoftmax, registry
 
 
 def printed_by(processes, script):
@@ -24,10 +25,23 @@ def test_a_label_out_of_range_in_one_process_is_told_by_all():
     assert printed_by(3, "strange_labels.py").count("told") == 3
 
 
+def test_batches_of_other_sizes_are_told_by_all():
+    assert printed_by(3, "uneven_batches.py").count("told") == 3
+
+
 def test_one_process_alone_tells_the_first_label_out_of_range():
     head = ShardedMarginSoftmax(5, 7, "arcface", sample=0.5)
     with pytest.raises(ValueError, match="label 7 is none of the 7 classes, from 0 to 6"):
         head(torch.randn(3, 5), torch.tensor([6, 7, -1]))
+
+
+@pytest.mark.parametrize("sample", [1.0, 0.5])
+def test_a_head_made_before_there_are_processes_is_refused(monkeypatch: pytest.MonkeyPatch, sample: float):
+    """Each would train all classes by itself, or count them once for each process."""
+    head = ShardedMarginSoftmax(5, 7, "arcface", sample=sample)
+    monkeypatch.setattr("dcnet.losses.sharded.rank_of", lambda group: (1, 2))
+    with pytest.raises(ValueError, match="made in process 0 of 1 and is called in process 1 of 2: make it after"):
+        head(torch.randn(3, 5), torch.tensor([0, 6, 2]))
 
 
 def test_one_process_alone_has_all_classes():
@@ -64,6 +78,22 @@ def test_prediction_has_a_gradient_by_the_weights_where_all_are_here():
     head.logits(torch.randn(3, 5)).sum().backward()
     assert head.weight.grad is not None
     assert head.bias.grad is not None
+
+
+@pytest.mark.parametrize("name", registry)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_share_that_has_all_classes_gives_the_loss_of_the_whole_for_small_features(name: str, dtype: torch.dtype):
+    """And gradients that half precision can hold, at zeros as well."""
+    torch.manual_seed(0)
+    # So large a share of four classes is all of them.
+    share, whole = (make(5, 4, name) for make in (partial(ShardedMarginSoftmax, sample=0.99), MarginSoftmax))
+    whole.load_state_dict(share.state_dict())
+    features = torch.cat([torch.zeros(1, 5), 1e-3 * torch.randn(3, 5)]).to(dtype).requires_grad_()
+    losses = [head(features, torch.tensor([0, 1, 2, 3])) for head in (share, whole)]
+    torch.testing.assert_close(*losses)
+    of_share, of_whole = (torch.autograd.grad(loss, features)[0] for loss in losses)
+    assert of_share.isfinite().all()
+    torch.testing.assert_close(of_share, of_whole)
 
 
 @pytest.mark.parametrize("sample", [0.0, 1.5, -1])

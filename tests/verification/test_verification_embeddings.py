@@ -107,6 +107,18 @@ def test_images_in_another_range_are_refused(pixels):
         embed(Small(), [pixels])
 
 
+def test_images_in_place_of_batches_are_refused():
+    """A convolution takes one image as well, and its channels would be rows."""
+
+    class Pooled(nn.Sequential):
+        def features(self, batch: Tensor) -> Tensor:
+            return self(batch)
+
+    model = Pooled(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(1))
+    with pytest.raises(ValueError, match=r"batch 0 must be images \[B, C, H, W\], not \[3, 4, 6\]: give batches, such"):
+        embed(model, images())
+
+
 def test_what_cannot_be_embedded_is_said():
     with pytest.raises(ValueError, match="join must be one of sum, concatenate, not 'add'"):
         embed(Small(), [images()], join="add")

@@ -1,5 +1,7 @@
 """Similarity by hyperplanes, against least squares by hand and by what it is for."""
 
+import math
+
 import pytest
 import torch
 
@@ -56,7 +58,8 @@ def test_it_is_symmetric_and_knows_which_directions_tell_nothing():
     [
         (lambda: HyperplaneSimilarity(torch.ones(1, 3)), "two or more"),
         (lambda: HyperplaneSimilarity(torch.full((4, 3), torch.nan)), "finite"),
-        (lambda: HyperplaneSimilarity(background(), ridge=0), "ridge must be above 0, not 0"),
+        (lambda: HyperplaneSimilarity(background(), ridge=0), "ridge must be above 0 and finite, not 0"),
+        (lambda: HyperplaneSimilarity(background(), ridge=math.inf), "ridge must be above 0 and finite, not inf"),
         (lambda: HyperplaneSimilarity(background())(torch.ones(2, 5), torch.ones(2, 5)), r"features must be \[N, 6\]"),
         (lambda: HyperplaneSimilarity(background())(torch.ones(2, 6), torch.ones(3, 6)), "of one shape"),
         (lambda: HyperplaneSimilarity(centred())(torch.zeros(1, 2), torch.ones(1, 2)), "has no hyperplane"),

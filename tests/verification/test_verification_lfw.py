@@ -1,9 +1,10 @@
 """The layout of LFW and its lists, and what is left of them without the people who were trained on."""
 
 import pytest
+import torch
 from lfw_folder import PAIRS, write_lfw
 
-from dcnet.verification import LfwData, Pairs, people_disjoint
+from dcnet.verification import LfwData, Pairs, people_disjoint, sample_pairs
 
 
 @pytest.fixture
@@ -129,6 +130,11 @@ def test_pairs_of_people_who_were_not_trained_on(folder):
     assert both.pairs.folds is None
     with pytest.raises(ValueError, match="no pair is left: all 4 pairs have a person who was trained on"):
         people_disjoint(LfwData(folder).pairs(), ["Ada_One", "Bob_Two", "Di_Four"])
+
+
+def test_pairs_without_names_cannot_be_told_apart_by_folders():
+    with pytest.raises(ValueError, match="these 6 pairs have no names of files, as those of `read_pairs` have"):
+        people_disjoint(sample_pairs(torch.arange(10) % 3, 6), ["Ada_One"])
 
 
 def test_an_image_in_no_folder_shows_nobody_who_was_trained_on():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from largest_tensor import Largest
 
 from dcnet.data import Dataset, Split
 from dcnet.verification import sample_pairs, split_classes
@@ -125,6 +126,24 @@ def test_ranks_of_pairs():
     large = 10**6
     ranks = torch.tensor([large * (large - 1) // 2 - 1, large * (large - 1) // 2])
     assert _pair_of_rank(ranks).tolist() == [[large - 2, large - 1], [0, large]]
+
+
+def test_pairs_of_very_large_classes_are_drawn_without_a_list_of_all():
+    """Of 100,000 images there are 5 billion pairs, whose numbers would take 40 GB."""
+    labels = torch.arange(200_000) % 2
+    with Largest() as largest:
+        found = sample_pairs(labels, 2000)
+    assert largest.elements <= len(labels)
+    assert len(set(zip(found.first.tolist(), found.second.tolist(), strict=True))) == 2000
+    assert torch.equal(labels[found.first] == labels[found.second], found.same)
+    assert found.second[found.same].max() > 150_000
+
+
+def test_so_drawn_none_is_there_twice(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dcnet.verification.sampling.ALL_AT_ONCE", 0)
+    found = sample_pairs(torch.arange(8) % 2, 24)
+    # All of the 12 pairs of one class.
+    assert len(set(zip(found.first[:12].tolist(), found.second[:12].tolist(), strict=True))) == 12
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

@@ -116,6 +116,12 @@ def test_balanced_and_plain_accuracy_differ_where_kinds_do():
     assert accuracy(scores, same, 0.5, balanced=True) == pytest.approx((1 / 3 + 1) / 2)
 
 
+def test_numbers_in_a_list_stay_what_they_are():
+    """As float32, 0.7 is less than 0.7."""
+    assert accuracy([0.7, 0.1], [True, False], threshold=0.7) == 1
+    assert best_threshold([0.7, 0.1], [True, False]) == 0.4
+
+
 def test_view_one():
     development = (torch.tensor([0.8, 0.6, 0.4, 0.2]), torch.tensor([True, True, False, False]))
     test = (torch.tensor([0.55, 0.45, 0.35, 0.3]), torch.tensor([True, True, False, False]))

@@ -1,6 +1,7 @@
 """Decisions: which rates they hold, what they say, and that they can be kept."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -92,6 +93,17 @@ def test_rates_of_a_histogram_are_held_by_the_scores_themselves():
     assert (said.count(False) / 4, said.count(None) / 4) == (found.frr, found.open_genuine)
 
 
+@pytest.mark.parametrize("bins", [7, 10, 20_000])
+def test_images_that_are_there_twice_are_above_no_threshold_of_a_histogram(bins):
+    """Their cosine is exactly 1, which is in the last bin, and at its upper end."""
+    embeddings, people = torch.eye(4).repeat(3, 1), torch.tensor([0, 1, 2, 3, 0, 5, 6, 7, 8, 9, 10, 11])
+    curve = roc_of_histogram(score_histogram(embeddings, people, bins))
+    assert curve.thresholds[0] > 1
+    found = calibrate_curve(curve, far=0.1, frr=0.1)
+    # Of 65 impostor pairs 11 have a cosine of 1, so that none may be called the same.
+    assert (found.far, found.decide(1.0).same) == (0, None)
+
+
 def test_what_is_said():
     found = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.25, frr=0.25)
     assert found.lower == found.upper == pytest.approx(0.35)
@@ -180,6 +192,16 @@ def test_from_the_histogram_of_all_pairs():
 def test_rates_that_are_none_are_refused(name, rate):
     with pytest.raises(ValueError, match=f"{name} must be above 0 and below 1, not {rate}"):
         calibrated([0.5], [0.1], **{name: rate})
+
+
+def test_numbers_in_a_list_stay_what_they_are():
+    assert calibrate([0.7], [0.1]).upper == 0.4
+
+
+@pytest.mark.parametrize("shape", [[], [3, 1]])
+def test_scores_of_other_shapes_are_refused(shape):
+    with pytest.raises(ValueError, match=re.escape(f"scores of genuine pairs must be [P], not {shape}")):
+        calibrate(torch.ones(shape), torch.zeros(2))
 
 
 def test_both_kinds_are_needed():
