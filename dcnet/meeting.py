@@ -100,7 +100,7 @@ def _move_channels(x: Tensor, groups: int, source: int, target: int) -> Tensor:
 
 
 def _each(size: Size, spatial: int) -> tuple[int, ...]:
-    sizes = (size,) if isinstance(size, int) else tuple(size)
+    sizes = tuple(size) if isinstance(size, Sequence) else (size,)
     return sizes * spatial if len(sizes) == 1 else sizes
 
 

@@ -3,6 +3,7 @@
 import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -172,3 +173,10 @@ def test_a_linear_layer_without_outputs(operator):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=UserWarning)  # torch's, that there is nothing to initialise
         assert dcnet.DecoupledLinear(3, 0, operator=operator)(torch.randn(5, 3)).shape == (5, 0)
+
+
+def test_sizes_may_be_numbers_of_numpy():
+    x, weight, two = torch.randn(2, 3, 7, 7), torch.randn(4, 3, 3, 3), np.int64(2)
+    found = dcnet.functional.decoupled_conv2d(x, weight, None, two, two, two, operator="tanh-cos")
+    assert torch.equal(found, dcnet.functional.decoupled_conv2d(x, weight, None, 2, 2, 2, operator="tanh-cos"))
+    assert kernels.gate._pair(two) == (2, 2)

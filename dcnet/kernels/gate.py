@@ -212,7 +212,7 @@ def _pads(w: Tensor, padding: Size | str, dilation: Size) -> tuple[int, int]:
 
 
 def _pair(size: Size | Sequence[int]) -> tuple[int, int]:
-    if isinstance(size, int):
+    if not isinstance(size, Sequence):
         return size, size
     first, *rest = size
     return first, rest[0] if rest else first
