@@ -109,6 +109,8 @@ def check_options(options: Options) -> Operator:
     for name in options.get("constants") or {}:
         if name not in learned:
             raise ValueError(f"{str(op)!r} learns no constant {name!r}, only {', '.join(learned) or 'none'}")
+    if not options.get("eps", 0) >= 0:
+        raise ValueError(f"eps must not be negative, not {options['eps']!r}")
     return op
 
 

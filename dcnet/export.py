@@ -90,7 +90,12 @@ def _translate(program: torch.export.ExportedProgram, dynamic_batch: bool, opset
         warnings.simplefilter("ignore", category=FutureWarning)
         exported = torch.onnx.export(program, (), dynamo=True, input_names=["input"], **options)
     assert exported is not None
-    return exported.model_proto
+    proto = exported.model_proto
+    # Where torch does not know how to convert, it logs that, and leaves the version that it began with.
+    written = next(entry.version for entry in proto.opset_import if not entry.domain)
+    if written != opset:
+        raise ValueError(f"opset {opset} cannot be written, only {written}: give an older one")
+    return proto
 
 
 def _require(*packages: str) -> None:

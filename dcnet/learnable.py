@@ -14,11 +14,25 @@ def check_number(what: str, value: Any, above: float | None = None) -> None:
     """Refuses what is not a finite number, or not above the given limit."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{what} must be a number, not {value!r}")
-    if not math.isfinite(value):
+    if not _is_finite(value):
         raise ValueError(f"{what} must be finite, not {value!r}")
     if above is not None and value <= above:
         limit = "positive" if above == 0 else f"above {above:g}"
         raise ValueError(f"{what} must be {limit}, not {value!r}")
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number that a float can hold, which integers of more than 308 digits are not."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def check_flag(what: str, value: Any) -> None:
+    """Refuses what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} must be True or False, not {value!r}")
 
 
 def take_plain_numbers(described: Any) -> None:
@@ -44,6 +58,7 @@ class Learnable:
 
     def __post_init__(self) -> None:
         take_plain_numbers(self)
+        check_flag("per_channel of a learned constant", self.per_channel)
         check_number("init", self.init)
         check_number("floor", self.floor, above=0)
 

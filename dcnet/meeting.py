@@ -21,7 +21,7 @@ class Meeting:
     per_filter: tuple[int, ...]
 
     def spread(self, values: Tensor) -> Tensor:
-        return values.view(self.per_filter if values.numel() > 1 else (1,) * len(self.per_filter))
+        return values.view(self.per_filter if values.numel() != 1 else (1,) * len(self.per_filter))
 
     def finish(self, g: Tensor, h: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """g * h + bias: in float32 or better up to here, and then in the dtype of the plain layer's result."""
@@ -100,7 +100,7 @@ def _move_channels(x: Tensor, groups: int, source: int, target: int) -> Tensor:
 
 
 def _each(size: Size, spatial: int) -> tuple[int, ...]:
-    sizes = (size,) if isinstance(size, int) else tuple(size)
+    sizes = tuple(size) if isinstance(size, Sequence) else (size,)
     return sizes * spatial if len(sizes) == 1 else sizes
 
 

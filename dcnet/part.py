@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from dcnet.learnable import FLOOR, Learnable, check_number, take_plain_numbers
+from dcnet.learnable import FLOOR, Learnable, check_flag, check_number, take_plain_numbers
 from dcnet.radius import Radius, RadiusLike
 
 Value = float | Tensor
@@ -69,6 +69,7 @@ class Part:
 
     def __post_init__(self) -> None:
         take_plain_numbers(self)
+        check_flag(f"learnable of {self.name}", self.learnable)
         for declared in self._constants():
             self._check(declared, getattr(self, declared.name))
         if self.learnable and not any(slot.learned for slot in self.slots().values()):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dcnet.learnable import FLOOR, check_number, take_plain_numbers
+from dcnet.learnable import FLOOR, check_flag, check_number, take_plain_numbers
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class Radius:
     def __post_init__(self) -> None:
         take_plain_numbers(self)
         for name in ("learnable", "per_channel", "relative"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} of a radius must be True or False, not {getattr(self, name)!r}")
+            check_flag(f"{name} of a radius", getattr(self, name))
         check_number("floor of a radius", self.floor, above=0)
         check_number("init of a radius", self.init, above=self.floor if self.learnable else 0)
         check_number("decay of a radius", self.decay)

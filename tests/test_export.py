@@ -191,6 +191,12 @@ def test_what_cannot_be_written_is_said_first(tmp_path: Path) -> None:
         export_onnx(model, torch.randn(1, 3, 4, 4), tmp_path)
 
 
+def test_a_version_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="opset 99 cannot be written, only 18: give an older one"):
+        export_onnx(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 4, 4), tmp_path / "model.onnx", opset=99)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("example", "found"),
     [

@@ -1,13 +1,16 @@
 """Corners of layers and of what is done with them."""
 
 import pickle
+import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import dcnet
+from dcnet import kernels
 from dcnet.equation import Processes
 
 
@@ -94,6 +97,10 @@ def test_a_choice_of_layers_that_is_none(given, problem):
         ("tanh(radius=Radius(learnable=2))-cos", "learnable of a radius must be True or False, not 2"),
         ("tanh(scale=True)-cos", "scale of tanh must be a number, not True"),
         ("tanh(radius=Radius(init=True))-cos", "init of a radius must be a number, not True"),
+        ("tanh(learnable=2)-cos", "learnable of tanh must be True or False, not 2"),
+        ("tanh(scale=Learnable(per_channel=5))-cos", "per_channel of a learned constant must be True or False, not 5"),
+        (f"tanh-power(p={10**400})", "p of power must be finite, not 1000"),
+        (f"tanh(scale={10**400})-cos", "scale of tanh must be finite, not 1000"),
     ],
 )
 def test_values_of_a_wrong_type_in_a_spec(spec, problem):
@@ -134,3 +141,42 @@ def test_layers_need_not_be_on_the_default_device(operator):
         new.reset_parameters()
         dcnet.testing.assert_decoupled(new)
     torch.testing.assert_close(folded(x), layer(x))
+
+
+@pytest.mark.parametrize("eps", [-1e-3, float("nan")])
+def test_functions_refuse_an_eps_that_layers_refuse(eps):
+    with pytest.raises(ValueError, match="eps must not be negative, not"):
+        dcnet.functional.decoupled_linear(torch.randn(2, 3), torch.randn(4, 3), operator="tanh-cos", eps=eps)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"contants": {}}, "unknown option 'contants'"),
+        ({"constants": {"raduis": torch.ones(4)}}, "learns no constant 'raduis'"),
+        ({"eps": -1.0}, "eps must not be negative"),
+    ],
+)
+def test_the_kernels_take_no_options_that_torch_alone_refuses(monkeypatch, options, problem):
+    monkeypatch.setattr(kernels, "fits", lambda *_: True)
+    with pytest.raises((TypeError, ValueError), match=problem):
+        dcnet.functional.decoupled_conv2d(
+            torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3), operator="tanh-cos", **options
+        )
+
+
+@pytest.mark.parametrize("operator", ["tanh-cos", "linear-relucos+product"])
+def test_a_linear_layer_without_outputs(operator):
+    layer = dcnet.DecoupledLinear(3, 2, operator=operator)
+    weight, bias = layer.weight[:0], layer.bias[:0]
+    assert dcnet.functional.decoupled_linear(torch.randn(5, 3), weight, bias, operator=operator).shape == (5, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", category=UserWarning)  # torch's, that there is nothing to initialise
+        assert dcnet.DecoupledLinear(3, 0, operator=operator)(torch.randn(5, 3)).shape == (5, 0)
+
+
+def test_sizes_may_be_numbers_of_numpy():
+    x, weight, two = torch.randn(2, 3, 7, 7), torch.randn(4, 3, 3, 3), np.int64(2)
+    found = dcnet.functional.decoupled_conv2d(x, weight, None, two, two, two, operator="tanh-cos")
+    assert torch.equal(found, dcnet.functional.decoupled_conv2d(x, weight, None, 2, 2, 2, operator="tanh-cos"))
+    assert kernels.gate._pair(two) == (2, 2)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcnet.device import AVAILABLE
-from dcnet.equation import Options, norm_cancels, sharing
+from dcnet.equation import Options, check_options, norm_cancels, sharing
 from dcnet.kernels.convolution import mean_kind
 from dcnet.kernels.plan import has_device_functions, lies_channels_last
 from dcnet.meeting import Size
@@ -141,7 +141,7 @@ def conv2d(
     """f(w, x) + bias by the fused kernels, for what `fits` them; the running mean is updated as torch's way does it."""
     if padding == "same" and _pair(stride) != (1, 1):
         raise ValueError(f"padding='same' goes with stride 1 alone, not {stride}")
-    op, running = as_operator(options["operator"]), options.get("mean_norm")
+    op, running = check_options(options), options.get("mean_norm")
     if norm_cancels(op):
         return _with_filters(op, x, w, bias, options.get("eps", 1e-4), (stride, padding, dilation, groups))
     mean = mean_kind(op.decay, running, options.get("training", False))
@@ -212,7 +212,7 @@ def _pads(w: Tensor, padding: Size | str, dilation: Size) -> tuple[int, int]:
 
 
 def _pair(size: Size | Sequence[int]) -> tuple[int, int]:
-    if isinstance(size, int):
+    if not isinstance(size, Sequence):
         return size, size
     first, *rest = size
     return first, rest[0] if rest else first

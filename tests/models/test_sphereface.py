@@ -74,3 +74,12 @@ def test_a_head_with_a_margin_learns_on_top_of_it():
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_both_convolutions_of_a_unit_start_small_and_the_others_do_not():
+    torch.manual_seed(0)
+    model = dcnet.create_model("sphereface20", "conv", 10, width=0.5)
+    units = [module for name, module in model.named_modules() if name.split(".")[-1].startswith("unit")]
+    filters = [unit.get_submodule(part).conv.weight for unit in units for part in ("first", "second")]
+    assert all(abs(weight.std() - 0.01) < 0.001 for weight in filters)
+    assert all(model.body.get_submodule(f"conv{i}").lead.conv.weight.std() > 0.015 for i in (1, 2, 3, 4))
