@@ -179,10 +179,12 @@ def _notes(curve: Roc, upper: int, lower: int, far: float, frr: float) -> tuple[
 
 def _too_few(count: int, rate: float, kind: str) -> str:
     """The rule of three: after none in n, the rate is below 3 / n with a confidence of 95 %."""
-    needed = math.ceil(3 / rate)
+    needed = 3 / rate
     if count >= needed:
         return ""
+    # Beyond that nobody counts, and of the smallest rates it is infinite.
+    pairs = f"{math.ceil(needed):,}" if needed < 1e15 else f"{needed:.0e}"
     return (
         f"{count:,} {kind} pairs are too few to support a rate of {rate:g}: with no error among them it may still be "
-        f"{min(3 / count, 1):.2g} (rule of three, 95 %), and {needed:,} would be needed"
+        f"{min(3 / count, 1):.2g} (rule of three, 95 %), and {pairs} would be needed"
     )

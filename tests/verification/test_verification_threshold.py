@@ -207,3 +207,9 @@ def test_scores_of_other_shapes_are_refused(shape):
 def test_both_kinds_are_needed():
     with pytest.raises(ValueError, match="there is no impostor pair"):
         calibrated([0.5], [])
+
+
+@pytest.mark.parametrize(("rate", "pairs"), [(1e-12, "3,000,000,000,000"), (1e-300, "3e+300"), (1e-309, "inf")])
+def test_the_smallest_rates_take_more_pairs_than_are_written_out(rate, pairs):
+    found = calibrated([0.5, 0.6], [0.1, 0.2], far=rate, frr=0.1)
+    assert f"and {pairs} would be needed" in found.notes[0]
