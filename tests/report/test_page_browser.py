@@ -157,6 +157,20 @@ def test_on_a_phone_the_page_does_not_scroll_sideways(opened: chromium.Chromium,
     opened.screenshot(shots / "phone.png")
 
 
+@pytest.mark.parametrize("width", [320, 390])
+def test_on_a_phone_there_is_room_beside_the_names_of_runs_to_read_their_commands(
+    opened: chromium.Chromium, width: int
+):
+    """The first cell of a row may stay where it is while the others scroll, unless it hides them."""
+    opened.size(width, PHONE[1])
+    box = "document.querySelector('#records .scroll')"
+    opened.value(f"(box => {{ box.scrollLeft = box.querySelector('td > code').parentElement.offsetLeft }})({box})")
+    seen = """(box => { const [cell, room] = [box.querySelector('td > code'), box].map(one => one.getBoundingClientRect());
+      const name = box.querySelector('tbody th').getBoundingClientRect();
+      return Math.min(cell.right, room.right) - Math.max(cell.left, room.left, name.right) - cell.width })"""
+    assert opened.value(f"{seen}({box})") == pytest.approx(0, abs=1)
+
+
 def test_the_keyboard_begins_with_the_skip_link_and_shows_where_it_is(opened: chromium.Chromium):
     opened.press("Tab", 9)
     assert opened.value("document.activeElement.className") == "skip"
