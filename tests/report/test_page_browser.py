@@ -185,6 +185,26 @@ def test_nothing_is_asked_of_the_network(opened: chromium.Chromium):
     assert len(opened.requests()) == 1
 
 
+def test_a_small_epsilon_is_not_read_off_as_none(browser: chromium.Chromium, tmp_path: Path):
+    card = {"by_epsilon": {"epsilons": [0.0, 0.5 / 8 / 255, 8 / 255], "accuracies": [0.9, 0.8, 0.5]}}
+    put(tmp_path / "some", "run", a_run(evaluations={"card": card}))
+    (tmp_path / "page.html").write_text(page(Sources((tmp_path / "some",))))
+    browser.open(tmp_path / "page.html")
+    told = []
+    for place in range(3):
+        moved = f"(s => {{ s.value = {place}; s.dispatchEvent(new Event('input')) }})"
+        browser.value(f"{moved}(document.querySelector('#robustness [data-reader]'))")
+        told.append(browser.value("document.querySelector('#robustness output').textContent").split(" – ")[0])
+    assert told == ["epsilon 0", "epsilon 0.0002451", "epsilon 0.03137"]
+
+
+def test_on_paper_no_word_is_larger_than_the_number_that_it_is_about(opened: chromium.Chromium):
+    opened.call("Emulation.setEmulatedMedia", media="print")
+    size = "parseFloat(getComputedStyle(document.querySelector('#tables td {}')).fontSize)"
+    assert opened.value(size.format("> .paper")) <= opened.value(size.format(".number > summary"))
+    opened.call("Emulation.setEmulatedMedia", media="")
+
+
 def test_what_no_record_of_the_repository_has(browser: chromium.Chromium, tmp_path: Path):
     card = {"by_epsilon": {"epsilons": [0.0, 0.1], "accuracies": [0.9, 0.25]}}
     once = a_run(evaluations={"card": card})

@@ -97,6 +97,18 @@ def test_a_line_of_one_evaluation_is_a_dot(tmp_path: Path, seeds: int):
     assert series.one("path").attributes["d"] == f"M{dot.attributes['cx']} {dot.attributes['cy']}"
 
 
+@pytest.mark.parametrize(("accuracy", "marks"), [(0.0, ("99", "100")), (100.0, ("0", "1")), (50.0, ("50", "51"))])
+def test_a_line_that_never_moves_has_an_axis_of_errors_that_there_can_be(
+    tmp_path: Path, accuracy: float, marks: tuple[str, str]
+):
+    run = a_run()
+    run["curves"]["test_accuracy"] = [accuracy] * len(run["curves"]["step"])
+    put(tmp_path, "run", run)
+    figure = drawn(tmp_path).one("section", id="curves").one("figure")
+    errors = [text.text for text in figure.all("text") if text.attributes["text-anchor"] == "end"]
+    assert (errors[0], errors[-1]) == marks
+
+
 def test_a_line_of_more_evaluations_has_no_dots(tmp_path: Path):
     put(tmp_path, "run", a_run())
     assert not drawn(tmp_path).one("figure", id="chart-digits-cnn9-small").all("circle")

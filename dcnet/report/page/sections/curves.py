@@ -59,8 +59,8 @@ def _errors(name: str, lines: Sequence[Line]) -> Axis:
     whole = [value for line in lines for value in line.y]
     late = [value for line in lines for at, value in zip(line.x, line.y, strict=True) if at >= LATE * max(line.x)]
     step = 5 if max(late) - min(whole) > 15 else 1
-    low, high = math.floor(min(whole) / step) * step, math.ceil(max(late) / step) * step
-    return Axis(name, max(0, low), min(100, high) if high > low else low + step)
+    low = min(math.floor(min(whole) / step) * step, 100 - step)
+    return Axis(name, max(0, low), min(100, max(math.ceil(max(late) / step) * step, low + step)))
 
 
 def _about(group: CurveGroup) -> str:
