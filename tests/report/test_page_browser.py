@@ -165,7 +165,8 @@ def test_on_a_phone_there_is_room_beside_the_names_of_runs_to_read_their_command
     opened.size(width, PHONE[1])
     box = "document.querySelector('#records .scroll')"
     opened.value(f"(box => {{ box.scrollLeft = box.querySelector('td > code').parentElement.offsetLeft }})({box})")
-    seen = """(box => { const [cell, room] = [box.querySelector('td > code'), box].map(one => one.getBoundingClientRect());
+    seen = """(box => { const room = box.getBoundingClientRect();
+      const cell = box.querySelector('td > code').getBoundingClientRect();
       const name = box.querySelector('tbody th').getBoundingClientRect();
       return Math.min(cell.right, room.right) - Math.max(cell.left, room.left, name.right) - cell.width })"""
     assert opened.value(f"{seen}({box})") == pytest.approx(0, abs=1)
@@ -194,7 +195,7 @@ def test_a_small_epsilon_is_not_read_off_as_none(browser: chromium.Chromium, tmp
     for place in range(3):
         moved = f"(s => {{ s.value = {place}; s.dispatchEvent(new Event('input')) }})"
         browser.value(f"{moved}(document.querySelector('#robustness [data-reader]'))")
-        told.append(browser.value("document.querySelector('#robustness output').textContent").split(" – ")[0])
+        told.append(browser.value("document.querySelector('#robustness output').textContent").split(" \u2013 ")[0])
     assert told == ["epsilon 0", "epsilon 0.0002451", "epsilon 0.03137"]
 
 

@@ -76,7 +76,8 @@ def test_a_table_of_many_has_one_for_each_column_or_row(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("table3", "Test error in % by step"), ("fair_trials", "Error on images held back in % by step")]
+    ("name", "words"),
+    [("table3", "Test error in % by step"), ("fair_trials", "Error on images held back in % by step")],
 )
 def test_what_is_measured_on_training_images_is_not_called_a_test_error(tmp_path: Path, name: str, words: str):
     trained(tmp_path, chosen([name])[0].cells[0])
