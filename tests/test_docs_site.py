@@ -77,6 +77,14 @@ def test_every_public_name_is_on_its_page(site: Path, module: str, page: str) ->
         assert name in named or found & {f"{module}.{name}", f"{module}.{name}.{name}"}, f"{module}.{name}"
 
 
+def test_every_row_of_a_table_of_arguments_is_of_one_name(site: Path) -> None:
+    """Of two names with one description the second would stand where the type of the first belongs."""
+    row = re.compile(r"<td><code>(?:<span[^>]*>)?([^<]*)(?:</span>)?</code></td>")
+    names = [(file.stem, name) for file in (site / "api").glob("*.html") for name in row.findall(file.read_text())]
+    assert ("training", "norm_momentum") in names
+    assert [pair for pair in names if not re.fullmatch(r"\**\w+", pair[1])] == []
+
+
 def test_files_beside_the_docs_are_pages(site: Path) -> None:
     assert "Add a magnitude in five minutes" in (site / "contributing.html").read_text()
     assert 'href="contributing.html"' in (site / "operators.html").read_text()

@@ -21,7 +21,8 @@ class Cell:
     """One number of a table.
 
     Attributes:
-        row, column: where it stands.
+        row: where it stands.
+        column: where it stands in the row.
         config: the run behind it, whose seed is replaced; None for a number that the paper quotes from elsewhere.
         paper: its value there; "N/C" where that did not converge, None where there is none.
         metric: where the value is in the record of a run, by names and by places in lists.

@@ -1,6 +1,6 @@
 """What tells runs apart: the values of their configs that differ, and a title of those that do not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +9,24 @@ from dcnet.training.config import completed
 
 Record = dict[str, Any]
 Groups = Sequence[Sequence[Record]]
+# From the name of a value and the value to words.
+Spelled = Callable[[str, Any], str]
 
 # Said by their value alone, in this order; all others are name=value.
 KNOWN = ("dataset", "model", "operator")
 # A plain network has none of these, whatever the recipe says.
 DECOUPLED_ONLY = ("projection_every", "weighted_gradients", "orthonormal")
+# Of all values that are words the one that may be a path; others, as of an adversary, have slashes in fractions.
+PATH = "pretrained"
 
 
 def labels(groups: Groups) -> list[str]:
     """A label for each group of runs: what it has and others have not, and how many runs it is the mean of."""
     configs = [completed(members[0]["config"]) for members in groups]
-    names = _differing(configs) or ["operator"]
-    told = [_only_differing_parts(config, configs, names) for config in configs]
-    return [_label(config, names) + mean_of(members) for config, members in zip(told, groups, strict=True)]
+    short = _labels(configs, _short)
+    # Two schedules of one name, or two checkpoints of one, are told apart by all that they are.
+    found = short if len(set(short)) == len(short) else _labels(configs, _whole)
+    return [label + mean_of(members) for label, members in zip(found, groups, strict=True)]
 
 
 def common_words(groups: Groups) -> str:
@@ -53,19 +58,36 @@ def _only_differing_parts(config: Record, configs: Sequence[Record], names: Sequ
     return told
 
 
-def _label(config: Record, names: Sequence[str]) -> str:
+def _labels(configs: Sequence[Record], spelled: Spelled) -> list[str]:
+    names = _differing(configs) or ["operator"]
+    told = [_only_differing_parts(config, configs, names) for config in configs]
+    # What is spelled alike everywhere, as two schedules of one name, tells nothing apart.
+    telling = [name for name in names if len({spelled(name, config.get(name)) for config in told}) > 1] or names
+    return [_label(config, telling, spelled) for config in told]
+
+
+def _label(config: Record, names: Sequence[str], spelled: Spelled) -> str:
     # What a run has not need not be said, unless it is all that there is to say.
     names = [name for name in names if config.get(name) is not None] or names
-    return ", ".join(str(config[name]) if name in KNOWN else f"{name}={_short(config.get(name))}" for name in names)
+    return ", ".join(
+        str(config[name]) if name in KNOWN else f"{name}={spelled(name, config.get(name))}" for name in names
+    )
 
 
-def _short(value: Any) -> str:
+def _short(name: str, value: Any) -> str:
     """A schedule by its name, numbers without a tail, and of a path the end."""
-    if isinstance(value, dict):
-        return str(value.get("name") or ",".join(f"{key}={part}" for key, part in value.items()))
-    if isinstance(value, str):
+    if isinstance(value, dict) and "name" in value:
+        return str(value["name"])
+    if isinstance(value, str) and name == PATH:
         return Path(value).name
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else _whole(name, value)
+
+
+def _whole(name: str, value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    parts = ",".join(f"{key}={part}" for key, part in value.items() if key != "name")
+    return f"{value['name']}({parts})" if "name" in value else parts
 
 
 def mean_of(members: Sequence[Record]) -> str:

@@ -1,6 +1,5 @@
 """The figures of the paper, drawn from records alone."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from dcnet.experiments.known import Known
 from dcnet.operator import is_plain
 from dcnet.report.curves import run_curves
 from dcnet.report.feature_plots import feature_plots
-from dcnet.report.features import features_in
+from dcnet.report.features import Features, features_in
+from dcnet.report.page import Sources as Records
 from dcnet.report.plots import geometry, operator_curves
 from dcnet.spec import unknown
 
@@ -22,16 +22,22 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sources:
-    """What figures are drawn from: records of runs, and folders with records of features in `features`."""
+    """What figures are drawn from: records of runs, and folders with records of features at any depth."""
 
     known: Known
     folders: tuple[Path, ...] = ()
 
-    def features(self, keep: Callable[[Record], bool]) -> list[Record]:
-        """The records of features that are wanted, each once."""
-        files = [file for folder in self.folders for file in sorted(folder.rglob("features/*.json"))]
-        records = {file.name: json.loads(file.read_text()) for file in files}
-        return [record for record in records.values() if keep(record["config"])]
+    def features(self, keep: Callable[[Record], bool]) -> list[Features]:
+        """Those that are wanted, each once; a ValueError names a record that is damaged."""
+        found: dict[tuple[Any, Any], Features] = {}
+        for file, record in Records(self.folders).features.items():
+            try:
+                if keep(record["config"]):
+                    found[record["name"], record["hash"]] = features_in(record)
+            except (LookupError, TypeError, ValueError) as error:
+                problem = str(error) if isinstance(error, ValueError) else f"it is not as it should be: {error!r}"
+                raise ValueError(f"the features of the record {file!r} cannot be drawn: {problem}") from None
+        return list(found.values())
 
 
 figures: dict[str, Callable[[Sources], Figure]] = {}
@@ -54,8 +60,8 @@ def chosen_figures(names: Sequence[str]) -> list[str]:
 @register
 def figure1(sources: Sources) -> Figure:
     """Features of a plain network are decoupled by themselves: classes are directions, and norms vary within."""
-    wanted = sources.features(lambda config: _natural(config) and is_plain(config["operator"]))
-    return _drawn([record for record in wanted if record["config"]["margin"] == "softmax"], "figure1", "softmax")
+    wanted = sources.features(lambda config: _by_softmax(config) and _natural(config) and is_plain(config["operator"]))
+    return _drawn(wanted, "figure1", "softmax")
 
 
 @register
@@ -83,14 +89,14 @@ def figure4(sources: Sources) -> Figure:
 @register
 def figure6(sources: Sources) -> Figure:
     """Features of networks with bounded operators beside those of a plain one."""
-    wanted = sources.features(lambda config: _natural(config) and config["margin"] == "softmax")
+    wanted = sources.features(lambda config: _by_softmax(config) and _natural(config))
     return _drawn(wanted, "figure6", "softmax --operators conv sphere-cos ball-cos tanh-cos")
 
 
 @register
 def figure7(sources: Sources) -> Figure:
     """The same after adversarial training."""
-    wanted = sources.features(lambda config: not _natural(config) and config["margin"] == "softmax")
+    wanted = sources.features(lambda config: _by_softmax(config) and not _natural(config))
     return _drawn(wanted, "figure7", "softmax --operators conv sphere-cos ball-cos tanh-cos --adversary fgsm")
 
 
@@ -98,8 +104,12 @@ def _natural(config: Record) -> bool:
     return config.get("adversary") is None
 
 
-def _drawn(records: Sequence[Record], name: str, options: str) -> Figure:
-    if not records:
+def _by_softmax(config: Record) -> bool:
+    return bool(config["margin"] == "softmax")
+
+
+def _drawn(panels: Sequence[Features], name: str, options: str) -> Figure:
+    if not panels:
         command = f"dcnet train --recipe features --margin {options}"
         raise ValueError(f"{name} needs records of features: run `{command}` and `dcnet plot features --records`")
-    return feature_plots([features_in(record) for record in records])
+    return feature_plots(panels)

@@ -34,7 +34,10 @@ class RunConfig:
     Attributes:
         recipe: where the other values come from.
         train_images: how many of the training images are used, each class in proportion; None for all.
-        norm, activation, classifier, norm_momentum: as in `dcnet.create_model`; None for the network's own choice.
+        norm: as in `dcnet.create_model`; None, here and in the next three, for the network's own choice.
+        activation: as there.
+        classifier: as there.
+        norm_momentum: as there.
         image_size: side of the crops from a folder of images; other datasets have their own.
         margin: a spec such as "a-softmax(m=2)" for a head with a margin in place of the classifier; None for none.
         margin_scale: of that head, a number, "norm" or "learned"; None for the margin's own.
@@ -48,7 +51,8 @@ class RunConfig:
         label_smoothing: share of the label that is spread over all classes; a margin that decides each class by itself
             has none, whatever is given; `recipe` refuses one that is asked for.
         log_floor: is added to the probability inside the logarithm of the loss; margins have none.
-        pixel_mean, pixel_std: the network sees (x - mean) / std of pixels from 0 to 1.
+        pixel_mean: the network sees (x - mean) / std of pixels from 0 to 1.
+        pixel_std: see there.
         projection_every: steps from one weight projection to the next, 0 for none. A plain network has none of this
             and the next two, whatever is given.
         weighted_gradients: "gradient" or "update" as in `dcnet.optim.WeightedGradients`, or "none".

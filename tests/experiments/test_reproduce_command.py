@@ -143,6 +143,8 @@ def test_status_counts_the_seeds_that_there_are_unless_told_otherwise(tmp_path, 
         ((), "name what to reproduce"),
         (("table33",), "'table33'"),
         (("figure44",), "unknown figure 'figure44'"),
+        (("table1", "figure44", "--smoke"), "unknown figure 'figure44'"),
+        (("figures", "--smoke"), "--smoke draws no figures: name what to reproduce, such as table3 or all"),
         (("table1", "--seeds", "0"), "--seeds"),
         (("table1", "--jobs", "many"), "--jobs is 'many': give a number from 1 to 64, or auto"),
         (("table1", "--jobs", "0"), "--jobs is '0'"),
@@ -183,6 +185,39 @@ def test_convergence_is_drawn_from_the_records_of_this_repository(tmp_path, caps
     assert not (tmp_path / "figure4.png").exists()
     assert told(capsys, *words)[0] == 0
     assert (tmp_path / "figure4.png").stat().st_size > 10_000
+
+
+def figure1(folder: Path, records: Path, capsys) -> str:
+    """What is said of it, with records in that folder."""
+    code, seen = told(capsys, "reproduce", "figure1", "--runs", folder, "--records", records, "--out", folder)
+    assert code == 0
+    return seen.out
+
+
+def test_features_are_found_wherever_their_records_lie(tmp_path, capsys):
+    results = Path(__file__).parents[2] / "results"
+    assert figure1(tmp_path, results / "features", capsys) == f"figure1: {tmp_path / 'figure1.png'}\n"
+
+
+@pytest.mark.parametrize("other", ["[1]", '{"half": ', '{"some": "thing"}'])
+def test_what_is_no_record_of_features_is_left_alone(other, tmp_path, capsys):
+    (tmp_path / "features").mkdir()
+    (tmp_path / "features" / "other.json").write_text(other)
+    assert "figure1 needs records of features" in figure1(tmp_path, tmp_path, capsys)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"config": None}, "it is not as it should be: TypeError"),
+        ({"points": [[1.0]]}, "its points must have 2 numbers each, or 3 each, but number 0 has 1"),
+    ],
+)
+def test_damaged_features_are_named_in_one_sentence(changes, problem, tmp_path, capsys):
+    file = next((Path(__file__).parents[2] / "results" / "features").glob("mnist-cnn9-small-conv-softmax-seed0-*.json"))
+    (tmp_path / "some.json").write_text(json.dumps(json.loads(file.read_text()) | changes))
+    said = f"figure1: the features of the record 'some' cannot be drawn: {problem}"
+    assert figure1(tmp_path, tmp_path, capsys).startswith(said)
 
 
 def test_a_damaged_record_counts_as_none(tmp_path, capsys):

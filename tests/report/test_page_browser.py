@@ -157,6 +157,21 @@ def test_on_a_phone_the_page_does_not_scroll_sideways(opened: chromium.Chromium,
     opened.screenshot(shots / "phone.png")
 
 
+@pytest.mark.parametrize("width", [320, 390])
+def test_on_a_phone_there_is_room_beside_the_names_of_runs_to_read_their_commands(
+    opened: chromium.Chromium, width: int
+):
+    """The first cell of a row may stay where it is while the others scroll, unless it hides them."""
+    opened.size(width, PHONE[1])
+    box = "document.querySelector('#records .scroll')"
+    opened.value(f"(box => {{ box.scrollLeft = box.querySelector('td > code').parentElement.offsetLeft }})({box})")
+    seen = """(box => { const room = box.getBoundingClientRect();
+      const cell = box.querySelector('td > code').getBoundingClientRect();
+      const name = box.querySelector('tbody th').getBoundingClientRect();
+      return Math.min(cell.right, room.right) - Math.max(cell.left, room.left, name.right) - cell.width })"""
+    assert opened.value(f"{seen}({box})") == pytest.approx(0, abs=1)
+
+
 def test_the_keyboard_begins_with_the_skip_link_and_shows_where_it_is(opened: chromium.Chromium):
     opened.press("Tab", 9)
     assert opened.value("document.activeElement.className") == "skip"
@@ -169,6 +184,26 @@ def test_the_keyboard_begins_with_the_skip_link_and_shows_where_it_is(opened: ch
 def test_nothing_is_asked_of_the_network(opened: chromium.Chromium):
     assert all(address.startswith("file:") for address in opened.requests())
     assert len(opened.requests()) == 1
+
+
+def test_a_small_epsilon_is_not_read_off_as_none(browser: chromium.Chromium, tmp_path: Path):
+    card = {"by_epsilon": {"epsilons": [0.0, 0.5 / 8 / 255, 8 / 255], "accuracies": [0.9, 0.8, 0.5]}}
+    put(tmp_path / "some", "run", a_run(evaluations={"card": card}))
+    (tmp_path / "page.html").write_text(page(Sources((tmp_path / "some",))))
+    browser.open(tmp_path / "page.html")
+    told = []
+    for place in range(3):
+        moved = f"(s => {{ s.value = {place}; s.dispatchEvent(new Event('input')) }})"
+        browser.value(f"{moved}(document.querySelector('#robustness [data-reader]'))")
+        told.append(browser.value("document.querySelector('#robustness output').textContent").split(" \u2013 ")[0])
+    assert told == ["epsilon 0", "epsilon 0.0002451", "epsilon 0.03137"]
+
+
+def test_on_paper_no_word_is_larger_than_the_number_that_it_is_about(opened: chromium.Chromium):
+    opened.call("Emulation.setEmulatedMedia", media="print")
+    size = "parseFloat(getComputedStyle(document.querySelector('#tables td {}')).fontSize)"
+    assert opened.value(size.format("> .paper")) <= opened.value(size.format(".number > summary"))
+    opened.call("Emulation.setEmulatedMedia", media="")
 
 
 def test_what_no_record_of_the_repository_has(browser: chromium.Chromium, tmp_path: Path):

@@ -76,6 +76,17 @@ def test_a_table_of_many_has_one_for_each_column_or_row(tmp_path: Path, name: st
     assert {each for names in found.values() for each in names} <= {*experiment.rows, *experiment.columns}
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("table3", "Test error in % by step"), ("fair_trials", "Error on images held back in % by step")],
+)
+def test_what_is_measured_on_training_images_is_not_called_a_test_error(tmp_path: Path, name: str, words: str):
+    trained(tmp_path, chosen([name])[0].cells[0])
+    figure = drawn(tmp_path).one("section", id="curves").one("figure")
+    assert figure.one("strong").text == words
+    assert f"{words.split(' in ')[0].lower()}, %" in [text.text for text in figure.all("text")]
+
+
 def test_no_run_is_drawn_twice_and_those_of_no_table_come_last(tmp_path: Path):
     (table4,), (table5,) = chosen(["table4"]), chosen(["table5"])
     shared = {cell.config for cell in table4.cells} & {cell.config for cell in table5.cells} - {None}

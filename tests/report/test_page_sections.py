@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from page_records import RESULTS, a_run, drawn, features, put, real_tree, values_of
+from page_tree import read
 
 from dcnet import angle, magnitude
 from dcnet.cli import commands
 from dcnet.cli.app import make_application
 from dcnet.experiments import Cell, CellStatus, Experiment
 from dcnet.report.page.cells import Found
+from dcnet.report.page.charts import Bars, Words, bar_chart
 from dcnet.report.page.charts.scales import Scale, spelled
 from dcnet.report.page.curves_in import curves_in
 from dcnet.report.page.origin import bench_command
@@ -97,6 +99,18 @@ def test_a_line_of_one_evaluation_is_a_dot(tmp_path: Path, seeds: int):
     assert series.one("path").attributes["d"] == f"M{dot.attributes['cx']} {dot.attributes['cy']}"
 
 
+@pytest.mark.parametrize(("accuracy", "marks"), [(0.0, ("99", "100")), (100.0, ("0", "1")), (50.0, ("50", "51"))])
+def test_a_line_that_never_moves_has_an_axis_of_errors_that_there_can_be(
+    tmp_path: Path, accuracy: float, marks: tuple[str, str]
+):
+    run = a_run()
+    run["curves"]["test_accuracy"] = [accuracy] * len(run["curves"]["step"])
+    put(tmp_path, "run", run)
+    figure = drawn(tmp_path).one("section", id="curves").one("figure")
+    errors = [text.text for text in figure.all("text") if text.attributes["text-anchor"] == "end"]
+    assert (errors[0], errors[-1]) == marks
+
+
 def test_a_line_of_more_evaluations_has_no_dots(tmp_path: Path):
     put(tmp_path, "run", a_run())
     assert not drawn(tmp_path).one("figure", id="chart-digits-cnn9-small").all("circle")
@@ -126,6 +140,15 @@ def test_speed_has_the_ratios_of_the_records():
     ratios = [row["training"]["ratio"] for row in record["results"] if row["variant"] != "conv"]
     assert sorted(node.text for node in own.all("text", class_="value")) == sorted(f"{ratio:.2f}" for ratio in ratios)
     assert bench_command(record) in part.text
+
+
+@pytest.mark.parametrize("most", [0.4, 1.4, 2.7, 10.0, 300.0])
+def test_the_line_that_all_are_compared_with_is_there_whatever_the_marks(most: float):
+    chart = read(bar_chart(Words("some", "Some"), [Bars("one", {"eager": most, "compiled": most / 2})], "x", base=1.0))
+    (line,) = [line for line in chart.all("line") if line.attributes.get("class") == "base"]
+    longest = chart.all("rect")[0].attributes
+    start, width = float(longest["x"]), float(longest["width"])
+    assert float(line.attributes["x1"]) == pytest.approx(start + width / most, abs=0.2)
 
 
 def test_heads_have_times_and_memory():

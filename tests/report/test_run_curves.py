@@ -79,6 +79,23 @@ def test_labels_are_what_differs():
     assert names(part, record(flat)) == ["conv, train_images=60", "tanh-cos"]
 
 
+def test_a_fraction_in_an_adversary_is_no_path():
+    attacked = [record([60.0], adversary=f"{kind}(epsilon=6/255)") for kind in ("fgsm", "pgd")]
+    assert names(*attacked) == ["adversary=fgsm(epsilon=6/255)", "adversary=pgd(epsilon=6/255)"]
+
+
+def test_what_has_one_name_and_differs_is_told_apart_by_what_it_is():
+    drops = [record([60.0], schedule=Steps((2, 3), drop)) for drop in (0.1, 0.5)]
+    assert names(*drops) == [f"schedule=step(milestones=[2, 3],drop={drop})" for drop in (0.1, 0.5)]
+    started = [record([60.0], pretrained=f"runs/{run}/weights.safetensors") for run in "ab"]
+    assert names(*started) == [f"pretrained=runs/{run}/weights.safetensors" for run in "ab"]
+
+
+def test_what_is_spelled_alike_in_all_is_left_out_where_the_rest_tells_them_apart():
+    lengths = [record([60.0], steps=steps, epochs=None, schedule=Steps((steps // 2,))) for steps in (20, 40)]
+    assert names(*lengths) == ["steps=20", "steps=40"]
+
+
 def older(found: Record) -> Record:
     """The same of a version that knew neither adversaries nor snapshots."""
     config = {key: value for key, value in found["config"].items() if key not in ("adversary", "feature_snapshots")}

@@ -87,7 +87,8 @@ class Command:
         work = Reproduction(tables, self.seeds, self.smoke, self.runs, self._folders(), execution, jobs, self.only)
         pictures = self._figures()
         if not tables and not pictures:
-            raise ValueError("name what to reproduce, such as table3, figures or all")
+            why, there = ("--smoke draws no figures: ", "table3") if self.names else ("", "table3, figures")
+            raise ValueError(f"{why}name what to reproduce, such as {there} or all")
         # Before hours of work, and not after them.
         if self.collect is not None:
             writable(str(self.collect / "record.json"))
@@ -104,11 +105,12 @@ class Command:
     def _figures(self) -> list[str]:
         """Those that are asked for; a smoke test trains nothing that could be drawn."""
         asked = [name for name in self.names if name.startswith("figure") or name == "all"]
-        if not asked or self.smoke:
+        if not asked:
             return []
         from dcnet.report.figures import chosen_figures
 
-        return chosen_figures(asked)
+        found = chosen_figures(asked)
+        return [] if self.smoke else found
 
     def _carry_out(self, work: Reproduction, pictures: Sequence[str]) -> int:
         from rich.console import Console

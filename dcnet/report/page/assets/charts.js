@@ -28,10 +28,12 @@
       const y = line.y[line.x.indexOf(at)];
       return y === undefined ? null : `${line.name}: ${y}`;
     };
+    // Epsilons may be tiny, and steps are whole numbers with all their digits.
+    const spelled = (value) => value.toLocaleString("en", value < 1 ? { maximumSignificantDigits: 4 } : {});
     const show = (moved) => {
       const at = places[Number(slider.value)];
       const words = lines.filter((_, i) => !hidden(i)).map((line) => told(line, at)).filter(Boolean);
-      const text = `${x.name} ${at.toLocaleString("en")} – ${words.join("; ") || "nothing shown"}`;
+      const text = `${x.name} ${spelled(at)} – ${words.join("; ") || "nothing shown"}`;
       box.querySelector("output").textContent = text;
       slider.setAttribute("aria-valuetext", text);
       const cursor = figure.querySelector(".cursor");

@@ -52,7 +52,11 @@ def _axis(scale: Scale, bottom: float, unit: str, base: float | None) -> Html:
     parts = []
     for value in scale.marks():
         x = f"{scale(value):.1f}"
-        parts.append(tag("line", x1=x, x2=x, y1=4, y2=f"{bottom:g}", class_="base" if value == base else None))
+        parts.append(tag("line", x1=x, x2=x, y1=4, y2=f"{bottom:g}"))
         parts.append(tag("text", spelled(value), x=x, y=f"{bottom + 16:g}", text_anchor="middle"))
+    if base is not None:
+        # By itself, since long bars leave it without a mark.
+        x = f"{scale(base):.1f}"
+        parts.append(tag("line", x1=x, x2=x, y1=4, y2=f"{bottom:g}", class_="base"))
     parts.append(tag("text", unit, x=WIDTH / 2, y=f"{bottom + 33:g}", text_anchor="middle"))
     return tag("g", *parts, class_="frame", aria_hidden="true")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from dcnet.data.cifar_validation import NAME as HELD_BACK
 from dcnet.report.page.charts import Axis, Line, Words, line_chart
 from dcnet.report.page.curve_groups import FIGURE_4, SHOWN, CurveGroup, curve_groups
 from dcnet.report.page.markup import Html, join, paragraph, tag
@@ -30,11 +31,18 @@ def _chart(group: CurveGroup) -> Html:
     lines = [line for name, members in group.lines if (line := _line(name, members)).x]
     if not lines:
         return join([heading, paragraph("No evaluation of these runs came to a finite number.")])
-    words = Words(f"chart-{group.key}", "Test error in % by step", _about(group))
+    words = Words(f"chart-{group.key}", f"{_errors_of(group).capitalize()} in % by step", _about(group))
     steps = Axis("step", 0, max(max(line.x) for line in lines))
     # The others wait for their button.
     shown = SHOWN if len(lines) > SHOWN else None
-    return join([heading, line_chart(words, steps, _errors(lines), lines, made_by(group.records), shown)])
+    errors = _errors(f"{_errors_of(group)}, %", lines)
+    return join([heading, line_chart(words, steps, errors, lines, made_by(group.records), shown)])
+
+
+def _errors_of(group: CurveGroup) -> str:
+    """What they are called: a recipe that is only tried is kept from the test set."""
+    held_back = all(record["config"]["dataset"] == HELD_BACK for record in group.records)
+    return "error on images held back" if held_back else "test error"
 
 
 def _line(name: str, members: Sequence[Record]) -> Line:
@@ -47,12 +55,12 @@ def _line(name: str, members: Sequence[Record]) -> Line:
     return Line(name, [step for step, _ in points], [sum(values) / len(values) for _, values in points])
 
 
-def _errors(lines: Sequence[Line]) -> Axis:
+def _errors(name: str, lines: Sequence[Line]) -> Axis:
     whole = [value for line in lines for value in line.y]
     late = [value for line in lines for at, value in zip(line.x, line.y, strict=True) if at >= LATE * max(line.x)]
     step = 5 if max(late) - min(whole) > 15 else 1
-    low, high = math.floor(min(whole) / step) * step, math.ceil(max(late) / step) * step
-    return Axis("test error, %", max(0, low), min(100, high) if high > low else low + step)
+    low = min(math.floor(min(whole) / step) * step, 100 - step)
+    return Axis(name, max(0, low), min(100, max(math.ceil(max(late) / step) * step, low + step)))
 
 
 def _about(group: CurveGroup) -> str:
