@@ -71,8 +71,8 @@ class Reproduction:
         with Board(console, len(tasks)) as board:
             pool = Pool(tasks, self.place, self.jobs, board)
             finished = pool.run()
-        if not finished:
-            left = sum(pool.outcomes.get(task.label) not in (DONE, DIVERGED) for task in tasks)
+        left = sum(pool.outcomes.get(task.label) not in (DONE, DIVERGED) for task in tasks)
+        if not finished and left:
             console.print(f"stopped with {left} of {len(tasks)} tasks to go; the same command goes on", highlight=False)
             return INTERRUPTED
         return 0 if set(pool.outcomes.values()) <= {DONE, DIVERGED} else FAILED

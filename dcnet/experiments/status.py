@@ -59,12 +59,12 @@ class CellStatus:
 
     @property
     def difference(self) -> float | None:
-        """Ours without the paper's, with the digits of tables; None where one of them has no number."""
+        """Ours without the paper's, both as tables show them; None where one of them has no number."""
         paper = self.cell.paper
         if self.mean is None or not isinstance(paper, float | int):
             return None
         # Else what is the same in a table could be worse there by -0.00; the zero takes the minus away.
-        return round(self.mean - paper, DIGITS) + 0.0
+        return round(round(self.mean, DIGITS) - paper, DIGITS) + 0.0
 
     def misses_by(self, higher_is_better: bool) -> float | None:
         """By how much it is worse than the paper; 0 where it is as good or better."""

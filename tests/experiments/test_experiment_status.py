@@ -6,7 +6,7 @@ import json
 import pytest
 from fake_records import bring, run_with, small
 
-from dcnet.experiments import Cell, Experiment, status_of
+from dcnet.experiments import Cell, CellStatus, Experiment, status_of
 from dcnet.experiments.known import Known
 from dcnet.experiments.smoke import ELSEWHERE, in_small
 from dcnet.experiments.tasks import Task, planned
@@ -44,6 +44,11 @@ def test_records_of_runs_and_from_elsewhere_count_alike(tmp_path):
     apart = dataclasses.replace(plain, values=(22.0, 56.25))
     assert str(apart) == "39.12 ± 24.22 [22.0 56.2] (20.00, +19.12)"
     assert [status.state for status in found(tmp_path, seeds=3)] == ["partial", "missing", "quoted"]
+
+
+def test_the_difference_is_that_of_the_numbers_that_are_shown():
+    cell = Cell("plain", "error", small(), 58.24)
+    assert str(CellStatus(cell, (37.85, 37.54), 0, 2)) == "37.70 ± 0.22 (58.24, -20.54)"
 
 
 @pytest.mark.parametrize("error", [19.996, 20.004, 20.0 + 1e-13])

@@ -112,6 +112,20 @@ def test_a_smoke_test_of_everything(tmp_path, capsys):
     assert "the numbers mean nothing" in " ".join(seen.out.split())
 
 
+@pytest.mark.parametrize(("ended", "code"), [("done", 0), ("interrupted", 130)])
+def test_who_interrupts_the_last_task_and_it_ends_all_the_same_has_not_interrupted(
+    ended, code, tmp_path, capsys, monkeypatch
+):
+    def interrupted(pool):
+        pool.outcomes = {task.label: "done" for task in pool.left[1:]} | {pool.left[0].label: ended}
+        return False
+
+    monkeypatch.setattr("dcnet.experiments.pool.Pool.run", interrupted)
+    found, seen = told(capsys, "reproduce", "table1", "--smoke", "--runs", tmp_path, "--device", "cpu")
+    assert found == code
+    assert ("stopped with 1 of 6 tasks to go" in seen.out) == (ended == "interrupted")
+
+
 def test_after_an_interruption_what_is_left_is_said_last(tmp_path, capsys, monkeypatch):
     def stopped(work, console):
         console.print("stopped with 3 of 6 tasks to go; the same command goes on")
