@@ -15,7 +15,9 @@ def check_number(what: str, value: Any, above: float | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{what} must be a number, not {value!r}")
     if not _is_finite(value):
-        raise ValueError(f"{what} must be finite, not {value!r}")
+        # Hundreds of digits are nothing to read.
+        found = f"an integer of {len(str(value))} digits" if isinstance(value, int) else repr(value)
+        raise ValueError(f"{what} must be finite, not {found}")
     if above is not None and value <= above:
         limit = "positive" if above == 0 else f"above {above:g}"
         raise ValueError(f"{what} must be {limit}, not {value!r}")

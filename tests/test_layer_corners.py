@@ -99,8 +99,8 @@ def test_a_choice_of_layers_that_is_none(given, problem):
         ("tanh(radius=Radius(init=True))-cos", "init of a radius must be a number, not True"),
         ("tanh(learnable=2)-cos", "learnable of tanh must be True or False, not 2"),
         ("tanh(scale=Learnable(per_channel=5))-cos", "per_channel of a learned constant must be True or False, not 5"),
-        (f"tanh-power(p={10**400})", "p of power must be finite, not 1000"),
-        (f"tanh(scale={10**400})-cos", "scale of tanh must be finite, not 1000"),
+        (f"tanh-power(p={10**400})", "p of power must be finite, not an integer of 401 digits"),
+        (f"tanh(scale={10**400})-cos", "scale of tanh must be finite, not an integer of 401 digits"),
     ],
 )
 def test_values_of_a_wrong_type_in_a_spec(spec, problem):

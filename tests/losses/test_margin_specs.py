@@ -23,7 +23,7 @@ WRONG = [
     ("a-softmax(m=4,m=4)", "'m' of a-softmax is given 2 times"),
     ("a-softmax(m=4)(m=3)", "is no margin: write it as a-softmax or a-softmax(name=number,...)"),
     ("a-softmax(m={[]: 1})", "is no margin: write it as"),
-    (f"a-softmax(m=1{'0' * 400})", "is no margin: int too large to convert to float"),
+    (f"a-softmax(m=1{'0' * 400})", "m of a-softmax must be finite, not an integer of 401 digits"),
     (f"a-softmax(m=1{'0' * 400}/3)", "is no margin: write it as"),
 ]
 

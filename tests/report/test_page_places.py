@@ -104,7 +104,7 @@ def test_a_cell_that_lacks_seeds_does_not_count_as_there(tmp_path: Path):
 
 
 def test_what_did_not_converge_has_its_command(tmp_path: Path):
-    config = chosen(["table2"])[0].cells[0].config
+    config = chosen(["table2"])[0].cells[1].config
     assert config is not None
     own = {"name": config.name, "hash": config.hash, "config": config.described()}
     put(tmp_path, "run", a_run(status="diverged", results={}, command="dcnet train --of this", **own))

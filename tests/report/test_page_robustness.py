@@ -111,3 +111,22 @@ def test_cards_of_other_efforts_share_no_chart(tmp_path: Path):
     part = robustness(tmp_path, **{"attack-8/255-1000-images": card(), "attack-8/255-1000-images-quick": card(QUICK)})
     assert len(part.all("figure")) == 4
     assert [WEAKER in one.text for one in part.all("figcaption")] == [False, False, True, False]
+
+
+def lines_of(folder: Path, count: int) -> dict[str, int]:
+    """The charts of so many runs, three of which were trained under attack, and how many lines they have."""
+    for seed in range(count):
+        changes = {"seed": seed, "adversary": "fgsm(epsilon=8/255)" if seed < 3 else None}
+        run = a_run(evaluations={"card": {"by_epsilon": CURVE}}, config=a_run()["config"] | changes, hash=str(seed))
+        put(folder, str(seed), run)
+    part = drawn(folder).one("section", id="robustness")
+    counts = [len(values_of(figure)["lines"]) for figure in part.all("figure")]
+    return dict(zip((heading.text for heading in part.all("h3")), counts, strict=True))
+
+
+def test_many_lines_are_parted_by_what_networks_were_trained_with(tmp_path: Path):
+    assert lines_of(tmp_path / "few", 8) == {"cnn9-small on digits: card by epsilon": 8}
+    assert lines_of(tmp_path / "many", 9) == {
+        "cnn9-small on digits, trained with fgsm(epsilon=8/255): card by epsilon": 3,
+        "cnn9-small on digits, trained as usual: card by epsilon": 6,
+    }

@@ -6,6 +6,7 @@ from typing import Any
 from dcnet.experiments import Experiment
 from dcnet.report.curve_labels import labels
 from dcnet.report.page.charts import Axis, Line, Words, line_chart
+from dcnet.report.page.curve_groups import SHOWN
 from dcnet.report.page.curves_in import curves_in
 from dcnet.report.page.markup import Html, join, tag
 from dcnet.report.page.measurement import Measurement
@@ -19,7 +20,10 @@ LEFT = 0.5
 
 @section("Robustness", order=50)
 def robustness(sources: Sources) -> Html:
-    """A chart for each attack on networks of one kind, with a line for each run."""
+    """A chart for each attack on networks of one kind, with a line for each run.
+
+    Of more lines than can be told apart, networks that were trained in other ways have a chart of their own.
+    """
     charts: dict[tuple[str, tuple[str, ...], str], list[Measurement]] = {}
     for record in sources.runs:
         network = f"{record['config']['model']} on {record['config']['dataset']}"
@@ -28,8 +32,19 @@ def robustness(sources: Sources) -> Html:
     if not charts:
         return nothing("accuracy under attacks", "dcnet attack RUN", "dcnet reproduce table7 table8")
     experiments = [experiment for experiment, _ in sources.experiments]
-    drawn = [_chart(f"robustness-{i}", place[0], found, experiments) for i, (place, found) in enumerate(charts.items())]
+    parts = [part for (network, *_), found in charts.items() for part in _by_training(network, found)]
+    drawn = [_chart(f"robustness-{i}", network, found, experiments) for i, (network, found) in enumerate(parts)]
     return tag("div", *(tag("div", one) for one in drawn), class_="grid")
+
+
+def _by_training(network: str, found: list[Measurement]) -> list[tuple[str, list[Measurement]]]:
+    """What is drawn together, with the name of the networks."""
+    if len(found) <= SHOWN:
+        return [(network, found)]
+    parts: dict[str, list[Measurement]] = {}
+    for one in found:
+        parts.setdefault(_training(one.record["config"]) or "trained as usual", []).append(one)
+    return [(f"{network}, {trained}", members) for trained, members in parts.items()]
 
 
 def _measured(record: Record) -> Iterator[Measurement]:
@@ -59,8 +74,13 @@ def _names(found: Sequence[Measurement]) -> list[str]:
 
 
 def _name(config: dict[str, Any]) -> str:
-    trained = f", trained with {config['adversary']}" if config.get("adversary") else ""
-    return f"{config['operator']}{trained}, seed {config['seed']}"
+    trained = _training(config)
+    return ", ".join([config["operator"], *([trained] if trained else []), f"seed {config['seed']}"])
+
+
+def _training(config: dict[str, Any]) -> str:
+    """What the network was trained with, beside the images as they are."""
+    return f"trained with {config['adversary']}" if config.get("adversary") else ""
 
 
 def _line(found: Measurement, name: str) -> Line:
