@@ -38,7 +38,8 @@ class Nearness:
 
     def __str__(self) -> str:
         near, noun = self.cells - len(self.behind), "cell" if self.cells == 1 else "cells"
-        text = f"of {self.cells} {noun}, {near} {'is' if near == 1 else 'are'} within {FAR:.2f} of the paper or better"
+        verb = "is" if near == 1 else "are"
+        text = f"of {self.cells} {noun} to compare, {near} {verb} within {FAR:.2f} of the paper or better"
         if not 0 < len(self.behind) <= NAMED:
             return text
         return f"{text}; not {'; '.join(_named(*cell) for cell in self.behind)}"

@@ -43,7 +43,10 @@ def test_nearness_and_order_are_told_to_people_and_machines(tmp_path, capsys):
         bring(tmp_path / "brought", config, error)
     words = ("reproduce", "table3", "--status", "--runs", tmp_path / "runs", "--records", tmp_path / "brought")
     seen = told(capsys, *words)[1].out
-    assert "table3: of 2 cells, 1 is within 1.00 of the paper or better; not sphere in cos, no ReLU (+26.69)" in seen
+    assert (
+        "table3: of 2 cells to compare, 1 is within 1.00 of the paper or better; not sphere in cos, no ReLU (+26.69)"
+        in seen
+    )
     assert "0 come in its order; not baseline and sphere in cos, no ReLU" in seen
     found = json.loads(told(capsys, *words, "--json")[1].out)["table3"]
     assert found["near"] == {"within": 1.0, "cells": 2, "behind": [["sphere", "cos, no ReLU", 26.69]]}

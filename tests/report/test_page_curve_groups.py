@@ -56,7 +56,7 @@ def test_nearness_and_the_order_of_the_rows_are_told_below_the_title(tmp_path: P
         "Of 1 pair of a column that the paper has more than 2.00 apart, as chance seldom puts two runs, 1 comes in its"
     )
     assert told in part.text
-    assert "Of 2 cells, 2 are within 1.00 of the paper or better." in part.text
+    assert "Of 2 cells to compare, 2 are within 1.00 of the paper or better." in part.text
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def _measured(record: Record) -> Iterator[Measurement]:
 
 
 def _chart(key: str, network: str, found: Sequence[Measurement], experiments: Sequence[Experiment]) -> Html:
-    named = zip(found, _names(found), strict=True)
+    named = zip(found, _names(found, network), strict=True)
     lines, first = [_line(one, name) for one, name in named], found[0]
     words = Words(f"chart-{key}", f"Accuracy in % by {first.curve.axis}", first.about)
     x, y = Axis(first.curve.axis, 0, _end(lines)), Axis("accuracy, %", 0, 100)
@@ -63,9 +63,9 @@ def _chart(key: str, network: str, found: Sequence[Measurement], experiments: Se
     return join([tag("h3", f"{network}: {first.title}", id=key), line_chart(words, x, y, lines, commands)])
 
 
-def _names(found: Sequence[Measurement]) -> list[str]:
+def _names(found: Sequence[Measurement], network: str) -> list[str]:
     """Operator, adversary and seed of each run, and what else tells runs apart that have the same."""
-    names = [_name(one.record["config"]) for one in found]
+    names = [_name(one.record["config"], network) for one in found]
     for name in {name for name in names if names.count(name) > 1}:
         places = [i for i, own in enumerate(names) if own == name]
         for i, more in zip(places, labels([[dict(found[i].record)] for i in places]), strict=True):
@@ -73,9 +73,11 @@ def _names(found: Sequence[Measurement]) -> list[str]:
     return names
 
 
-def _name(config: dict[str, Any]) -> str:
+def _name(config: dict[str, Any], network: str) -> str:
+    """Without what the chart's title says of all of them."""
     trained = _training(config)
-    return ", ".join([config["operator"], *([trained] if trained else []), f"seed {config['seed']}"])
+    told = [] if not trained or network.endswith(trained) else [trained]
+    return ", ".join([config["operator"], *told, f"seed {config['seed']}"])
 
 
 def _training(config: dict[str, Any]) -> str:
