@@ -81,6 +81,24 @@ def test_what_no_network_survives_ends_the_axis(tmp_path: Path):
     assert values_of(figure)["x"]["high"] == 0.2
 
 
+def test_dots_on_the_edge_of_the_frame_are_whole():
+    for figure in real_tree().one("section", id="robustness").all("figure"):
+        (box,) = figure.all("clippath")
+        left, top, width, height = (float(box.one("rect").attributes[name]) for name in ("x", "y", "width", "height"))
+        for dot in figure.all("circle"):
+            across, up, radius = (float(dot.attributes[name]) for name in ("cx", "cy", "r"))
+            if values_of(figure)["x"]["high"] >= max(values_of(figure)["lines"][0]["x"]):
+                assert left <= across - radius
+                assert across + radius <= left + width
+            assert top <= up - radius
+            assert up + radius <= top + height
+
+
+def test_the_speed_of_a_network_says_of_which():
+    heading = real_tree().one("section", id="speed").one("h3", id="speed-network_cuda")
+    assert heading.text.startswith("Training step of a network, resnet32, autocast, NVIDIA H200")
+
+
 def measured(accuracy: float) -> dict[str, Any]:
     """The first cell of Table 7, which the paper has 85.35 in."""
     config = chosen(["table7"])[0].cells[0].config

@@ -10,6 +10,8 @@ from dcnet.report.page.markup import Html, join, tag
 WIDTH, HEIGHT = 420, 290
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 12, 46
 COLORS = 10
+# The radius of a point.
+DOT = 3
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,9 @@ def canvas(words: Words, *children: str, height: float = HEIGHT, **attributes: s
 
 
 def clip(words: Words) -> Html:
-    """The inside of the frame, which lines must not leave."""
-    inside = tag("rect", x=LEFT, y=TOP, width=WIDTH - LEFT - RIGHT, height=HEIGHT - TOP - BOTTOM)
+    """The inside of the frame, which lines must not leave, with room for a dot on its edge."""
+    width, height = WIDTH - LEFT - RIGHT + 2 * DOT, HEIGHT - TOP - BOTTOM + 2 * DOT
+    inside = tag("rect", x=LEFT - DOT, y=TOP - DOT, width=width, height=height)
     return tag("clipPath", inside, id=f"{words.key}-clip")
 
 

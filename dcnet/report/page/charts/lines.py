@@ -7,6 +7,7 @@ from typing import Any
 
 from dcnet.report.page.charts.frame import (
     BOTTOM,
+    DOT,
     HEIGHT,
     LEFT,
     RIGHT,
@@ -60,7 +61,7 @@ def _group(i: int, line: Line, x: Axis, y: Axis, hidden: bool) -> Html:
     places = [(across(a), up(b)) for a, b in zip(line.x, line.y, strict=True) if math.isfinite(b)]
     # Of one point there is no line to see.
     if line.dots or len(places) == 1:
-        parts += [tag("circle", cx=f"{a:.1f}", cy=f"{b:.1f}", r="3") for a, b in places]
+        parts += [tag("circle", cx=f"{a:.1f}", cy=f"{b:.1f}", r=DOT) for a, b in places]
     # Of SVG's own attributes, so that it holds without any style sheet.
     visibility = "hidden" if hidden else None
     return tag("g", *parts, class_=f"series {color(i)}", data_series=str(i), visibility=visibility)

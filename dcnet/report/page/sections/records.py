@@ -7,7 +7,7 @@ from dcnet.report.page.origin import about, command_of, nothing
 from dcnet.report.page.section import section
 from dcnet.report.page.sources import Sources
 
-HEADINGS = ("run", "status", "test error, %", "steps", "command", "made")
+HEADINGS = ("run", "status", "error, %", "steps", "command", "made")
 
 
 @section("Records", order=90)

@@ -29,7 +29,8 @@ def speed(sources: Sources) -> Html:
 def _benchmark(name: str, record: Record) -> Html:
     title, unit = TITLES[record["benchmark"]]
     config = record["config"]
-    about = f"{title}, {config.get('dtype', config.get('precision'))}, {where(record)}"
+    network = [config["model"]] if isinstance(config.get("model"), str) else []
+    about = ", ".join([title, *network, str(config.get("dtype", config.get("precision"))), where(record)])
     bars = [bar for bar in BARS[record["benchmark"]](record) if math.isfinite(bar.ratio)]
     panels = list(dict.fromkeys(bar.panel for bar in bars))
     charts = [_panel(f"speed-{name}-{i}", panel, bars, unit) for i, panel in enumerate(panels)]
