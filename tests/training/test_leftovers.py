@@ -87,3 +87,29 @@ def test_statistics_of_the_same_operator_are_kept_and_those_of_another_are_not(t
     own = [value for name, value in load_model(before)[0].named_buffers() if name.endswith("running_var")]
     assert all(torch.equal(one, two) for one, two in zip(kept, own, strict=True))
     assert not any(torch.allclose(one, two) for one, two in zip(variances("sphere-cos"), own, strict=True))
+
+
+def norms_to_begin_with(operator, before, folder):
+    config = tiny(steps=1, operator=operator, pretrained=str(before.folder))
+    model = Trainer(config, Run.of(config, folder), ON_CPU).space.model
+    return [value.item() for name, value in model.named_buffers() if name.endswith("mean_norm")]
+
+
+def test_mean_norms_of_the_same_operator_are_kept_and_those_of_another_are_not(tmp_path):
+    """With a decay of 0.999 they would outlast a short training, and evaluation would be at chance."""
+    before, _ = train(tiny(epochs=1), tmp_path)
+    assert min(norms_to_begin_with("tanh-cos", before, tmp_path)) > 0
+    assert set(norms_to_begin_with("tanh-sqcos", before, tmp_path)) == {0.0}
+
+
+def test_mean_norms_of_a_converted_run_are_those_of_its_operator_before(tmp_path):
+    before, _ = train(tiny(epochs=1), tmp_path)
+    out = tmp_path / "converted"
+    assert main(["convert", str(before.folder), "--operator", "tanh-sqcos", "--out", str(out)]) == 0
+    held = [value for name, value in load_model(Run(out))[0].named_buffers() if name.endswith("mean_norm")]
+    assert min(held) > 0
+    assert set(norms_to_begin_with("tanh-sqcos", Run(out), tmp_path)) == {0.0}
+    again = tmp_path / "again"
+    assert main(["convert", str(out), "--operator", "ball-cos", "--out", str(again)]) == 0
+    assert set(norms_to_begin_with("tanh-sqcos", Run(again), tmp_path)) == {0.0}
+    assert min(norms_to_begin_with("tanh-cos", Run(again), tmp_path)) > 0

@@ -69,17 +69,20 @@ class Command(RunsOptions):
         from dcnet.cli.calibrate_options import calibrated
         from dcnet.cli.convert_options import free_folder, with_operator, write_run
         from dcnet.report.options import one_operator
+        from dcnet.training.build import statistics_behind
         from dcnet.training.statistics import forget_statistics_
 
         spec = one_operator(str(self.operator))
         as_is = self.start == "as-is"
         config, model, new = with_operator(source, spec) if as_is else calibrated(source, spec, self.data_dir)
+        statistics = config.operator
         if as_is:
             forget_statistics_(model)
+            statistics = statistics_behind(str(source.weights))
         run = free_folder(self.out, source, config)
 
         def work() -> int:
-            write_run(run, config, model, source)
+            write_run(run, config, model, source, statistics)
             self._tell({"out": str(run.folder), "operator": config.operator, "new": new}, _operator_words)
             return 0
 
