@@ -123,7 +123,7 @@ def statistics_behind(pretrained: str) -> str:
 def _file_of(path: Path) -> Path:
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.exists():
-        raise ValueError(f"there are no weights at {str(file)!r}: give a finished run, or a file of safetensors")
+        raise ValueError(f"there are no weights at {str(file)!r}: give a finished run, or a file of weights of one")
     return file
 
 

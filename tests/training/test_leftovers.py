@@ -1,6 +1,7 @@
 """What earlier runs, damaged files and other names leave behind."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,10 @@ def test_a_run_by_its_whole_name_though_others_begin_with_it(tmp_path):
         (tmp_path / name / "record.json").write_bytes(run.record_file.read_bytes())
     assert find_run("best", tmp_path).folder.name == "best"
     with pytest.raises(ValueError, match="'bes' may be any of 2 runs: best, best2"):
+        find_run("bes", tmp_path)
+    for name in ("best3", "best4", "best5"):
+        shutil.copytree(tmp_path / "best", tmp_path / name)
+    with pytest.raises(ValueError, match=r"'bes' may be any of 5 runs: best, best2, best3, best4, \.\.\.$"):
         find_run("bes", tmp_path)
 
 
