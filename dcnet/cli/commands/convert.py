@@ -83,7 +83,8 @@ class Command(RunsOptions):
 
         def work() -> int:
             write_run(run, config, model, source, statistics)
-            self._tell({"out": str(run.folder), "operator": config.operator, "new": new}, _operator_words)
+            found = {"out": str(run.folder), "operator": config.operator, "new": new, "calibrated": not as_is}
+            self._tell(found, _operator_words)
             return 0
 
         return work
@@ -139,6 +140,8 @@ def _operator_words(found: dict[str, Any]) -> str:
     lines = [f"wrote {found['out']}"]
     if found["new"]:
         lines.append(f"not from the run: {len(found['new'])} tensors, such as {found['new'][0]}")
+    if found["calibrated"]:
+        lines.append(f"to go on with what is calibrated, train it with --operators {shlex.quote(found['operator'])}")
     lines.append("the layers compute something else with the same weights, so look at the accuracy:")
     return "\n".join([*lines, f"  dcnet evaluate {shlex.quote(found['out'])}"])
 
