@@ -1,6 +1,6 @@
 """Trains a small decoupled network on digits, folds it, and runs it as an ONNX file, without torch, in onnxruntime.
 
-Needs the extras `demo` and `onnx`.
+Needs the extra `onnx`.
 """
 
 import numpy as np

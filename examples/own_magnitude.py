@@ -1,6 +1,6 @@
 """Writes a magnitude, has it checked, and trains a network with it beside the plain one on scikit-learn's digits.
 
-Needs the extra `demo`. One short run of one seed shows that it trains, not which is better.
+One short run of one seed shows that it trains, not which is better.
 """
 
 from dataclasses import dataclass

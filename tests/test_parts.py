@@ -242,10 +242,10 @@ def registered():
 
 
 @dataclass(frozen=True)
-class Root(dcnet.magnitude.Magnitude):
+class OwnRoot(dcnet.magnitude.Magnitude):
     """h(n) = alpha * sqrt(n): what a user would add."""
 
-    name: typing.ClassVar[str] = "root"
+    name: typing.ClassVar[str] = "own_root"
     equation: typing.ClassVar[str] = "{scale} sqrt({n})"
     scale: typing.Any = constant(1.0, "alpha")
 
@@ -256,13 +256,13 @@ class Root(dcnet.magnitude.Magnitude):
 def test_a_registered_magnitude_is_known_everywhere(registered):
     from dcnet.testing import assert_decoupled
 
-    registered(dcnet.magnitude, Root)
-    op = dcnet.Operator.parse("root(scale=Learnable(init=2.0,per_channel=True))-sigmoid+product")
+    registered(dcnet.magnitude, OwnRoot)
+    op = dcnet.Operator.parse("own_root(scale=Learnable(init=2.0,per_channel=True))-sigmoid+product")
     assert dcnet.Operator.parse(str(op)) == op
     assert "sqrt(||x||)" in op.properties().equation
     assert_decoupled(dcnet.DecoupledConv2d(4, 6, 3, operator=op))
-    with pytest.raises(ValueError, match="'root' is taken: Root is a magnitude of that name"):
-        dcnet.magnitude.register(Root)
+    with pytest.raises(ValueError, match="'own_root' is taken: OwnRoot is a magnitude of that name"):
+        dcnet.magnitude.register(OwnRoot)
 
 
 @pytest.mark.parametrize(

@@ -101,13 +101,17 @@ def free_folder(asked: Path | None, source: Source, config: RunConfig) -> Run:
     return Run(folder)
 
 
-def write_run(run: Run, config: RunConfig, model: nn.Module, source: Source) -> None:
-    """Weights and record; the record has no curves and no results, since nothing was trained and nothing tested."""
+def write_run(run: Run, config: RunConfig, model: nn.Module, source: Source, statistics: str) -> None:
+    """Weights and record; the record has no curves and no results, since nothing was trained and nothing tested.
+
+    `statistics` is the operator that the running statistics of the model are of.
+    """
+    from dcnet.training.build import STATISTICS
     from dcnet.training.checkpoints import write_tensors
     from dcnet.training.state import MODEL
 
     weights = {MODEL + name: value for name, value in model.state_dict().items()}
-    write_tensors(run.model_file, weights, {"config": config.described()})
+    write_tensors(run.model_file, weights, {"config": config.described(), STATISTICS: statistics})
     parameters = sum(parameter.numel() for parameter in model.parameters())
     run.write(_record(config, source) | {"parameters": parameters})
 

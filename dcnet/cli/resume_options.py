@@ -32,7 +32,7 @@ def weights_of(name: str, root: Path | None) -> str:
 
     if not name:
         # An empty variable of a shell would otherwise train from scratch.
-        raise ValueError("--pretrained is '': give a finished run, or a file of safetensors")
+        raise ValueError("--pretrained is '': give a finished run, or a file of weights of one")
     if Path(name).exists() or not any(_named(run, name) for run in all_runs(root)):
         return name
     return str(find_run(name, root).folder)

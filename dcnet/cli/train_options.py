@@ -61,7 +61,7 @@ class NetworkOptions:
     """Side of the crops from a folder of images."""
 
     pretrained: Annotated[str | None, by_recipe("RUN")] = None
-    """Start from the weights of this run, or of this file of safetensors."""
+    """Start from the weights of this run, or of this file in the folder of one, such as a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)

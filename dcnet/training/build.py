@@ -21,6 +21,8 @@ from dcnet.training.state import MODEL
 
 # What `Normalized` has of its own.
 PIXELS = ("mean", "std")
+# Noted where weights have another operator by now than their running statistics are of.
+STATISTICS = "statistics"
 
 
 def build_model(config: RunConfig, num_classes: int, channels: int, image_size: int) -> Normalized:
@@ -109,9 +111,11 @@ def start_from_(model: nn.Module, pretrained: str) -> list[str]:
     return [name for name in own if name not in fitting]
 
 
-def operator_behind(pretrained: str) -> str:
-    """The operator of the network that the weights are of; the plain one where they do not tell."""
+def statistics_behind(pretrained: str) -> str:
+    """The operator that the running statistics beside the weights are of; the plain one where they do not tell."""
     _, notes = read_tensors(_file_of(Path(pretrained)))
+    if STATISTICS in notes:
+        return str(notes[STATISTICS])
     config = notes.get("config")
     return str(config.get("operator", PLAIN)) if isinstance(config, dict) else PLAIN
 
@@ -119,7 +123,7 @@ def operator_behind(pretrained: str) -> str:
 def _file_of(path: Path) -> Path:
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.exists():
-        raise ValueError(f"there are no weights at {str(file)!r}: give a finished run, or a file of safetensors")
+        raise ValueError(f"there are no weights at {str(file)!r}: give a finished run, or a file of weights of one")
     return file
 
 

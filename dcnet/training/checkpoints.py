@@ -46,7 +46,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error}") from None
-    if "notes" not in about or _sum(tensors, about["notes"]) != about.get("sum"):
+    if "notes" not in about:
+        raise ValueError(
+            f"{str(path)!r} is not of dcnet, which notes what its weights are of: expected model.safetensors of a run, "
+            "or one of its checkpoints"
+        )
+    if _sum(tensors, about["notes"]) != about.get("sum"):
         raise ValueError(f"{str(path)!r} is damaged: its contents do not have the sum that was written with them")
     return tensors, json.loads(about["notes"])
 

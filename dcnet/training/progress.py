@@ -25,7 +25,7 @@ def bars(console: Console) -> Progress:
 
 
 class Shown(Watcher):
-    """Shows a bar on a terminal, and elsewhere, in a log, a line for each evaluation."""
+    """Shows a bar on a terminal, and elsewhere, in a log, the name and a line for each evaluation."""
 
     def __init__(self, console: Console):
         self.console, self.task = console, TaskID(0)
@@ -45,6 +45,8 @@ class Shown(Watcher):
         self.task = self.progress.add_task(shown, total=total, completed=done, numbers="")
         if done:
             self.note(f"{name}: goes on after step {done} of {total}")
+        elif not self.console.is_terminal:
+            self.note(name)
 
     def steps(self, done: int, loss: float, accuracy: float, images_per_second: float) -> None:
         numbers = f"loss {loss:.3f}{self.tested}"

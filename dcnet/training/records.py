@@ -4,9 +4,11 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from dcnet.data import Dataset, FolderDataset
+from dcnet.data import Dataset, FolderDataset, load_dataset
+from dcnet.data.registry import data_folder
 from dcnet.environment import commit, environment
 from dcnet.training.config import RunConfig
 from dcnet.training.lock import in_turn
@@ -16,6 +18,8 @@ from dcnet.training.runs import Run
 
 CURVES = ("step", "epoch", "learning_rate", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "seconds")
 PHASES = ("start", "training", "evaluation", "saving")
+# What is in this dataset is for the user to say.
+OWN_IMAGES = "imagefolder"
 # Training writes the record of these, and knows nothing of what others add to it.
 UNFINISHED = ("running", "interrupted", "diverged")
 Record = dict[str, Any]
@@ -50,14 +54,7 @@ def new_record(config: RunConfig, dataset: Dataset | FolderDataset, image_size: 
         "commit": commit(),
         "config": config.described(),
         "environment": environment(),
-        "data": {
-            "name": dataset.name,
-            "classes": list(dataset.classes),
-            "channels": dataset.channels,
-            "image_size": image_size,
-            "train_images": config.train_images or len(dataset.train),
-            "test_images": len(dataset.test if isinstance(dataset, Dataset) else dataset.val),
-        },
+        "data": _described(config, dataset, image_size),
         "curves": {name: [] for name in CURVES},
         "results": None,
     }
@@ -73,6 +70,43 @@ def notes_of(config: RunConfig, record: Record, clock: Clock) -> dict[str, Any]:
         "seconds": clock.seconds,
         "resumed_at": record.get("resumed_at", []),
     }
+
+
+def _described(config: RunConfig, dataset: Dataset | FolderDataset, image_size: int) -> dict[str, Any]:
+    return {
+        "name": dataset.name,
+        "classes": list(dataset.classes),
+        "channels": dataset.channels,
+        "image_size": image_size,
+        "train_images": config.train_images or len(dataset.train),
+        "test_images": len(dataset.test if isinstance(dataset, Dataset) else dataset.val),
+    }
+
+
+def check_own_images(record: Record, config: RunConfig, data_dir: Path | None) -> None:
+    """Refuses to take a run that is done for one on other images: a config does not tell one folder from another.
+
+    Images that are no longer there are no reason to do without the record.
+    """
+    if config.dataset != OWN_IMAGES:
+        return
+    try:
+        dataset = load_dataset(config.dataset, data_dir)
+    except (OSError, ValueError):
+        return
+    found, known = _described(config, dataset, 0), record["data"]
+    if any(found[name] != known[name] for name in ("classes", "train_images", "test_images")):
+        raise ValueError(
+            f"{config.name}-{config.hash} is done, with other images: {_in_words(known)}, and in "
+            f"{str(data_folder(data_dir))!r} there are {_in_words(found)}; "
+            "--again trains it anew, and another folder of --runs keeps both"
+        )
+
+
+def _in_words(data: dict[str, Any]) -> str:
+    classes = data["classes"]
+    some = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
+    return f"{data['train_images']} + {data['test_images']} of {len(classes)} classes, {some}"
 
 
 def go_on(record: Record, notes: dict[str, Any], step: int) -> Clock:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from dcnet.training.config import RunConfig, config_of
 from dcnet.training.state import load_weights_
 
 ROOT = Path("runs")
+# Runs that are named where a name may be that of many.
+SOME = 4
 Record = dict[str, Any]
 
 
@@ -120,8 +123,9 @@ def find_run(text: str, root: Path | None = None) -> Run:
     if len(matching) == 1:
         return matching[0]
     if matching:
-        names = ", ".join(run.folder.name for run in matching[:4])
-        raise ValueError(f"{text!r} may be any of {len(matching)} runs: {names}")
+        names = ", ".join(run.folder.name for run in matching[:SOME])
+        more = ", ..." if len(matching) > SOME else ""
+        raise ValueError(f"{text!r} may be any of {len(matching)} runs: {names}{more}")
     raise ValueError(f"there is no run {text!r}, neither as a folder nor in {str(root)!r}: see `dcnet list runs`")
 
 
@@ -135,8 +139,17 @@ def load_model(run: Run) -> tuple[nn.Module, Record]:
     """The trained network of a run, in evaluation mode, and its record."""
     record = run.record()
     if not run.model_file.exists():
-        raise ValueError(f"the run {run.folder.name!r} has no weights yet: its status is {record['status']!r}")
+        raise ValueError(_without_weights(run, record["status"]))
     data = record["data"]
     model = build_model(config_of(record["config"]), len(data["classes"]), data["channels"], data["image_size"])
     load_weights_(model, read_tensors(run.model_file)[0])
     return model.eval(), record
+
+
+def _without_weights(run: Run, status: str) -> str:
+    """Why there are none, and where they would come from."""
+    name = run.folder.name
+    if status in ("done", "converted"):
+        return f"the run {name!r} is {status}, but its weights are not here: there is no {str(run.model_file)!r}"
+    hint = f"; `dcnet train --resume {shlex.quote(str(run.folder))}` goes on with it"
+    return f"the run {name!r} has no weights yet: its status is {status!r}{'' if status == 'diverged' else hint}"

@@ -15,6 +15,7 @@ from dcnet.training.divergence import DivergenceError
 from dcnet.training.execution import Execution
 from dcnet.training.lock import locked
 from dcnet.training.progress import Shown
+from dcnet.training.records import check_own_images
 from dcnet.training.runs import Record, Run
 from dcnet.training.summary import summary_table
 from dcnet.training.trainer import Trainer
@@ -71,6 +72,7 @@ class Session:
     def _carry_out(self, config: RunConfig, run: Run, shown: Shown) -> Record:
         with self._hold(run):
             if not self.again and run.done:
+                check_own_images(run.record(), config, self.execution.data_dir)
                 shown.note(f"{run.folder.name}: is done already, see {run.record_file}; --again trains it anew")
                 return run.record()
             trainer = Trainer(config, run, self.execution, shown, again=self.again)

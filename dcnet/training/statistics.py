@@ -1,10 +1,12 @@
-"""Running statistics of batch normalisation begin where the network is, and not at means of 0 and variances of 1."""
+"""Running statistics begin where the network is: not at means of 0 and variances of 1, nor with another operator."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from dcnet.layers import Decoupled
 
 KEPT = ("running_mean", "running_var")
 
@@ -43,6 +45,17 @@ def forget_statistics_(model: nn.Module) -> None:
     for layer in _tracking(model):
         if layer.num_batches_tracked is not None:
             layer.num_batches_tracked.zero_()
+
+
+@torch.no_grad()
+def forget_norms_(model: nn.Module) -> None:
+    """Lets every running mean norm begin with the next training batch, for layers that compute something else by now.
+
+    With the authors' decay of 0.999 the old ones would be those that a short training is evaluated with.
+    """
+    for layer in model.modules():
+        if isinstance(layer, Decoupled) and layer.operator.decay is not None:
+            layer.get_buffer("mean_norm").zero_()
 
 
 def _tracking(model: nn.Module) -> list[_BatchNorm]:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from dcnet.data import Dataset, FolderDataset, load_dataset
 from dcnet.norm_tracking import sync_norms
 from dcnet.optim import WeightedGradients, WeightProjection
-from dcnet.training.build import build_model, build_optimizer, operator_behind, set_learning_rate, start_from_
+from dcnet.training.build import build_model, build_optimizer, set_learning_rate, start_from_, statistics_behind
 from dcnet.training.config import RunConfig
 from dcnet.training.evaluate import Evaluator
 from dcnet.training.execution import Execution, make_accelerator, uses_graph
@@ -20,7 +20,7 @@ from dcnet.training.runs import Run
 from dcnet.training.snapshots import Snapshots
 from dcnet.training.sources import make_source
 from dcnet.training.state import gather, restore_
-from dcnet.training.statistics import forget_statistics_, start_statistics_
+from dcnet.training.statistics import forget_norms_, forget_statistics_, start_statistics_
 from dcnet.training.step import Step
 
 
@@ -75,9 +75,10 @@ class Workspace:
         # A run that goes on has its weights, and the others may be gone or elsewhere by now.
         if self.config.pretrained and self.begins:
             start_from_(model, self.config.pretrained)
-            if operator_behind(self.config.pretrained) != self.config.operator:
+            if statistics_behind(self.config.pretrained) != self.config.operator:
                 # They are of what these weights gave with another operator.
                 forget_statistics_(model)
+                forget_norms_(model)
         return model
 
     def _placed(self, model: nn.Module) -> nn.Module:

@@ -213,7 +213,7 @@ def test_a_source_with_other_classes_is_refused(capsys: Capture, run: Run, sourc
 
 def test_a_run_without_weights_is_refused(capsys: Capture, run: Run):
     run.model_file.unlink()
-    assert "the run 'copied' has no weights yet" in complaint(capsys, "attack", run.folder, *QUICK)
+    assert "the run 'copied' is done, but its weights are not here" in complaint(capsys, "attack", run.folder, *QUICK)
 
 
 def test_a_network_for_other_pixels_is_refused(capsys: Capture, run: Run):

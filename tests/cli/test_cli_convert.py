@@ -68,16 +68,18 @@ def test_what_a_plain_network_lacks_is_named(capsys: Capture, tmp_path: Path):
 
 
 def test_a_calibrated_network_does_what_the_plain_one_did(capsys: Capture, tmp_path: Path):
-    accuracies = {}
+    accuracies, told = {}, {}
     for start in ("as-is", "calibrated"):
         options = ("--operator", "tanh-cos", "--start", start, "--out", tmp_path / start)
         assert call("convert", trained()["conv"].folder, *options) == 0
-        capsys.readouterr()
+        told[start] = capsys.readouterr().out
         accuracies[start] = answer(capsys, "evaluate", tmp_path / start, "--device", "cpu")["accuracy"]
     plain = trained()["conv"].record()["results"]["test_accuracy"]
     assert accuracies["calibrated"] > plain - 15
     assert accuracies["as-is"] < plain - 30
     spec = Run(tmp_path / "calibrated").record()["config"]["operator"]
+    assert told["as-is"].count("--operators") == 0
+    assert f"train it with --operators '{spec}'" in told["calibrated"]
     assert spec == "tanh(scale=Learnable(per_channel=True))-cos"
 
 

@@ -96,7 +96,14 @@ def test_a_damaged_record_is_one_sentence(run: Path, capsys: Capture, place: str
 
 def test_a_run_without_curves_or_weights_is_refused(run: Path, capsys: Capture):
     (run / "model.safetensors").unlink()
-    assert "has no weights yet" in complaint(capsys, "plot", "filters", run)
+    told = complaint(capsys, "plot", "filters", run)
+    assert "is done, but its weights are not here: there is no" in told
+    record = json.loads((run / "record.json").read_text())
+    (run / "record.json").write_text(json.dumps(record | {"status": "running"}))
+    told = complaint(capsys, "plot", "filters", run)
+    assert f"has no weights yet: its status is 'running'; `dcnet train --resume {run}` goes on with it" in told
+    (run / "record.json").write_text(json.dumps(record | {"status": "diverged"}))
+    assert complaint(capsys, "plot", "filters", run).strip().endswith("its status is 'diverged'")
     (run / "record.json").write_text('{"config": {}, "status": "running", "curves": {}}')
     assert "has no curves: its status is 'running'" in complaint(capsys, "plot", "curves", run)
     (run / "model.safetensors").touch()

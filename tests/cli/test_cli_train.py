@@ -101,6 +101,28 @@ def test_what_a_folder_of_images_cannot_have_is_refused(tmp_path, capsys, option
     assert f"{option.replace('-', '_')}=4 does not apply to a folder of images" in capsys.readouterr().err
 
 
+def test_a_run_on_a_folder_of_images_is_not_taken_for_one_on_another(tmp_path, capsys):
+    for name in ("one", "two"):
+        colour_run(tmp_path / f"run of {name}", tmp_path / name)
+    for part in ("train", "val"):
+        (tmp_path / "two" / part / "dark").rename(tmp_path / "two" / part / "dim")
+    small = ["--dataset", "imagefolder", "--image-size", "14", "--batch-size", "2", "--width", "0.1", "--epochs", "1"]
+
+    def words(name):
+        return ["train", *small, "--workers", "0", "--device", "cpu", "--runs", str(tmp_path), "--data-dir", name]
+
+    assert main(words(str(tmp_path / "one"))) == 0
+    for folder in ("one", "nowhere"):
+        capsys.readouterr()
+        assert main(words(str(tmp_path / folder))) == 0
+        assert "is done already" in capsys.readouterr().out
+    assert main(words(str(tmp_path / "two"))) == 2
+    out, err = capsys.readouterr()
+    assert "2 classes, dark, light, and in" in err
+    assert "2 classes, dim, light; --again trains it anew" in err
+    assert "is done already" not in out
+
+
 def test_one_operator_in_two_spellings_is_one_run(tmp_path, capsys):
     assert train(tmp_path, "--operators", "tanh-cos", "tanh(scale=1.0)-cos", "--seeds", "0", "0") == 0
     out = capsys.readouterr().out

@@ -73,8 +73,11 @@ def test_files_of_others_are_refused(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match=r"x.safetensors' is not of dcnet, .* expected model.safetensors of a run"):
         read_tensors(tmp_path / "x.safetensors")
+    save_file({"x": torch.ones(2)}, tmp_path / "y.safetensors", {"dcnet": '{"notes": "{}", "sum": 1}'})
+    with pytest.raises(ValueError, match="is damaged"):
+        read_tensors(tmp_path / "y.safetensors")
     with pytest.raises(ValueError, match="not a whole file of tensors"):
         read_tensors(tmp_path / "none.safetensors")
 

@@ -1,6 +1,7 @@
 """What earlier runs, damaged files and other names leave behind."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,10 @@ def test_a_run_by_its_whole_name_though_others_begin_with_it(tmp_path):
     assert find_run("best", tmp_path).folder.name == "best"
     with pytest.raises(ValueError, match="'bes' may be any of 2 runs: best, best2"):
         find_run("bes", tmp_path)
+    for name in ("best3", "best4", "best5"):
+        shutil.copytree(tmp_path / "best", tmp_path / name)
+    with pytest.raises(ValueError, match=r"'bes' may be any of 5 runs: best, best2, best3, best4, \.\.\.$"):
+        find_run("bes", tmp_path)
 
 
 @pytest.mark.parametrize(("given", "expected"), [("", "runs"), ("~/elsewhere", os.path.expanduser("~/elsewhere"))])
@@ -87,3 +92,29 @@ def test_statistics_of_the_same_operator_are_kept_and_those_of_another_are_not(t
     own = [value for name, value in load_model(before)[0].named_buffers() if name.endswith("running_var")]
     assert all(torch.equal(one, two) for one, two in zip(kept, own, strict=True))
     assert not any(torch.allclose(one, two) for one, two in zip(variances("sphere-cos"), own, strict=True))
+
+
+def norms_to_begin_with(operator, before, folder):
+    config = tiny(steps=1, operator=operator, pretrained=str(before.folder))
+    model = Trainer(config, Run.of(config, folder), ON_CPU).space.model
+    return [value.item() for name, value in model.named_buffers() if name.endswith("mean_norm")]
+
+
+def test_mean_norms_of_the_same_operator_are_kept_and_those_of_another_are_not(tmp_path):
+    """With a decay of 0.999 they would outlast a short training, and evaluation would be at chance."""
+    before, _ = train(tiny(epochs=1), tmp_path)
+    assert min(norms_to_begin_with("tanh-cos", before, tmp_path)) > 0
+    assert set(norms_to_begin_with("tanh-sqcos", before, tmp_path)) == {0.0}
+
+
+def test_mean_norms_of_a_converted_run_are_those_of_its_operator_before(tmp_path):
+    before, _ = train(tiny(epochs=1), tmp_path)
+    out = tmp_path / "converted"
+    assert main(["convert", str(before.folder), "--operator", "tanh-sqcos", "--out", str(out)]) == 0
+    held = [value for name, value in load_model(Run(out))[0].named_buffers() if name.endswith("mean_norm")]
+    assert min(held) > 0
+    assert set(norms_to_begin_with("tanh-sqcos", Run(out), tmp_path)) == {0.0}
+    again = tmp_path / "again"
+    assert main(["convert", str(out), "--operator", "ball-cos", "--out", str(again)]) == 0
+    assert set(norms_to_begin_with("tanh-sqcos", Run(again), tmp_path)) == {0.0}
+    assert min(norms_to_begin_with("tanh-cos", Run(again), tmp_path)) > 0

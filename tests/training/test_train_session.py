@@ -114,6 +114,13 @@ def test_steps_and_time_are_seen_on_a_narrow_terminal(width):
     assert ("images/s" in out) == (width > 100)
 
 
+def test_a_log_says_which_run_its_lines_are_of(tmp_path, capsys):
+    configs = [tiny(epochs=1), tiny(epochs=1, operator="conv", adversary="fgsm")]
+    assert Session(work(tmp_path, *configs), ON_CPU).run() == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "seed0" in line and not line.startswith("wrote")]
+    assert lines == [configs[0].name, f"{configs[1].name}, 3x the passes"]
+
+
 def test_the_title_does_not_promise_more_seeds_than_there_are():
     def record(operator, seed):
         config = tiny(operator=operator, seed=seed).described()

@@ -69,18 +69,22 @@ class Command(RunsOptions):
         from dcnet.cli.calibrate_options import calibrated
         from dcnet.cli.convert_options import free_folder, with_operator, write_run
         from dcnet.report.options import one_operator
+        from dcnet.training.build import statistics_behind
         from dcnet.training.statistics import forget_statistics_
 
         spec = one_operator(str(self.operator))
         as_is = self.start == "as-is"
         config, model, new = with_operator(source, spec) if as_is else calibrated(source, spec, self.data_dir)
+        statistics = config.operator
         if as_is:
             forget_statistics_(model)
+            statistics = statistics_behind(str(source.weights))
         run = free_folder(self.out, source, config)
 
         def work() -> int:
-            write_run(run, config, model, source)
-            self._tell({"out": str(run.folder), "operator": config.operator, "new": new}, _operator_words)
+            write_run(run, config, model, source, statistics)
+            found = {"out": str(run.folder), "operator": config.operator, "new": new, "calibrated": not as_is}
+            self._tell(found, _operator_words)
             return 0
 
         return work
@@ -136,6 +140,8 @@ def _operator_words(found: dict[str, Any]) -> str:
     lines = [f"wrote {found['out']}"]
     if found["new"]:
         lines.append(f"not from the run: {len(found['new'])} tensors, such as {found['new'][0]}")
+    if found["calibrated"]:
+        lines.append(f"to go on with what is calibrated, train it with --operators {shlex.quote(found['operator'])}")
     lines.append("the layers compute something else with the same weights, so look at the accuracy:")
     return "\n".join([*lines, f"  dcnet evaluate {shlex.quote(found['out'])}"])
 

@@ -1,1 +1,1 @@
-"""Show what there is: operators, models, datasets, recipes, and runs."""
+"""Show what there is: operators, margins, models, datasets, recipes, and runs."""

@@ -1,1 +1,1 @@
-"""Draw operators, and what runs have done and learned."""
+"""Draw operators, margins, and what runs have done and learned."""
