@@ -75,13 +75,15 @@ def test_random_embeddings(pool, block, device):
     assert found.scores.tolist() == pytest.approx([best for best, *_ in expected], abs=1e-6)
 
 
+@pytest.mark.parametrize("images", [2, 1500])
 @pytest.mark.parametrize("pool", ["max", "mean"])
-def test_probes_and_gallery_are_never_compared_at_once(pool):
-    embeddings, people = torch.randn(3000, 8), torch.arange(3000) // 2
+def test_probes_and_gallery_are_never_compared_at_once(pool, images):
+    embeddings, people = torch.randn(3000, 8), torch.arange(3000) // images
     with Largest() as largest:
         found = identify(embeddings, people, embeddings, people, pool, block=256)
     assert largest.elements <= 2 * 256 * 256
     assert pool == "mean" or found.ranks.tolist() == [1] * 3000
+    assert found.people[found.ranks == 1].equal(people[found.ranks == 1])
 
 
 def test_accuracy_by_rank():
