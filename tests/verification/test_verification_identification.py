@@ -165,5 +165,7 @@ def test_what_cannot_be_compared_is_said(options, says):
 def test_an_open_set_needs_strangers_and_a_rate():
     with pytest.raises(ValueError, match="an open set needs known and unknown probes, not 2 and 0 of them"):
         open_set_rate(Identified(torch.zeros(2), torch.zeros(2), torch.tensor([1, 1])))
+    with pytest.raises(ValueError, match="an open set needs known and unknown probes, not 0 and 2 of them"):
+        open_set_rate(Identified(torch.zeros(2), torch.zeros(2), torch.tensor([0, 0])), 0.5)
     with pytest.raises(ValueError, match="fpir must be above 0 and below 1, not 1"):
         open_set_rate(Identified(torch.zeros(2), torch.zeros(2), torch.tensor([1, 0])), 1)
