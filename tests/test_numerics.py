@@ -170,6 +170,13 @@ def test_running_mean_starts_from_the_first_batch_and_decays():
     assert layer.mean_norm.item() == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_running_mean_keeps_no_batch_for_a_gradient():
+    """It would hold on to the activations of every batch there was."""
+    layer = dcnet.DecoupledConv2d(3, 4, 3)
+    layer(torch.randn(2, 3, 6, 6, requires_grad=True))
+    assert not layer.mean_norm.requires_grad
+
+
 def test_evaluation_uses_the_running_mean_and_training_the_batchs():
     layer = dcnet.DecoupledConv2d(3, 4, 3, operator="tanh-cos", dtype=torch.float64)
     x = torch.randn(2, 3, 5, 5, dtype=torch.float64)
