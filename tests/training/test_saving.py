@@ -21,7 +21,7 @@ class EndsAt(Watcher):
 
 
 def ended_at(step, root, **execution):
-    config = tiny(epochs=3)
+    config = tiny(epochs=5)
     with pytest.raises(MemoryError):
         train(config, root, Execution(device="cpu", **execution), EndsAt(step))
     run = Run.of(config, root)
@@ -35,9 +35,9 @@ def test_checkpoints_by_time_are_written_after_evaluations(tmp_path):
     record = run.record()
     assert (record["status"], record["steps_done"], record["results"]) == ("running", 6, None)
     assert record["curves"]["step"] == [3, 6]
-    again, record = train(tiny(epochs=3), tmp_path)
+    again, record = train(tiny(epochs=5), tmp_path)
     assert record["resumed_at"] == [6]
-    assert weights(again) == weights(train(tiny(epochs=3), tmp_path / "whole")[0])
+    assert weights(again) == weights(train(tiny(epochs=5), tmp_path / "whole")[0])
 
 
 def test_there_are_none_before_it_is_time(tmp_path):
@@ -48,8 +48,9 @@ def test_the_time_is_counted_from_one_checkpoint_to_the_next(tmp_path, monkeypat
     now = iter(range(0, 10**6, 10))
     clocks = SimpleNamespace(monotonic=lambda: next(now), perf_counter=time.perf_counter)
     monkeypatch.setattr("dcnet.training.trainer.time", clocks)
-    # Asked at the end of each epoch and once at each checkpoint: 10 s, 20 s, and 10 s after that one.
-    assert ended_at(9, tmp_path, checkpoint_seconds=20)[1] == ["step-00000006.safetensors"]
+    # Asked at the end of each epoch, and once more at each checkpoint: the third epoch ends 10 s after one.
+    _, found = ended_at(14, tmp_path, checkpoint_seconds=20)
+    assert found == ["step-00000006.safetensors", "step-00000012.safetensors"]
 
 
 def test_curves_are_means_since_the_evaluation_before(tmp_path):
