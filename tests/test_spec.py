@@ -88,7 +88,7 @@ def test_operators_are_immutable():
         ("tanh-cos+lin", "unknown weighting 'lin': known are unweighted, linear, joint, product"),
         ("xyz-cos", "unknown magnitude 'xyz': known are [a-z, ]*$"),
         ("TANH-cos", "unknown magnitude 'TANH': known are .*; did you mean 'tanh'"),
-        ("tanh-sig", "unknown angle 'sig': known are .*; did you mean 'sigmoid'"),
+        ("tanh-po", "unknown angle 'po': known are .*; did you mean 'power'"),
         ("tanh", "'tanh' does not parse: expected '-', found 'the end'"),
         ("tanh-", "expected the name of an angle, found 'the end'"),
         ("", "expected the name of a magnitude"),
