@@ -73,6 +73,7 @@ def conv2d(
 def decoupled(weight: Tensor, bias: Tensor | None, at: Meeting, options: Options) -> Tensor:
     """f(w, x) + bias of all filters and all that they meet."""
     op, eps = check_options(options), options.get("eps", 1e-4)
+    _check_bias(bias, weight)
     constants = _constants(op, options.get("constants") or {}, weight, at)
     w_norm = at.spread(filter_norm(weight, eps))
     factor = op.weighting.factor(w_norm, lambda norm: op.h(norm, constants), op.alpha(constants))
@@ -112,6 +113,13 @@ def check_options(options: Options) -> Operator:
     if not options.get("eps", 0) >= 0:
         raise ValueError(f"eps must not be negative, not {options['eps']!r}")
     return op
+
+
+def _check_bias(bias: Tensor | None, weight: Tensor) -> None:
+    """Refuses what torch's convolutions refuse; torch spreads the bias of rows, and so it is spread here."""
+    if bias is not None and weight.dim() > 2 and bias.shape != weight.shape[:1]:
+        filters = list(weight.shape[:1])
+        raise ValueError(f"bias of shape {list(bias.shape)} must have the shape {filters}, one number for each filter")
 
 
 def norm_cancels(op: Operator) -> bool:

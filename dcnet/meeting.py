@@ -54,6 +54,8 @@ def convolve(
     check_tensor(input)
     if input.dim() not in (spatial + 1, spatial + 2):
         raise ValueError(f"input of shape {list(input.shape)} must have {spatial + 1} or {spatial + 2} dimensions")
+    if groups < 1 or weight.shape[0] % groups:
+        raise ValueError(f"groups must part the {weight.shape[0]} filters evenly, not {groups}")
     check_input(input, weight.shape[1] * groups, -spatial - 1, "channels")
     batch = input if input.dim() == spatial + 2 else input.unsqueeze(0)
     # One size for all dimensions is written out: the export to ONNX takes a tuple of one as it is, and is wrong.

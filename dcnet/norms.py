@@ -44,8 +44,9 @@ def sum_of_squares(x: Tensor, dim: int) -> Tensor:
 
 
 def root(squares: Tensor, eps: float) -> Tensor:
-    """sqrt(squares + eps), with a finite slope at zero even where eps is 0."""
-    return (squares + eps).clamp(min=torch.finfo(squares.dtype).tiny).sqrt() if eps == 0 else (squares + eps).sqrt()
+    """sqrt(squares + eps), with a finite slope at zero even where eps is 0, or as good as 0 in this dtype."""
+    smallest = torch.finfo(squares.dtype).tiny
+    return (squares + eps).clamp(min=smallest).sqrt() if eps < smallest else (squares + eps).sqrt()
 
 
 def filter_norm(weight: Tensor, eps: float = 1e-4) -> Tensor:

@@ -74,7 +74,8 @@ class WeightedGradients:
 
     Args:
         model: its decoupled layers must be unweighted.
-        optimizer: any optimizer of torch's kind, made from the model as it is trained (moved, sharded).
+        optimizer: any optimizer of torch's kind, made from the model as it is trained (moved, sharded); one that
+            accelerate has prepared will do.
         on: "gradient" or "update".
         layers: says of the name and the layer whether to weight it; without it, all decoupled layers are.
     """
@@ -82,6 +83,7 @@ class WeightedGradients:
     def __init__(self, model: nn.Module, optimizer: Optimizer, on: str = "gradient", layers: Choose | None = None):
         if on not in ("gradient", "update"):
             raise ValueError(f"on must be 'gradient' or 'update', not {on!r}")
+        optimizer = _stepping(optimizer)
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         self._layers = [layer for layer in _unweighted_layers(model, layers) if id(layer.weight) in held]
         if not self._layers:
@@ -139,6 +141,11 @@ class WeightedGradients:
         torch._foreach_sub_(filters, before)
         torch._foreach_mul_(filters, norms)
         torch._foreach_add_(filters, before)
+
+
+def _stepping(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that takes the steps: accelerate's has another one take them, and no hooks of its own."""
+    return optimizer if hasattr(optimizer, "_optimizer_step_pre_hooks") else getattr(optimizer, "optimizer", optimizer)
 
 
 def param_groups(model: nn.Module, weight_decay: float, named: bool = False) -> list[dict[str, Any]]:

@@ -47,6 +47,8 @@ CONSTANTS = {
     "seg(scale=1.7,slope=-0.3,radius=2.0)": ("seg", {"alpha": 1.7, "beta": -0.3}),
     "log(scale=1.7)": ("log", {"alpha": 1.7}),
     "mix(scale=1.7,log_scale=0.6)": ("mix", {"alpha": 1.7, "beta": 0.6}),
+    # h is negative where the norm is small: a ReLU does not let it through.
+    "mix(scale=1.7,log_scale=-8.0)": ("mix", {"alpha": 1.7, "beta": -8.0}),
 }
 ANGLES = {"sigmoid(k=0.05)": {"k": 0.05}, "power(p=3.5)": {"p": 3.5}, "cos": {}, "relucos": {}}
 

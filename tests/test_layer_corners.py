@@ -1,6 +1,7 @@
 """Corners of layers and of what is done with them."""
 
 import pickle
+import re
 import warnings
 
 import numpy as np
@@ -147,6 +148,37 @@ def test_layers_need_not_be_on_the_default_device(operator):
 def test_functions_refuse_an_eps_that_layers_refuse(eps):
     with pytest.raises(ValueError, match="eps must not be negative, not"):
         dcnet.functional.decoupled_linear(torch.randn(2, 3), torch.randn(4, 3), operator="tanh-cos", eps=eps)
+
+
+@pytest.mark.parametrize("eps", [1e-40, 1e-46, 1e-60])
+@pytest.mark.parametrize("operator", ["tanh-cos", "sphere-cos", "linear-sqcos"])
+def test_gradients_of_zeros_are_finite_with_an_eps_that_float32_cannot_hold(operator, eps):
+    x, weight = torch.zeros(1, 3, requires_grad=True), torch.randn(4, 3)
+    dcnet.functional.decoupled_linear(x, weight, operator=operator, eps=eps).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("operator", ["tanh-cos", "linear-cos", "tanh-linear+product"])
+@pytest.mark.parametrize("shape", [(1,), (3,), (4, 1), ()])
+def test_a_bias_that_is_not_one_number_a_filter(operator, shape):
+    x, weight, bias = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3), torch.ones(shape)
+    with pytest.raises(ValueError, match=re.escape(f"bias of shape {list(shape)} must have the shape [4]")):
+        dcnet.functional.decoupled_conv2d(x, weight, bias, operator=operator)
+
+
+@pytest.mark.parametrize("shape", [(4,), (1,), ()])
+def test_the_bias_of_rows_is_spread_as_torch_does(shape):
+    x, weight, bias = torch.randn(2, 3), torch.randn(4, 3), torch.randn(shape)
+    without = dcnet.functional.decoupled_linear(x, weight, operator="tanh-cos")
+    found = dcnet.functional.decoupled_linear(x, weight, bias, operator="tanh-cos")
+    torch.testing.assert_close(found, without + bias)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(3, 3), (0, 0), (2, -2)])
+def test_groups_that_do_not_part_the_filters(channels, groups):
+    x, weight = torch.randn(2, channels, 5, 5), torch.randn(4, 1, 3, 3)
+    with pytest.raises(ValueError, match=f"groups must part the 4 filters evenly, not {groups}"):
+        dcnet.functional.decoupled_conv2d(x, weight, groups=groups, operator="tanh-cos")
 
 
 @pytest.mark.parametrize(

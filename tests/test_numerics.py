@@ -113,6 +113,19 @@ def test_rounding_of_the_cosine_is_not_multiplied(angle):
     assert layer(layer.weight.detach() * 300).abs().max() <= 1.02
 
 
+def test_constants_that_float16_cannot_hold_are_finite():
+    """A radius of 90000 is stored as 300, which half precision can hold."""
+    operator = "tanh(radius=Radius(relative=False))-cos"
+    x, weight, stored = 1000 * torch.randn(2, 8), torch.randn(4, 8), torch.full((4,), 300.0)
+    results = [
+        dcnet.functional.decoupled_linear(*(t.to(dtype) for t in (x, weight)), operator=operator, constants=constants)
+        for dtype in (torch.float16, torch.float32)
+        for constants in [{"radius": stored.to(dtype)}]
+    ]
+    torch.testing.assert_close(results[0].float(), results[1], rtol=1e-2, atol=1e-4)
+    assert (results[1].abs() > 1e-4).any()
+
+
 def test_norms_accumulate_in_float32():
     """A thousand ones beside one large value: in half precision they would not be seen, or overflow."""
     x = torch.full((1, 4096), 1.0)
@@ -168,6 +181,13 @@ def test_running_mean_starts_from_the_first_batch_and_decays():
     layer.eval()
     layer(batches[0])
     assert layer.mean_norm.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_running_mean_keeps_no_batch_for_a_gradient():
+    """It would hold on to the activations of every batch there was."""
+    layer = dcnet.DecoupledConv2d(3, 4, 3)
+    layer(torch.randn(2, 3, 6, 6, requires_grad=True))
+    assert not layer.mean_norm.requires_grad
 
 
 def test_evaluation_uses_the_running_mean_and_training_the_batchs():

@@ -280,3 +280,10 @@ def test_a_weighting_is_not_registered_over_another(monkeypatch, given, says):
     monkeypatch.setattr(dcnet.weighting, "registry", dict(dcnet.weighting.registry))
     with pytest.raises(ValueError, match=says):
         dcnet.weighting.register(Own)
+
+
+def test_own_angles_get_cosines_even_where_they_round_to_more_than_one():
+    weight = torch.randn(200, 9, generator=torch.Generator().manual_seed(0))
+    operator = dcnet.Operator("sphere", lambda cos: torch.acos(cos))
+    found = dcnet.functional.decoupled_linear(weight, weight, operator=operator, eps=0.0)
+    assert found.isfinite().all()

@@ -185,6 +185,18 @@ def test_filters_that_coincide_or_vanish_have_finite_gradients(power, half_space
         assert layer.weight.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("power", [0, 1, 2])
+def test_the_cosine_of_filters_that_coincide_may_round_to_more_than_one(power):
+    """Their squared distance is then no less than 0, and eps is what is left of it."""
+    directions = torch.randn(200, 1, 9, generator=torch.Generator().manual_seed(0))
+    sizes = torch.tensor([1.0, 3.0]).view(2, 1)
+    model = nn.Sequential(*(layer_of(direction * sizes) for direction in directions))
+    found = torch.stack(list(hyperspherical_energy(model, power=power, eps=1e-9, reduce="layers").values()))
+    most = -0.5 * math.log(1e-9) if power == 0 else 1e-9 ** (-0.5 * power)
+    assert found.isfinite().all()
+    assert (found <= most * (1 + 1e-5)).all()
+
+
 def test_a_filter_does_not_meet_itself_even_where_that_would_overflow():
     layer = layer_of(torch.eye(3))
     value = hyperspherical_energy(layer, power=60)

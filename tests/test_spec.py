@@ -59,6 +59,9 @@ def test_default_operators_print_as_their_names(spec):
 
 
 def test_spaces_and_integers_are_fine():
+    assert Operator.parse("ball(radius=.5,scale=1E2)-cos") == Operator(
+        dcnet.magnitude.Ball(radius=0.5, scale=100.0), "cos"
+    )
     assert Operator.parse(" seg( slope = 1 , scale=2.0) - power(p=3) + joint ") == Operator(
         dcnet.magnitude.Segmented(slope=1.0, scale=2), dcnet.angle.Power(p=3.0), "joint"
     )
@@ -84,6 +87,8 @@ def test_operators_are_immutable():
         ("tanh-cosine", "unknown angle 'cosine': known are linear, cos, .*; did you mean 'cos'"),
         ("tanh-cos+lin", "unknown weighting 'lin': known are unweighted, linear, joint, product"),
         ("xyz-cos", "unknown magnitude 'xyz': known are [a-z, ]*$"),
+        ("TANH-cos", "unknown magnitude 'TANH': known are .*; did you mean 'tanh'"),
+        ("tanh-po", "unknown angle 'po': known are .*; did you mean 'power'"),
         ("tanh", "'tanh' does not parse: expected '-', found 'the end'"),
         ("tanh-", "expected the name of an angle, found 'the end'"),
         ("", "expected the name of a magnitude"),

@@ -85,12 +85,14 @@ def _known_tensors(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size | st
     wide = (dtype, torch.float32) if autocast else (dtype,)
     if dtype not in DTYPES or w.dtype not in wide or not w.is_cuda or w.dim() != 4:
         return False
-    if bias is not None and bias.dtype not in wide:
+    # Torch spreads or refuses a bias of another shape; kernels would read beside it.
+    if bias is not None and (bias.dtype not in wide or bias.shape != w.shape[:1]):
         return False
     channels = w.shape[0] // max(groups, 1)
     return (
         x.numel() > 0
         and x.shape[1] == w.shape[1] * groups
+        and w.shape[0] == channels * groups
         and 0 < channels <= MOST_CHANNELS
         and max(x.shape[0] * groups, w.shape[0], x.shape[1]) * x.shape[2] * x.shape[3] < LARGEST
         and w.shape[2] * w.shape[3] <= LARGEST_WINDOW

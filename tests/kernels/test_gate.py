@@ -216,6 +216,13 @@ def test_a_bias_of_another_dtype_is_left_to_torch(bias):
     assert not takes_kernels("tanh-cos", bias=on_gpu(4, dtype=bias))
 
 
+@pytest.mark.parametrize("shape", [(1,), (3,), (4, 1), ()])
+def test_a_bias_of_another_shape_is_left_to_torch(shape):
+    """Kernels would read beside it."""
+    assert takes_kernels("tanh-cos", bias=on_gpu(4))
+    assert not takes_kernels("tanh-cos", bias=on_gpu(*shape))
+
+
 @pytest.mark.parametrize(
     ("x", "w", "groups"),
     [
@@ -226,6 +233,7 @@ def test_a_bias_of_another_dtype_is_left_to_torch(bias):
         ((2, 3, 5, 5, 5), (4, 3, 3, 3, 3), 1),
         ((2, 4, 5, 5), (4, 3, 3, 3), 1),
         ((2, 3, 5, 5), (4, 3, 3, 3), 2),
+        ((2, 6, 5, 5), (5, 3, 3, 3), 2),
         ((2, 3, 64, 64), (4, 3, 15, 15), 1),
         ((2, 3, 5, 5), (5000, 3, 3, 3), 1),
         ((2**16, 64, 2**8, 2**8), (4, 64, 3, 3), 1),

@@ -48,6 +48,32 @@ def test_so_does_an_empty_batch():
     assert head.eased_in.item() == before > 0
 
 
+# --- one batch after the other ---
+
+
+def test_evaluation_takes_the_share_that_training_takes_next():
+    head, x, labels = head_and_batch(ASoftmax(m=4), annealing=HALVES)
+    for _ in range(3):
+        evaluated = head.eval()(x, labels).item()
+        assert evaluated == head.train()(x, labels).item()
+
+
+@pytest.mark.parametrize("annealing", [HALVES, Automatic(pace=0.5)], ids=str)
+def test_gradients_of_two_batches_may_be_asked_for_at_once(annealing: Easing):
+    """The second batch moves the share on before the gradients of the first are computed."""
+    apart, x, labels = head_and_batch(ASoftmax(m=4), annealing=annealing)
+    apart = apart.float()
+    x = x.float().requires_grad_()
+    at_once = copy.deepcopy(apart)
+    one = [torch.autograd.grad(apart(x, labels), x)[0] for _ in range(2)]
+    torch.testing.assert_close(torch.autograd.grad(at_once(x, labels) + at_once(x, labels), x)[0], sum(one))
+
+
+def test_the_share_goes_where_the_head_goes_when_it_is_cast_on_the_way():
+    head = MarginSoftmax(2, 2, annealing="auto").to(device="meta", dtype=torch.float16)
+    assert (head.eased_in.device.type, head.eased_in.dtype) == ("meta", torch.float32)
+
+
 # --- the other classes ---
 
 

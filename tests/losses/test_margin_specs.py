@@ -21,6 +21,7 @@ WRONG = [
     ("sphereface-r(version=True)", "version of sphereface-r must be 1 or 2, not True"),
     ("a-softmax(m=4,m=3)", "'m' of a-softmax is given 2 times in 'a-softmax(m=4,m=3)': give it once"),
     ("a-softmax(m=4,m=4)", "'m' of a-softmax is given 2 times"),
+    ("arcface(0.3)", "is no margin: write it as arcface or arcface(name=number,...)"),
     ("a-softmax(m=4)(m=3)", "is no margin: write it as a-softmax or a-softmax(name=number,...)"),
     ("a-softmax(m={[]: 1})", "is no margin: write it as"),
     (f"a-softmax(m=1{'0' * 400})", "m of a-softmax must be finite, not an integer of 401 digits"),
@@ -54,6 +55,12 @@ def test_adversaries_are_told_likewise(spec: str, words: str):
     with pytest.raises(ValueError) as error:  # noqa: PT011 - the words follow
         as_adversary(spec)
     assert words in str(error.value)
+
+
+def test_no_name_at_all_is_near_to_none():
+    with pytest.raises(ValueError, match="unknown margin ''") as error:
+        as_margin("")
+    assert "did you mean" not in str(error.value)
 
 
 def test_in_python_a_wrong_type_is_an_error_of_type():

@@ -61,6 +61,14 @@ def test_a_weight_shared_with_a_layer_that_needs_its_norm_is_refused(kind):
         make_either(kind, model)
 
 
+@pytest.mark.parametrize("kind", ["projection", "gradients"])
+def test_a_weight_shared_with_a_weighted_layer_that_was_taken_out_is_refused(kind):
+    model = nn.Sequential(dcnet.DecoupledLinear(4, 4), dcnet.DecoupledLinear(4, 4, operator="tanh-cos+linear"))
+    model[1].weight = model[0].weight
+    with pytest.raises(ValueError, match=r"layer '0' shares its weight with '1', in which \|\|w\|\| matters"):
+        make_either(kind, model, layers=lambda name, layer: not layer.operator.weighted)
+
+
 def test_a_weight_that_decoupled_layers_share_is_weighted_once():
     model = nn.Sequential(dcnet.DecoupledLinear(4, 4, eps=0.0), dcnet.DecoupledLinear(4, 4, eps=0.0)).double()
     model[1].weight = model[0].weight

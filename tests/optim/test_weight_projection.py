@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from filter_networks import BOTH, decoupled, examples, gradients, network, scale_filters
+from torch import nn
 
 import dcnet
 from dcnet.optim import WeightedGradients, WeightProjection
@@ -82,6 +83,16 @@ def test_filters_without_a_norm_are_left_as_they_are(dtype, device):
     assert (layer.weight[0] == 0).all()
     assert (layer.weight[2] == math.inf).all()
     torch.testing.assert_close(norms(layer)[[1, 3, 4, 5]].float().cpu(), torch.ones(4), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e-22, 1e-30])
+def test_filters_whose_squares_float32_cannot_hold_are_left_as_they_are(size):
+    """They would be projected to norms that are wrong, or infinite."""
+    layer = dcnet.DecoupledLinear(4, 3)
+    nn.init.constant_(layer.weight, size)
+    before = layer.weight.detach().clone()
+    WeightProjection(layer).project_()
+    assert torch.equal(layer.weight, before)
 
 
 @pytest.mark.parametrize("on", BOTH)

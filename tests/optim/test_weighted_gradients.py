@@ -170,6 +170,38 @@ def test_optimizers_may_compute_the_gradients_themselves(on, step):
     torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
 
 
+class Wrapping(torch.optim.Optimizer):
+    """As accelerate's: an optimizer without hooks, which has another one step."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    def step(self, closure=None):
+        self.optimizer.step(closure)
+
+
+@pytest.mark.parametrize("on", BOTH)
+def test_the_steps_of_an_optimizer_inside_another_are_weighted(on):
+    model = network()
+    twin = copy.deepcopy(model)
+    plain, inside = (sgd(either.parameters()) for either in (model, twin))
+    wrapping = Wrapping(inside)
+    WeightedGradients(model, plain, on=on)
+    weighted = WeightedGradients(twin, wrapping, on=on)
+    for either, optimizer in ((model, plain), (twin, wrapping)):
+        gradients(either, examples())
+        optimizer.step()
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="SGD has weighted gradients already"):
+        WeightedGradients(twin, inside)
+    weighted.remove()
+    assert not inside._optimizer_step_pre_hooks
+
+
 @pytest.mark.parametrize("on", BOTH)
 def test_filters_without_gradient_and_those_of_other_optimizers_are_left_alone(on):
     model = network()

@@ -75,13 +75,15 @@ def test_random_embeddings(pool, block, device):
     assert found.scores.tolist() == pytest.approx([best for best, *_ in expected], abs=1e-6)
 
 
+@pytest.mark.parametrize("images", [2, 1500])
 @pytest.mark.parametrize("pool", ["max", "mean"])
-def test_probes_and_gallery_are_never_compared_at_once(pool):
-    embeddings, people = torch.randn(3000, 8), torch.arange(3000) // 2
+def test_probes_and_gallery_are_never_compared_at_once(pool, images):
+    embeddings, people = torch.randn(3000, 8), torch.arange(3000) // images
     with Largest() as largest:
         found = identify(embeddings, people, embeddings, people, pool, block=256)
     assert largest.elements <= 2 * 256 * 256
     assert pool == "mean" or found.ranks.tolist() == [1] * 3000
+    assert found.people[found.ranks == 1].equal(people[found.ranks == 1])
 
 
 def test_accuracy_by_rank():
@@ -163,5 +165,7 @@ def test_what_cannot_be_compared_is_said(options, says):
 def test_an_open_set_needs_strangers_and_a_rate():
     with pytest.raises(ValueError, match="an open set needs known and unknown probes, not 2 and 0 of them"):
         open_set_rate(Identified(torch.zeros(2), torch.zeros(2), torch.tensor([1, 1])))
+    with pytest.raises(ValueError, match="an open set needs known and unknown probes, not 0 and 2 of them"):
+        open_set_rate(Identified(torch.zeros(2), torch.zeros(2), torch.tensor([0, 0])), 0.5)
     with pytest.raises(ValueError, match="fpir must be above 0 and below 1, not 1"):
         open_set_rate(Identified(torch.zeros(2), torch.zeros(2), torch.tensor([1, 0])), 1)
