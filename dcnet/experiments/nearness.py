@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcnet.experiments.experiment import NOT_CONVERGED, Experiment
+from dcnet.experiments.finding import Finding
 from dcnet.experiments.status import CellStatus
 
 # In points: who is further from the paper than that has hardly done the same.
@@ -14,7 +15,7 @@ NAMED = 3
 
 
 @dataclass(frozen=True)
-class Nearness:
+class Nearness(Finding):
     """The cells that have something of ours and of the paper's.
 
     Attributes:
@@ -27,14 +28,7 @@ class Nearness:
     behind: tuple[tuple[str, str, float | None], ...]
 
     def described(self) -> dict[str, Any]:
-        """For machines."""
         return {"within": FAR, "cells": self.cells, "behind": [list(cell) for cell in self.behind]}
-
-    @property
-    def sentence(self) -> str:
-        """It on its own."""
-        text = str(self)
-        return f"{text[0].upper()}{text[1:]}."
 
     def __str__(self) -> str:
         near, noun = self.cells - len(self.behind), "cell" if self.cells == 1 else "cells"

@@ -7,6 +7,7 @@ from itertools import combinations, groupby
 from typing import Any
 
 from dcnet.experiments.experiment import ERROR, Experiment
+from dcnet.experiments.finding import Finding
 from dcnet.experiments.status import CellStatus
 
 # Of the deviation of one run: two runs of the same network are further apart in one case of twenty.
@@ -14,7 +15,7 @@ CHANCE = 2 * math.sqrt(2)
 
 
 @dataclass(frozen=True)
-class Order:
+class Order(Finding):
     """The pairs of cells of one column that the paper has further apart than chance puts two runs.
 
     Attributes:
@@ -28,14 +29,7 @@ class Order:
     turned: tuple[tuple[str, str, str], ...]
 
     def described(self) -> dict[str, Any]:
-        """For machines."""
         return {"apart": self.apart, "pairs": self.pairs, "turned": [list(pair) for pair in self.turned]}
-
-    @property
-    def sentence(self) -> str:
-        """It on its own."""
-        text = str(self)
-        return f"{text[0].upper()}{text[1:]}."
 
     def __str__(self) -> str:
         same, noun = self.pairs - len(self.turned), "pair" if self.pairs == 1 else "pairs"

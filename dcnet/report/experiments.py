@@ -7,9 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dcnet.experiments.experiment import Experiment, chosen
+from dcnet.experiments.finding import Finding
 from dcnet.experiments.known import Known
-from dcnet.experiments.nearness import Nearness, nearness_of
-from dcnet.experiments.order import Order, order_of
+from dcnet.experiments.nearness import nearness_of
+from dcnet.experiments.order import order_of
 from dcnet.experiments.status import UNMEASURED, CellStatus, status_of
 from dcnet.report.markdown import markdown
 
@@ -53,7 +54,7 @@ def summary_lines(experiment: Experiment, found: Sequence[CellStatus]) -> list[s
     return [summary(experiment, found), *(f"{experiment.name}: {told}" for told in findings_of(experiment, found))]
 
 
-def findings_of(experiment: Experiment, found: Sequence[CellStatus]) -> list[Nearness | Order]:
+def findings_of(experiment: Experiment, found: Sequence[CellStatus]) -> list[Finding]:
     """What the cells come to beside the paper's."""
     return [told for told in (nearness_of(experiment, found), order_of(experiment, found)) if told is not None]
 
