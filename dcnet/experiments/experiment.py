@@ -67,6 +67,7 @@ class Experiment:
         order: of the columns; those that it does not have come after it.
         seeds: of each cell, unless one asks for others.
         higher_is_better: of the numbers.
+        contest: whether its rows are rivals, one of which may win.
         not_run: why it is not run here, in one sentence; None where it can be.
         possible: whether it can be run all the same, with the data in that folder.
         notes: what a reader has to know beside the numbers.
@@ -78,6 +79,7 @@ class Experiment:
     order: tuple[str, ...] = ()
     seeds: int = 1
     higher_is_better: bool = False
+    contest: bool = False
     not_run: str | None = None
     possible: Callable[[Path | None], bool] | None = None
     notes: tuple[str, ...] = ()

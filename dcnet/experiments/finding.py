@@ -1,4 +1,4 @@
-"""What the cells of a table come to beside the paper's: for people and for machines."""
+"""What the cells of a table come to: for people and for machines."""
 
 from abc import ABC, abstractmethod
 from typing import Any

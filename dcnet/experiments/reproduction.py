@@ -9,9 +9,8 @@ from rich.console import Console
 
 from dcnet.experiments.board import Board
 from dcnet.experiments.experiment import Experiment, chosen, narrowed
+from dcnet.experiments.findings import findings_of
 from dcnet.experiments.known import Known
-from dcnet.experiments.nearness import nearness_of
-from dcnet.experiments.order import order_of
 from dcnet.experiments.pool import Pool
 from dcnet.experiments.smoke import in_small
 from dcnet.experiments.status import CellStatus, records_of, status_of
@@ -97,6 +96,6 @@ class Reproduction:
 
 def _described(experiment: Experiment, found: Sequence[CellStatus]) -> dict[str, Any]:
     cells = [status.described(experiment.higher_is_better) for status in found]
-    told = {"near": nearness_of(experiment, found), "order": order_of(experiment, found)}
+    told = findings_of(experiment, found)
     findings = {name: None if one is None else one.described() for name, one in told.items()}
     return {"title": experiment.title, "not_run": experiment.not_run, "cells": cells, **findings}

@@ -7,10 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dcnet.experiments.experiment import Experiment, chosen
-from dcnet.experiments.finding import Finding
+from dcnet.experiments.findings import told_of
 from dcnet.experiments.known import Known
-from dcnet.experiments.nearness import nearness_of
-from dcnet.experiments.order import order_of
 from dcnet.experiments.status import UNMEASURED, CellStatus, status_of
 from dcnet.report.markdown import markdown
 
@@ -39,7 +37,7 @@ def docs_table(name: str, results: Path) -> str:
     # Runs of this machine do not count, since the docs are the same on every machine.
     found = status_of(experiment, Known(results / "no runs", [results]))
     about = f"{experiment.title}: {'; '.join([*_legend(experiment), 'one seed unless a deviation is given'])}:"
-    told = " ".join(finding.sentence for finding in findings_of(experiment, found))
+    told = " ".join(finding.sentence for finding in told_of(experiment, found))
     return "\n\n".join([about, markdown_table(experiment, found), *([told] if told else [])])
 
 
@@ -50,13 +48,8 @@ def rows_of(experiment: Experiment, found: Sequence[CellStatus]) -> list[list[st
 
 
 def summary_lines(experiment: Experiment, found: Sequence[CellStatus]) -> list[str]:
-    """What is there, how much of it is near the paper, and whether it comes in its order, where that can be told."""
-    return [summary(experiment, found), *(f"{experiment.name}: {told}" for told in findings_of(experiment, found))]
-
-
-def findings_of(experiment: Experiment, found: Sequence[CellStatus]) -> list[Finding]:
-    """What the cells come to beside the paper's."""
-    return [told for told in (nearness_of(experiment, found), order_of(experiment, found)) if told is not None]
+    """What is there, and what it comes to, where that can be told."""
+    return [summary(experiment, found), *(f"{experiment.name}: {told}" for told in told_of(experiment, found))]
 
 
 def summary(experiment: Experiment, found: Sequence[CellStatus]) -> str:

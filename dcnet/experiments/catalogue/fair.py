@@ -61,4 +61,4 @@ def fair() -> Experiment:
         Cell(side, trial, tuned(side, trial, dataset="cifar100", steps=STEPS)) for side, trial in CHOSEN.items()
     )
     title = f"Each with its own recipe: CNN-9, CIFAR-100, {STEPS:,} steps, test error in %"
-    return Experiment("fair", title, cells, seeds=3)
+    return Experiment("fair", title, cells, seeds=3, contest=True)

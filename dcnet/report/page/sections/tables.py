@@ -4,8 +4,8 @@ from collections import Counter
 
 from dcnet.experiments import CellStatus, Experiment
 from dcnet.experiments.experiment import NOT_CONVERGED
+from dcnet.experiments.findings import told_of
 from dcnet.experiments.nearness import FAR
-from dcnet.report.experiments import findings_of
 from dcnet.report.page.cells import Found
 from dcnet.report.page.markup import Html, code, join, paragraph, table, tag
 from dcnet.report.page.origin import number, wanted
@@ -36,7 +36,7 @@ def _experiment(experiment: Experiment, cells: list[Found]) -> Html:
     better = "Higher is better." if experiment.higher_is_better else "Lower is better."
     box = table(f"{experiment.name}-table", better, ["", *experiment.columns], rows)
     heading = tag("h3", experiment.title, id=experiment.name)
-    told = [finding.sentence for finding in findings_of(experiment, [one.status for one in cells])]
+    told = [finding.sentence for finding in told_of(experiment, [one.status for one in cells])]
     notes = [paragraph(note) for note in (*experiment.notes, *told)]
     return join([heading, _missing(experiment, cells), *notes, box])
 
