@@ -25,6 +25,10 @@ ROWS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "mix-cos": ("mix-cos", {}, (RELU, BARE)),
     "mix-cos, alpha 0.1": ("mix(scale=0.1)-cos", {}, (BARE,)),
 }
+NOTE = (
+    "With batch normalisation linear-cos computes what the plain network does; what they differ in is how they are "
+    "trained: weight decay, projection, and the orthonormal constraint."
+)
 
 
 @register
@@ -35,4 +39,5 @@ def causes() -> Experiment:
         for row, (operator, changes, columns) in ROWS.items()
         for column in columns
     )
-    return Experiment("causes", "What makes the difference: CNN-9, CIFAR-100, test error in %", cells, tuple(COLUMNS))
+    title = "What makes the difference: CNN-9, CIFAR-100, test error in %"
+    return Experiment("causes", title, cells, tuple(COLUMNS), notes=(NOTE,))
