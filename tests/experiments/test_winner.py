@@ -60,6 +60,12 @@ def test_the_difference_is_that_of_the_numbers_that_are_shown():
     assert told.by == 0.01
 
 
+def test_with_more_runs_than_the_table_goes_its_last_number_holds():
+    told = contest({"a": (10.0, 12.0) * 4, "b": (20.0, 22.0) * 4})
+    assert told is not None
+    assert told.chance == pytest.approx(2.23 * (8 / 7 * 2 / 8) ** 0.5)
+
+
 @pytest.mark.parametrize(
     ("rows", "more"),
     [
