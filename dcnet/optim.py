@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from dcnet.layers import Decoupled
 from dcnet.learnable import check_number
+from dcnet.losses.scale import FeatureScale
 from dcnet.norms import accumulation_dtype
 
 Choose = Callable[[str, Decoupled], bool]
@@ -152,9 +153,10 @@ def param_groups(model: nn.Module, weight_decay: float, named: bool = False) -> 
     """Two groups for any optimizer of torch: what decays, at `weight_decay`, and what does not (Section 5).
 
     The filters of unweighted decoupled layers do not decay, for their norm means nothing; nor does what operators learn
-    (radius, k, scale, ...), nor the slopes of PReLU. All else does: plain and weighted layers, biases, and the
-    parameters of batch normalisation, as in the authors' code. Every parameter is in one group, in the order of
-    `model.named_parameters()`; one that several modules share decays if it would in any of them.
+    (radius, k, scale, ...), nor the scale that a head of `dcnet.losses` learns, nor the slopes of PReLU. All else does:
+    plain and weighted layers, biases, and the parameters of batch normalisation, as in the authors' code. Every
+    parameter is in one group, in the order of `model.named_parameters()`; one that several modules share decays if it
+    would in any of them.
 
     Args:
         model: any network, with or without decoupled layers.
@@ -177,7 +179,7 @@ def param_groups(model: nn.Module, weight_decay: float, named: bool = False) -> 
 
 def _decaying(module: nn.Module) -> list[nn.Parameter]:
     """The parameters of the module itself that decay."""
-    if isinstance(module, nn.PReLU):
+    if isinstance(module, nn.PReLU | FeatureScale):
         return []
     exempt = {name + ending for name in _exempt(module) for ending in SOURCES}
     return [value for name, value in module.named_parameters(recurse=False) if name not in exempt]

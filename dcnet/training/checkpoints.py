@@ -117,10 +117,10 @@ def _step(path: Path) -> int:
 
 
 def check_room(folder: Path, model: nn.Module) -> None:
-    """Better no training than one whose results have no place."""
+    """Better no training than one whose results have no place; the folder need not be there yet."""
     # Weights and two moments in each of the files that are kept, and in one that is being written.
     needed = 3 * (KEPT + 1) * sum(value.nbytes for value in model.state_dict().values())
-    status = os.statvfs(folder)
+    status = os.statvfs(next(place for place in (folder, *folder.parents) if place.exists()))
     free = status.f_bavail * status.f_frsize
     if free < needed:
         raise OSError(

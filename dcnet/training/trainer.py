@@ -60,11 +60,11 @@ class Trainer:
             self._begin(again)
 
     def _begin(self, again: bool) -> None:
+        check_room(self.folder.folder, self.space.model)
         # Only now, when all else is known to be there, may what was done before go.
         if again:
             self.folder.empty()
         self._write("running")
-        check_room(self.folder.folder, self.space.model)
 
     def _go_on_from(self, checkpoint: Checkpoint) -> None:
         self.clock = go_on(self.record, checkpoint.notes, checkpoint.step)

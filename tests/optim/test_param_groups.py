@@ -45,6 +45,12 @@ def test_what_decays_elsewhere():
     assert names_of(nn.Linear(3, 2)) == [["weight", "bias"], []]
 
 
+def test_the_scale_that_a_head_learns_does_not_decay():
+    """It is kept as its logarithm, which decay would draw to 0, where classes can hardly be told apart."""
+    assert names_of(dcnet.losses.MarginSoftmax(4, 3, scale="learned")) == [["weight"], ["scale.log"]]
+    assert names_of(dcnet.losses.MarginSoftmax(4, 3, scale=16.0)) == [["weight"], []]
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_filters_that_a_hook_computes_decay_where_their_norm_matters():
     model = nn.Sequential(

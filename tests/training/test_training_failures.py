@@ -40,6 +40,18 @@ def test_a_loss_that_is_not_finite_stops_and_is_explained(tmp_path):
     assert all(value.isfinite().all() for value in trainer.space.model.state_dict().values())
 
 
+def test_a_full_disk_is_told_before_anything_is_written_or_lost(tmp_path, monkeypatch):
+    run, _ = train(tiny(), tmp_path)
+    kept = weights(run)
+    monkeypatch.setattr("dcnet.training.checkpoints.KEPT", 2**50)
+    with pytest.raises(OSError, match="the checkpoints of this run need"):
+        train(tiny(), tmp_path, again=True)
+    assert (run.record()["status"], weights(run)) == ("done", kept)
+    with pytest.raises(OSError, match="the checkpoints of this run need"):
+        train(tiny(), tmp_path / "not" / "there")
+    assert [path.name for path in tmp_path.iterdir()] == [run.folder.name]
+
+
 class SteepAtZero(torch.autograd.Function):
     """Gives what it gets, and a gradient that is not a number."""
 
