@@ -31,11 +31,18 @@ class Checkpoint:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
     """Writes tensors and notes into one file, with a sum over both."""
-    dense = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    dense = _apart({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
     described = json.dumps(notes, allow_nan=False)
     # Under one name, since several would be written in any order, and equal contents give equal files.
     about = json.dumps({"sum": _sum(dense, described), "notes": described})
     write_atomically(path, save(dense, {"dcnet": about}))
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, with a copy of each that lies in the memory of another, as tied weights do: files hold none such."""
+    found: dict[int, str] = {}
+    owner = {name: found.setdefault(value.untyped_storage().data_ptr(), name) for name, value in tensors.items()}
+    return {name: value if owner[name] == name else value.clone() for name, value in tensors.items()}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,0 +1,34 @@
+"""Networks of one's own that a trainer is given."""
+
+import torch
+from small_runs import InterruptsAt, tiny, train, weights
+from torch import nn
+
+import dcnet
+from dcnet.training.checkpoints import read_tensors
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = (nn.Conv2d(channels, 4, 3) for channels in (1, 4, 4))
+        self.third.weight = self.second.weight
+        self.classes = nn.Linear(16, 10)
+
+    def forward(self, input):
+        return self.classes(self.third(self.second(self.first(input)).relu()).flatten(1))
+
+
+def test_weights_that_layers_share_are_kept_under_both_names(tmp_path):
+    networks = [dcnet.decouple(Tied(), "tanh-cos") for _ in range(3)]
+    whole, record = train(tiny(), tmp_path / "whole", model=networks[0])
+    tensors, _ = read_tensors(whole.model_file)
+    assert record["status"] == "done"
+    assert torch.equal(tensors["model.second.weight"], networks[0].third.weight)
+    assert torch.equal(tensors["model.third.weight"], networks[0].third.weight)
+    train(tiny(), tmp_path / "parts", watcher=InterruptsAt(4), model=networks[1])
+    parts, _ = train(tiny(), tmp_path / "parts", model=networks[2])
+    assert weights(parts) == weights(whole)
