@@ -45,7 +45,7 @@ class Workspace:
         self.dataset = dataset or load_dataset(config.dataset, execution.data_dir)
         self.image_size = config.image_size or self.dataset.image_size
         self.graph = uses_graph(execution, self.accelerator)
-        self.model = self._placed(model or self._new_model())
+        self.model = self._placed(self._new_model() if model is None else model)
         shared = self.accelerator.distributed_type == DistributedType.FSDP
         if shared and config.adversary is not None:
             raise ValueError(f"adversary={config.adversary!r} needs whole weights in each process: use DDP, not FSDP")

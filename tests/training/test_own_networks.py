@@ -1,7 +1,7 @@
 """Networks of one's own that a trainer is given."""
 
 import torch
-from small_runs import InterruptsAt, tiny, train, weights
+from small_runs import InterruptsAt, Noisy, tiny, train, weights
 from torch import nn
 
 import dcnet
@@ -32,3 +32,11 @@ def test_weights_that_layers_share_are_kept_under_both_names(tmp_path):
     train(tiny(), tmp_path / "parts", watcher=InterruptsAt(4), model=networks[1])
     parts, _ = train(tiny(), tmp_path / "parts", model=networks[2])
     assert weights(parts) == weights(whole)
+
+
+def test_a_network_that_torch_compile_has_wrapped(tmp_path):
+    plain, compiled = Noisy(), Noisy()
+    train(tiny(operator="conv"), tmp_path / "plain", model=plain)
+    train(tiny(operator="conv"), tmp_path / "compiled", model=torch.compile(compiled, backend="eager"))
+    for ours, theirs in zip(compiled.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
