@@ -41,7 +41,8 @@ def fold(model: nn.Module) -> nn.Module:
 
     A layer that is called more than once, whose output is used elsewhere or that has hooks keeps its normalisation. A
     layer that still blends with the plain one, whose filters are read by others or whose class computes something else
-    stays as it is, and so does all that is below a module whose `forward` asks for its class, and would go another way.
+    stays as it is, and so does all that is below a module whose `forward` asks for its class, and would go another way,
+    and what a network keeps in training mode though `eval` is called.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"a network is folded, not {model!r}")
@@ -138,7 +139,7 @@ def _pairs(model: nn.Module, graphs: Traced) -> Iterator[Pair]:
     """Every layer and the batch normalisation that alone sees its output, however the forward is called."""
     uses = sum((_uses(parent, ways) for parent, ways in graphs), Counter[nn.Module]())
     places = Counter(child for parent in _parents(model) for child in parent.children())
-    alone = {module for module, count in places.items() if count == 1 and uses[module] == 1 and not _has_hooks(module)}
+    alone = {module for module, count in places.items() if count == 1 and uses[module] == 1 and not _is_fixed(module)}
     for parent, ways in graphs:
         found = [[pair for node in graph.nodes if (pair := _pair(parent, node)) is not None] for graph in ways]
         yield from (pair for pair in found[0] if alone.issuperset(pair) and all(pair in others for others in found))
@@ -171,7 +172,7 @@ def _replacements(model: nn.Module, graphs: Traced, pairs: list[Pair]) -> dict[n
         found.update({layer: _fuse(layer, norm), norm: _gone(norm)})
     fixed = {module for parent, ways in graphs for graph in ways for module in _found(parent, graph, "get_attr")}
     for module in model.modules():
-        if module not in found and module not in fixed and not _has_hooks(module):
+        if module not in found and module not in fixed and not _is_fixed(module):
             if _is_decoupled(module):
                 found[module] = fold_layer(module)
             elif type(module) in DROPOUTS:
@@ -206,8 +207,9 @@ def _is_decoupled(module: nn.Module) -> TypeGuard[Layer]:
     return type(module).decoupled in DECOUPLED and float(getattr(module, "blend", 1.0)) == 1
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+def _is_fixed(module: nn.Module) -> bool:
+    """Whether it has hooks, or is in training mode in evaluation, as a network may keep its dropout."""
+    return bool(module.training or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def _going_another_way(graphs: Traced, replaced: Collection[nn.Module]) -> Iterator[nn.Module]:

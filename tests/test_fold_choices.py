@@ -177,6 +177,28 @@ def test_a_forward_that_asks_for_classes_finds_them(kind: type[nn.Module]):
     assert error(model, small, 3, 7, 7) < 1e-12
 
 
+class KeepsTraining(nn.Sequential):
+    """A network whose last module is in training mode at all times, as dropout that draws samples is."""
+
+    def train(self, mode: bool = True) -> "KeepsTraining":
+        super().train(mode)
+        self[-1].training = True
+        return self
+
+
+@pytest.mark.parametrize("last", [nn.BatchNorm2d(4), nn.Dropout(0.5), dcnet.DecoupledConv2d(4, 4, 3)])
+def test_what_is_in_training_mode_in_evaluation_stays(last: nn.Module):
+    model = trained(KeepsTraining(dcnet.DecoupledConv2d(3, 4, 3), last), 3, 7, 7)
+    small = fold(model)
+    x = torch.randn(5, 3, 7, 7, dtype=torch.float64)
+    outputs = []
+    for network in (model.eval(), small):
+        torch.manual_seed(0)
+        outputs.append(network(x))
+    assert type(small[1]) is type(last)
+    assert torch.allclose(*outputs, atol=1e-12)
+
+
 def test_a_layer_without_data_is_named():
     model = nn.Sequential(nn.ReLU(), nn.Sequential(dcnet.DecoupledLinear(4, 3, operator="seg-sqcos")))
     with pytest.raises(ValueError, match=r"layer '1\.0' with operator 'seg-sqcos' has seen no data"):
