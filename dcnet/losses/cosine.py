@@ -52,13 +52,16 @@ class _Cosines(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, unit: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(unit: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         norms = torch.linalg.vector_norm(weight, dim=1).square_().add_(EPS).sqrt_()
         cos = F.linear(unit, weight).div_(norms)
-        ctx.save_for_backward(unit, weight, labels, norms)
         own = cos.gather(1, labels[:, None])[:, 0]
         # Detached, since torch 2.11 compiles what is returned as it was changed in place without a gradient.
         return cos.detach(), own, norms.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, output[2])
 
     @staticmethod
     def backward(ctx: Any, of_cos: Tensor, of_labels: Tensor, of_norms: Tensor) -> tuple[Tensor | None, ...]:

@@ -111,3 +111,20 @@ def test_a_head_is_compiled_in_one_piece(margin):
     found = torch.autograd.grad(compiled(features, labels), (features, head.weight))
     for one, two in zip(found, expected, strict=True):
         torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("margin", ["arcface", "a-softmax"])
+def test_a_head_is_differentiated_by_torch_func(margin):
+    head, labels = MarginSoftmax(4, 9, margin).double(), torch.tensor([0, 8, 3, 3])
+    features = torch.randn(4, 4, dtype=torch.float64)
+    expected = torch.autograd.grad(head.eval()(features, labels), head.weight)
+
+    def loss(weight):
+        # Copies of the buffers, since torch.func lets nothing be written from within, as with batch normalisation.
+        given = {**{name: value.clone() for name, value in head.named_buffers()}, "weight": weight}
+        return torch.func.functional_call(head, given, (features, labels))
+
+    torch.testing.assert_close(torch.func.grad(loss)(head.weight.detach()), *expected)
+    second = torch.func.jacrev(torch.func.jacrev(loss))(head.weight.detach()).reshape(36, 36)
+    torch.testing.assert_close(second, second.T)
+    assert second.abs().max() > 1e-3
