@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 
 class DivergenceError(ArithmeticError):
@@ -15,10 +16,10 @@ def first_bad_layer(model: nn.Module, images: Tensor) -> str:
         if not parameter.isfinite().all():
             return f"the parameter {name!r} has values that are not finite"
     found: list[str] = []
+    # Of modules that have others below them, too: these come first, but what is between them is nobody else's.
     handles = [
-        module.register_forward_hook(_watch(name, found))
+        module.register_forward_hook(_watch(name or type(module).__name__, found))
         for name, module in model.named_modules()
-        if not any(True for _ in module.children())
     ]
     try:
         model(images)
@@ -35,7 +36,8 @@ def first_bad_layer(model: nn.Module, images: Tensor) -> str:
 
 def _watch(name: str, found: list[str]) -> object:
     def hook(module: nn.Module, inputs: object, output: object) -> None:
-        if isinstance(output, Tensor) and not output.isfinite().all():
+        tensors = (value for value in tree_leaves(output) if isinstance(value, Tensor))
+        if not all(value.isfinite().all() for value in tensors):
             found.append(name)
 
     return hook

@@ -9,6 +9,7 @@ from torch import nn
 
 from dcnet.data import Dataset, Split
 from dcnet.training import DivergenceError, Execution, Run, Trainer, Watcher, find_run, load_model, read_record
+from dcnet.training.divergence import first_bad_layer
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,33 @@ def test_a_loss_that_is_not_finite_stops_and_is_explained(tmp_path):
     assert run.record()["status"] == "diverged"
     assert run.checkpoints.newest()[0].step == 4
     assert all(value.isfinite().all() for value in trainer.space.model.state_dict().values())
+
+
+class Overflows(nn.Module):
+    """Gives its output as recurrent layers do, in a tuple, or computes something infinite beside its layer."""
+
+    def __init__(self, in_tuple):
+        super().__init__()
+        self.layer, self.in_tuple = nn.Identity(), in_tuple
+
+    def forward(self, input):
+        huge = self.layer(input) * 1e38 * 1e38
+        return (huge, None) if self.in_tuple else huge
+
+
+@pytest.mark.parametrize("in_tuple", [True, False])
+def test_a_layer_of_any_output_is_named(in_tuple):
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Overflows(in_tuple), nn.Linear(4, 2)
+
+        def forward(self, input):
+            found = self.first(input)
+            return self.second(found[0] if in_tuple else found)
+
+    assert "output of the layer 'first' is the first" in first_bad_layer(Network(), torch.ones(2, 4))
+    assert "output of the layer 'Overflows' is" in first_bad_layer(Overflows(in_tuple), torch.ones(2, 4))
 
 
 def test_a_full_disk_is_told_before_anything_is_written_or_lost(tmp_path, monkeypatch):
