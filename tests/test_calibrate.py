@@ -120,6 +120,22 @@ def test_data_must_be_there_and_be_used():
         decouple(network(), "tanh-cos", start="calibrated", data=[3])
 
 
+class Once:
+    """Batches that can be read one time, as those of a stream."""
+
+    def __init__(self):
+        self.batches = iter([images()])
+
+    def __iter__(self):
+        return self.batches
+
+
+def test_data_that_can_be_read_one_time_is_told():
+    with pytest.raises(ValueError, match=r"read twice, and has no batches the second time: give a list"):
+        decouple(network(), "tanh-cos", start="calibrated", data=Once())
+    decouple(network(), "tanh-cos", start="calibrated", data=iter(Once()))
+
+
 def test_data_that_is_not_finite_is_refused():
     for bad in (torch.nan, torch.inf):
         poisoned = images()

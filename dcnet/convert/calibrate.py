@@ -28,13 +28,14 @@ def calibrate_(model: nn.Module, layers: Mapping[str, Decoupled], data: Iterable
     """
     batches = list(data) if isinstance(data, Iterator) else data
     norms = {layer: _Mean() for layer in layers.values()}
-    _run_plain(model, norms, batches, lambda layer, x, _: norms[layer].add(_norms(layer, x)))
+    if not _run_plain(model, norms, batches, lambda layer, x, _: norms[layer].add(_norms(layer, x))):
+        raise ValueError("data to calibrate with has no batches: give it one or more")
     reached = [layer for layer in norms if norms[layer].count]
     for layer in reached:
         _set_radius_(layer, norms[layer].value)
     sizes = {layer: _Sizes(layer) for layer in reached if not is_plain_at_start(layer.operator)}
-    if sizes:
-        _run_plain(model, sizes, batches, lambda layer, x, plain: sizes[layer].add(x, plain))
+    if sizes and not _run_plain(model, sizes, batches, lambda layer, x, plain: sizes[layer].add(x, plain)):
+        raise ValueError("data to calibrate with is read twice, and has no batches the second time: give a list")
     for layer, size in sizes.items():
         _set_size_(layer, size.ratio())
     return [name for name, layer in layers.items() if layer not in reached]
@@ -90,8 +91,11 @@ def _norms(layer: Decoupled, input: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _run_plain(model: nn.Module, layers: Iterable[Decoupled], batches: Iterable[Any], meet: Meet) -> None:
-    """Runs the network in evaluation mode with the layers as plain ones, and shows each its input and plain output."""
+def _run_plain(model: nn.Module, layers: Iterable[Decoupled], batches: Iterable[Any], meet: Meet) -> bool:
+    """Runs the network in evaluation mode with the layers as plain ones, and shows each its input and plain output.
+
+    Says whether there was a batch.
+    """
 
     def act_plain(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         x = args[0] if args else kwargs["input"]
@@ -103,14 +107,13 @@ def _run_plain(model: nn.Module, layers: Iterable[Decoupled], batches: Iterable[
         stack.enter_context(_evaluating(model))
         for layer in layers:
             stack.callback(layer.register_forward_hook(act_plain, with_kwargs=True, prepend=True).remove)
-        device, empty = next(model.parameters()).device, True
+        device, found = next(model.parameters()).device, False
         if isinstance(batches, Tensor):
             raise TypeError("data to calibrate with is a list of batches, not one tensor: give [x]")
         for batch in batches:
             model(_input_of(batch).to(device))
-            empty = False
-        if empty:
-            raise ValueError("data to calibrate with has no batches: give it one or more")
+            found = True
+    return found
 
 
 @contextlib.contextmanager
