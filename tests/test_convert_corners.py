@@ -139,3 +139,14 @@ def test_a_schedule_begins_at_once_and_ends_at_its_end():
     assert model[0].blend == 1
     schedule.load_state_dict({"taken": -1})
     assert model[0].blend == 0.25
+
+
+def test_a_layer_in_several_places_is_chosen_by_each_of_its_names():
+    shared = nn.Conv2d(3, 3, 1)
+    model = nn.ModuleDict({"encoder": nn.Sequential(shared), "decoder": nn.Sequential(shared, nn.Conv2d(3, 3, 3))})
+    assert plan(model, "tanh-cos", Choice(include="decoder.0")).changed == ["encoder.0"]
+    assert plan(model, "tanh-cos", Choice(include="encoder.*")).changed == ["encoder.0"]
+    assert plan(model, "tanh-cos", Choice(exclude="decoder.0")).changed == ["decoder.1"]
+    assert plan(model, "tanh-cos", Choice(exclude="encoder.*")).changed == ["decoder.1"]
+    model["shortcut"] = shared
+    assert plan(model, "tanh-cos", Choice(shortcuts=False)).changed == ["decoder.1"]

@@ -32,7 +32,8 @@ class Choice:
     """Which layers to change: all convolutions, unless something here says otherwise.
 
     Args:
-        include: only layers whose full name matches, as in "layer3.*" or ["*.conv1", "*.conv2"].
+        include: only layers whose full name matches, as in "layer3.*" or ["*.conv1", "*.conv2"]. A layer that is in
+            several places has a name in each of them.
         exclude: no layers whose full name matches.
         where: only layers for which `where(name, module)` is true.
         linear: linear layers too.
@@ -64,19 +65,19 @@ class Choice:
         if not isinstance(self.also, Sequence) or not all(isinstance(kind, type) for kind in self.also):
             raise TypeError(f"also is a list of classes, such as [MyConv2d], not {self.also!r}")
 
-    def refusal(self, name: str, layer: nn.Module) -> str:
-        """Why a layer that could be changed is not chosen, or nothing."""
+    def refusal(self, names: Sequence[str], layer: nn.Module) -> str:
+        """Why a layer that could be changed is not chosen, or nothing; names are those of all places that it is in."""
         if not self.linear and isinstance(layer, nn.Linear):
             return "linear layers are left unless linear=True"
-        if self.include is not None and not _matches(name, self.include):
+        if self.include is not None and not _matches(names, self.include):
             return "not in include"
-        if _matches(name, self.exclude):
+        if _matches(names, self.exclude):
             return "in exclude"
-        if not self.shortcuts and is_shortcut(name, layer):
+        if not self.shortcuts and any(is_shortcut(name, layer) for name in names):
             return "shortcut"
         if not self.depthwise and is_depthwise(layer):
             return "depthwise"
-        return "" if self.where is None or self.where(name, layer) else "not in where"
+        return "" if self.where is None or self.where(names[0], layer) else "not in where"
 
     def check_patterns(self, names: Sequence[str]) -> None:
         """Refuses a pattern that no layer's name matches."""
@@ -92,13 +93,14 @@ def plan(model: nn.Module, operator: Operator | str, choice: Choice | None = Non
     """What `decouple` would change, without changing it."""
     choice, target = choice or Choice(), operator if is_plain(operator) else as_operator(operator)
     layers = weight_layers(model)
-    choice.check_patterns(list(layers))
+    names = _all_names(model)
+    choice.check_patterns([name for layer in layers.values() for name in names[layer]])
     ends = _ends(list(layers), choice)
     bypassed = {id(child) for module in model.modules() if isinstance(module, BYPASSING) for child in module.children()}
     rows = []
     for name, layer in layers.items():
         reason = _obstacle(layer, choice.also, id(layer) in bypassed) or ends.get(name, "")
-        reason = reason or choice.refusal(name, layer) or _already(layer, target)
+        reason = reason or choice.refusal(names[layer], layer) or _already(layer, target)
         after = None if reason else describe(layer, target)
         rows.append(Row(name, "x".join(map(str, _shape(layer))), describe(layer), after, reason))
     return Conversion(tuple(rows))
@@ -174,8 +176,16 @@ def _shape(layer: nn.Module) -> Sequence[int]:
     return channels[0], channels[1] // layer.groups, *layer.kernel_size
 
 
-def _matches(name: str, patterns: Patterns) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in _listed(patterns))
+def _all_names(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Every module with its names, of which one that is shared has more than one."""
+    found: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        found.setdefault(module, []).append(name)
+    return found
+
+
+def _matches(names: Sequence[str], patterns: Patterns) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in _listed(patterns))
 
 
 def _listed(patterns: Patterns) -> Sequence[str]:
