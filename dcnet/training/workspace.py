@@ -1,5 +1,6 @@
 """Everything that a run works with: data, network, optimizer, and what is done in a step."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class Workspace:
         self.dataset = dataset or load_dataset(config.dataset, execution.data_dir)
         self.image_size = config.image_size or self.dataset.image_size
         self.graph = uses_graph(execution, self.accelerator)
-        self.model = self._placed(self._new_model() if model is None else model)
+        self.model = self._placed(self._new_model() if model is None else _checked(model, config))
         shared = self.accelerator.distributed_type == DistributedType.FSDP
         if shared and config.adversary is not None:
             raise ValueError(f"adversary={config.adversary!r} needs whole weights in each process: use DDP, not FSDP")
@@ -174,3 +175,18 @@ class Workspace:
                 "strategy": self.accelerator.distributed_type.value,
             },
         }
+
+
+def _checked(model: nn.Module, config: RunConfig) -> nn.Module:
+    """A network of one's own, which has to have a head of its own where the config asks for a margin."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a network to train is an nn.Module, not {model!r}")
+    if config.margin is not None:
+        try:
+            inspect.signature(model.forward).bind("images", "labels")
+        except TypeError:
+            raise ValueError(
+                f"margin={config.margin!r} is part of a network whose forward takes images and labels, and gives "
+                f"loss and logits, which {type(model).__name__} does not: omit margin, or train a MarginNetwork"
+            ) from None
+    return model

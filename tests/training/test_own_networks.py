@@ -1,10 +1,13 @@
 """Networks of one's own that a trainer is given."""
 
+import pytest
 import torch
 from small_runs import InterruptsAt, Noisy, tiny, train, weights
 from torch import nn
 
 import dcnet
+from dcnet.losses import MarginSoftmax
+from dcnet.models.margin_network import MarginNetwork
 from dcnet.training.checkpoints import read_tensors
 
 
@@ -40,3 +43,15 @@ def test_a_network_that_torch_compile_has_wrapped(tmp_path):
     train(tiny(operator="conv"), tmp_path / "compiled", model=torch.compile(compiled, backend="eager"))
     for ours, theirs in zip(compiled.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_a_margin_needs_a_network_with_a_head(tmp_path):
+    config = tiny(margin="arcface")
+    with pytest.raises(ValueError, match=r"margin='arcface' is part of a network .* which Noisy does not: omit margin"):
+        train(config, tmp_path, model=Noisy())
+    with pytest.raises(TypeError, match=r"a network to train is an nn\.Module, not 'resnet18'"):
+        train(config, tmp_path, model="resnet18")
+    assert not list(tmp_path.iterdir())
+    body = dcnet.create_model("cnn9-small", num_classes=0, width=0.1, in_channels=1, image_size=8)
+    _, record = train(config, tmp_path, model=MarginNetwork(body, MarginSoftmax(body.num_features, 10, "arcface")))
+    assert record["status"] == "done"
