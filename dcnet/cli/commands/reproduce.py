@@ -154,8 +154,9 @@ class Command:
 
         from dcnet.report.experiments import rich_table, summary_lines
 
-        console = Console()
+        # Titles, notes and names may have brackets, as "[0, 1]", which are no styles.
+        console = Console(markup=False, emoji=False)
         for experiment, found in work.statuses():
             console.print(rich_table(experiment, found))
             for line in summary_lines(experiment, found):
-                console.print(line, soft_wrap=True, highlight=False, markup=False)
+                console.print(line, soft_wrap=True, highlight=False)
