@@ -158,6 +158,8 @@ def _status(cell: Cell, records: list[Record], seeds: int) -> CellStatus:
 
 def _guesses(record: Record) -> bool:
     """Whether the network has learned nothing."""
-    classes = len((record.get("data") or {}).get("classes", ()))
-    accuracy = 100 - (record.get("results") or {}).get("test_error", 0.0)
-    return classes > GUESSING and accuracy < GUESSING * 100 / classes
+    classes = (record.get("data") or {}).get("classes")
+    error = (record.get("results") or {}).get("test_error")
+    if not isinstance(classes, list) or len(classes) <= GUESSING or not isinstance(error, int | float):
+        return False
+    return 100 - error < GUESSING * 100 / len(classes)

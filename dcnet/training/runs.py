@@ -19,6 +19,8 @@ from dcnet.training.state import load_weights_
 ROOT = Path("runs")
 # Runs that are named where a name may be that of many.
 SOME = 4
+# What a record may have beside its config and curves, each by names.
+PARTS = ("data", "environment", "evaluations", "results", "timings")
 Record = dict[str, Any]
 
 
@@ -101,6 +103,10 @@ def read_record(path: Path) -> Record:
     whole = isinstance(record, dict) and all(isinstance(record.get(name), dict) for name in ("config", "curves"))
     if not whole or "status" not in record:
         raise ValueError(f"{str(file)!r} is not a record of a run: it lacks config, status or curves")
+    for name in PARTS:
+        # Of a run that is not at its end there are no results.
+        if not isinstance(record.get(name, {}), dict) and (name, record[name]) != ("results", None):
+            raise ValueError(f"{str(file)!r} is not a record of a run: {name!r} in it is {record[name]!r}")
     return record
 
 
