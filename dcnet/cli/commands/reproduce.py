@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +118,9 @@ class Command:
 
         from dcnet.experiments.reproduction import INTERRUPTED
 
+        # Before hours are spent on what may only have to be copied once more.
+        for file in work.known().damaged:
+            print(f"dcnet: left out {str(file)!r}, which cannot be read as JSON", file=sys.stderr)
         code = 0 if self.status else work.run(Console(stderr=self.json))
         if self.collect is not None:
             work.collect(self.collect)
