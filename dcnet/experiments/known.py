@@ -1,10 +1,10 @@
 """The records that there are: of runs, and of folders with records from wherever they were made."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dcnet.experiments.experiment import Record
+from dcnet.files import read_json
 from dcnet.training import Run, RunConfig, read_record
 
 # What a run comes to in the end, be it that it does not converge.
@@ -59,7 +59,7 @@ def final_record(file: Path) -> Record | None:
 def _is_json(file: Path) -> bool:
     """Whether it can be read, be it something else than a record; a folder of such a name is nothing to read."""
     try:
-        json.loads(file.read_text())
+        read_json(file)
     except IsADirectoryError:
         return True
     except (OSError, ValueError):

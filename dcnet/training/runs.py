@@ -1,6 +1,5 @@
 """Runs on disk: a folder each, with one record, the weights, and checkpoints on the way."""
 
-import json
 import os
 import shlex
 import shutil
@@ -10,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from dcnet.files import write_json
+from dcnet.files import read_json, write_json
 from dcnet.training.build import build_model
 from dcnet.training.checkpoints import Checkpoints, read_tensors
 from dcnet.training.config import RunConfig, config_of
@@ -95,7 +94,7 @@ def read_record(path: Path) -> Record:
     """The record in a file, or in the folder of a run."""
     file = path / "record.json" if path.is_dir() else path
     try:
-        record = json.loads(file.read_text())
+        record = read_json(file)
     except FileNotFoundError:
         raise ValueError(f"there is no record at {str(file)!r}: give a run, see `dcnet list runs`") from None
     except (OSError, ValueError) as error:

@@ -49,6 +49,16 @@ def test_what_was_copied_in_part_is_named_and_what_is_something_else_is_not(tmp_
     assert json.loads(seen.out)["table1"]["cells"][0]["state"] == "missing"
 
 
+def test_a_record_with_what_json_has_no_word_for_is_named_and_not_collected(tmp_path, capsys):
+    """All that is written of it, a copy or a page, would have to be without it."""
+    brought, cells = tmp_path / "brought", chosen(["table1"])[0].cells
+    whole, strange = bring(brought, cells[0].config), bring(brought, cells[1].config, loss=float("nan"))
+    words = ("--status", "--runs", tmp_path / "runs", "--records", brought, "--collect", tmp_path / "kept")
+    code, seen = told(capsys, "reproduce", "table1", *words)
+    assert (code, seen.err) == (0, f"dcnet: left out {str(strange)!r}, which cannot be read as JSON\n")
+    assert [file.name for file in (tmp_path / "kept").iterdir()] == [whole.name]
+
+
 def test_nearness_and_order_are_told_to_people_and_machines(tmp_path, capsys):
     plain, _, sphere, *_ = chosen(["table3"])[0].cells
     for config, error in zip((*plain.configs(2), sphere.config), (50.0, 51.0, 60.0), strict=True):

@@ -105,6 +105,7 @@ def test_batches_larger_than_the_dataset(tmp_path):
 
 WHOLE = '"config": {}, "curves": {}, "status": "done"'
 DAMAGED = [f'{{{WHOLE}, "{part}": 3}}' for part in ("data", "environment", "evaluations", "results", "timings")]
+DAMAGED += [f'{{{WHOLE}, "results": {{"test_loss": {word}}}}}' for word in ("NaN", "Infinity", "-Infinity")]
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"config": 1}', "{", *DAMAGED])
