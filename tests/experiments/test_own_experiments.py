@@ -6,8 +6,10 @@ import pytest
 from fake_records import small
 
 from dcnet.cli.app import main
-from dcnet.experiments import Cell, Experiment
+from dcnet.experiments import Cell, Experiment, status_of
 from dcnet.experiments.experiment import experiments, register
+from dcnet.experiments.known import Known
+from dcnet.report.experiments import markdown_table
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +63,10 @@ def test_names_that_mean_others_are_refused(name):
     make.__name__ = name
     with pytest.raises(ValueError, match="is no name for an experiment"):
         register(make)
+
+
+def test_a_bar_in_a_name_begins_no_column_of_markdown(tmp_path):
+    own = Experiment("own", "own", (Cell("|x|", "a|b", small(), 7.0),))
+    assert markdown_table(own, status_of(own, Known(tmp_path))) == (
+        "|  | a\\|b |\n| --- | ---: |\n| \\|x\\| | missing (7.00) |"
+    )
