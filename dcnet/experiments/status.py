@@ -151,12 +151,12 @@ def _status(cell: Cell, records: list[Record], seeds: int) -> CellStatus:
     diverged = sum(record["status"] == "diverged" for record in records)
     if not cell.metric:
         return CellStatus(cell, (), diverged, seeds, unmeasured=len(done))
-    learned = [record for record in done if not _guesses(record)]
+    learned = [record for record in done if not guesses(record)]
     values = [value for record in learned if (value := cell.value(record)) is not None]
     return CellStatus(cell, tuple(values), diverged + len(done) - len(learned), seeds)
 
 
-def _guesses(record: Record) -> bool:
+def guesses(record: Record) -> bool:
     """Whether the network has learned nothing."""
     classes = (record.get("data") or {}).get("classes")
     error = (record.get("results") or {}).get("test_error")

@@ -108,3 +108,10 @@ def test_no_run_is_drawn_twice_and_those_of_no_table_come_last(tmp_path: Path):
     trained(tmp_path, next(cell for cell in table5.cells if cell.config in shared))
     put(tmp_path, "digits", a_run())
     assert list(lines(tmp_path)) == ["chart-figure4", "chart-digits-cnn9-small"]
+
+
+def test_a_network_that_still_guesses_did_not_converge_before_it_is_measured_as_well(tmp_path: Path):
+    """It was missing on the page, where `dcnet reproduce` says that it did not converge."""
+    trained(tmp_path, chosen(["table7"])[0].cells[0], results={"test_error": 90.0})
+    shown = [node.text for node in drawn(tmp_path).one("section", id="tables").all("summary")]
+    assert shown.count("N/C (1 of 3 seeds)") == 6  # three numbers each of Tables 7 and 8
