@@ -25,3 +25,12 @@ def write_atomically(path: Path | str, content: bytes) -> None:
 def write_json(path: Path | str, value: Any) -> None:
     """Writes the value as indented JSON; NaN and infinity, which JSON has no words for, are an error."""
     write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path | str) -> Any:
+    """The value in a file of JSON; a ValueError if it is none, NaN and infinity included, which others may write."""
+    return json.loads(Path(path).read_text(), parse_constant=_refuse)
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"JSON has no {word}")

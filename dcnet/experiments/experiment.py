@@ -67,7 +67,7 @@ class Experiment:
         order: of the columns; those that it does not have come after it.
         seeds: of each cell, unless one asks for others.
         higher_is_better: of the numbers.
-        contest: whether its rows are rivals, one of which may win.
+        contest: whether its rows, of one cell each, are rivals, one of which may win.
         not_run: why it is not run here, in one sentence; None where it can be.
         possible: whether it can be run all the same, with the data in that folder.
         notes: what a reader has to know beside the numbers.
@@ -83,6 +83,17 @@ class Experiment:
     not_run: str | None = None
     possible: Callable[[Path | None], bool] | None = None
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        own, places = f"the experiment {self.name!r}", [(cell.row, cell.column) for cell in self.cells]
+        if twice := next((place for place in places if places.count(place) > 1), None):
+            raise ValueError(f"{own} has two cells in the row {twice[0]!r} and the column {twice[1]!r}: give one")
+        # Numbers of two columns may be of two kinds, and a row would be its own rival.
+        if self.contest and len(self.rows) < len(self.cells):
+            row = next(row for row in self.rows if sum(cell.row == row for cell in self.cells) > 1)
+            raise ValueError(f"{own} is a contest, and its row {row!r} has several cells: give each rival one")
+        if self.seeds < 1:
+            raise ValueError(f"{own} has seeds={self.seeds}: give 1 or more")
 
     @property
     def rows(self) -> list[str]:
@@ -118,6 +129,8 @@ experiments: dict[str, Callable[[], Experiment]] = {}
 def register(make: Callable[[], Experiment]) -> Callable[[], Experiment]:
     """Enters the function that makes an experiment under its own name."""
     name = make.__name__
+    if name == "all" or name.startswith("figure"):
+        raise ValueError(f"{name!r} is no name for an experiment: all and names that begin with figure mean others")
     if name in experiments:
         raise ValueError(f"{name!r} is taken: there is an experiment of that name")
     experiments[name] = make
@@ -133,7 +146,15 @@ def chosen(names: Iterable[str]) -> list[Experiment]:
     # The paper's tables first.
     everything = sorted(experiments, key=lambda name: (not name.startswith("table"), name))
     wanted = everything if "all" in given else dict.fromkeys(given)
-    return [experiments[name]() for name in wanted]
+    return [_made(name) for name in wanted]
+
+
+def _made(name: str) -> Experiment:
+    """The experiment, which calls itself what it is asked for by: one that is a copy could be taken for another."""
+    made = experiments[name]()
+    if made.name != name:
+        raise ValueError(f"the experiment of the function {name} is called {made.name!r}: give both the same name")
+    return made
 
 
 def narrowed(found: Iterable[Experiment], beginnings: Iterable[str]) -> list[Experiment]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dcnet.experiments.experiment import Record
+from dcnet.files import read_json
 from dcnet.training import Run, RunConfig, read_record
 
 # What a run comes to in the end, be it that it does not converge.
@@ -16,16 +17,21 @@ class Known:
     Args:
         runs: the folder of runs.
         folders: with records in files, at any depth, brought from other machines.
+
+    `damaged` has the files of the folders that nobody can read, as of a copy that was cut off.
     """
 
     def __init__(self, runs: Path, folders: Sequence[Path] = ()):
         self.runs = runs
         self.brought: dict[str, Record] = {}
+        self.damaged: list[Path] = []
         for file in _files(folders):
             record = final_record(file)
             if record is not None:
                 key = _key(record)
                 self.brought[key] = _joined(self.brought.get(key), record)
+            elif not _is_json(file):
+                self.damaged.append(file)
 
     def record(self, config: RunConfig) -> Record | None:
         """The record of a config that was run to its end."""
@@ -48,6 +54,17 @@ def final_record(file: Path) -> Record | None:
     except ValueError:
         return None
     return record if record["status"] in FINAL and {"name", "hash"} <= record.keys() else None
+
+
+def _is_json(file: Path) -> bool:
+    """Whether it can be read, be it something else than a record; a folder of such a name is nothing to read."""
+    try:
+        read_json(file)
+    except IsADirectoryError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _key(record: Record) -> str:

@@ -151,13 +151,15 @@ def _status(cell: Cell, records: list[Record], seeds: int) -> CellStatus:
     diverged = sum(record["status"] == "diverged" for record in records)
     if not cell.metric:
         return CellStatus(cell, (), diverged, seeds, unmeasured=len(done))
-    learned = [record for record in done if not _guesses(record)]
+    learned = [record for record in done if not guesses(record)]
     values = [value for record in learned if (value := cell.value(record)) is not None]
     return CellStatus(cell, tuple(values), diverged + len(done) - len(learned), seeds)
 
 
-def _guesses(record: Record) -> bool:
+def guesses(record: Record) -> bool:
     """Whether the network has learned nothing."""
-    classes = len((record.get("data") or {}).get("classes", ()))
-    accuracy = 100 - (record.get("results") or {}).get("test_error", 0.0)
-    return classes > GUESSING and accuracy < GUESSING * 100 / classes
+    classes = (record.get("data") or {}).get("classes")
+    error = (record.get("results") or {}).get("test_error")
+    if not isinstance(classes, list) or len(classes) <= GUESSING or not isinstance(error, int | float):
+        return False
+    return 100 - error < GUESSING * 100 / len(classes)

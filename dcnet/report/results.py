@@ -26,7 +26,15 @@ BENCHMARKS = {"speed_cuda.png": "layers_cuda", "heads_cpu.png": "heads_cpu", "he
 
 
 def main() -> int:
-    """Writes what is stale, names it, and gives the exit code: 1 if there was any."""
+    """Writes what is stale, names it, and gives the exit code: 1 if there was any, 2 if something cannot be made."""
+    try:
+        return _made_anew()
+    except (FileNotFoundError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _made_anew() -> int:
     stale = [file for file in tables.FILES if _text(Path(file))]
     stale += [str(IMAGES / name) for name, figure in pictures() if _picture(IMAGES / name, figure)]
     for file in stale:
@@ -56,7 +64,10 @@ def _read(file: Path) -> dict[str, Any]:
 def _text(file: Path) -> bool:
     """Whether the tables in the file were not those of the records; they are now."""
     before = file.read_text()
-    after = tables.fill(before, RESULTS)
+    try:
+        after = tables.fill(before, RESULTS)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
     if after != before:
         write_atomically(file, after.encode())
     return after != before

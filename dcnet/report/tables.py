@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from dcnet.experiments import experiments
 from dcnet.files import write_atomically
 from dcnet.report import feature_docs, head_tables, speed_tables, training_tables
 from dcnet.report.experiments import docs_table
+from dcnet.spec import unknown
 
 Record = dict[str, Any]
 
@@ -40,8 +42,12 @@ FILES = (
 )
 
 
+MARK = re.compile(r"^ *<!-- (/?)(\w+) -->", re.MULTILINE)
+
+
 def fill(text: str, results: Path) -> str:
-    """The text with every table made anew whose record is there."""
+    """The text with every table made anew whose record is there; marks that have no table between them are an error."""
+    _check_marks(text)
     for name, table in TABLES.items():
         file, folder = results / f"{name}.json", results / name
         if file.exists():
@@ -60,6 +66,18 @@ def _read(file: Path) -> Record:
     if not record.get("complete", record.get("status", "done") == "done"):
         raise ValueError(f"{str(file)!r} is the record of a run that was interrupted: run it to the end")
     return record
+
+
+def _check_marks(text: str) -> None:
+    """Each pair is closed before the next, and has a name that there are tables of: else one would stay as it was."""
+    marks = MARK.findall(text)
+    for (slash, name), after in zip_longest(marks[::2], marks[1::2]):
+        if name not in TABLES and name not in experiments:
+            raise unknown("table in a mark", name, [*TABLES, *experiments])
+        if slash:
+            raise ValueError(f"the mark <!-- /{name} --> has no <!-- {name} --> before it")
+        if after != ("/", name):
+            raise ValueError(f"the mark <!-- {name} --> has no <!-- /{name} --> after it")
 
 
 def _put(text: str, name: str, table: str) -> str:

@@ -1,6 +1,5 @@
 """Runs on disk: a folder each, with one record, the weights, and checkpoints on the way."""
 
-import json
 import os
 import shlex
 import shutil
@@ -10,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from dcnet.files import write_json
+from dcnet.files import read_json, write_json
 from dcnet.training.build import build_model
 from dcnet.training.checkpoints import Checkpoints, read_tensors
 from dcnet.training.config import RunConfig, config_of
@@ -19,6 +18,8 @@ from dcnet.training.state import load_weights_
 ROOT = Path("runs")
 # Runs that are named where a name may be that of many.
 SOME = 4
+# What a record may have beside its config and curves, each by names.
+PARTS = ("data", "environment", "evaluations", "results", "timings")
 Record = dict[str, Any]
 
 
@@ -93,7 +94,7 @@ def read_record(path: Path) -> Record:
     """The record in a file, or in the folder of a run."""
     file = path / "record.json" if path.is_dir() else path
     try:
-        record = json.loads(file.read_text())
+        record = read_json(file)
     except FileNotFoundError:
         raise ValueError(f"there is no record at {str(file)!r}: give a run, see `dcnet list runs`") from None
     except (OSError, ValueError) as error:
@@ -101,6 +102,10 @@ def read_record(path: Path) -> Record:
     whole = isinstance(record, dict) and all(isinstance(record.get(name), dict) for name in ("config", "curves"))
     if not whole or "status" not in record:
         raise ValueError(f"{str(file)!r} is not a record of a run: it lacks config, status or curves")
+    for name in PARTS:
+        # Of a run that is not at its end there are no results.
+        if not isinstance(record.get(name, {}), dict) and (name, record[name]) != ("results", None):
+            raise ValueError(f"{str(file)!r} is not a record of a run: {name!r} in it is {record[name]!r}")
     return record
 
 

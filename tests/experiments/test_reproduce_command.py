@@ -37,6 +37,28 @@ def test_status_runs_nothing_and_says_what_is_missing(tmp_path, capsys):
     assert cells[4]["misses_by"] == pytest.approx(0.33)
 
 
+def test_what_was_copied_in_part_is_named_and_what_is_something_else_is_not(tmp_path, capsys):
+    brought, config = tmp_path / "brought", chosen(["table1"])[0].cells[0].config
+    cut = bring(brought, config)
+    cut.write_text(cut.read_text()[:100])
+    (brought / "other.json").write_text("[1]")
+    (brought / "folder.json").mkdir()
+    words = ("reproduce", "table1", "--status", "--json", "--runs", tmp_path / "runs", "--records", brought)
+    code, seen = told(capsys, *words)
+    assert (code, seen.err) == (0, f"dcnet: left out {str(cut)!r}, which cannot be read as JSON\n")
+    assert json.loads(seen.out)["table1"]["cells"][0]["state"] == "missing"
+
+
+def test_a_record_with_what_json_has_no_word_for_is_named_and_not_collected(tmp_path, capsys):
+    """All that is written of it, a copy or a page, would have to be without it."""
+    brought, cells = tmp_path / "brought", chosen(["table1"])[0].cells
+    whole, strange = bring(brought, cells[0].config), bring(brought, cells[1].config, loss=float("nan"))
+    words = ("--status", "--runs", tmp_path / "runs", "--records", brought, "--collect", tmp_path / "kept")
+    code, seen = told(capsys, "reproduce", "table1", *words)
+    assert (code, seen.err) == (0, f"dcnet: left out {str(strange)!r}, which cannot be read as JSON\n")
+    assert [file.name for file in (tmp_path / "kept").iterdir()] == [whole.name]
+
+
 def test_nearness_and_order_are_told_to_people_and_machines(tmp_path, capsys):
     plain, _, sphere, *_ = chosen(["table3"])[0].cells
     for config, error in zip((*plain.configs(2), sphere.config), (50.0, 51.0, 60.0), strict=True):

@@ -223,3 +223,15 @@ def test_what_no_record_of_the_repository_has(browser: chromium.Chromium, tmp_pa
     assert browser.value(dot) > 3
     assert browser.value("document.documentElement.scrollWidth") == PHONE[0]
     assert browser.complaints() == []
+
+
+def test_a_long_name_of_a_run_does_not_make_the_page_wider_than_a_phone(browser: chromium.Chromium, tmp_path: Path):
+    record = a_run()
+    for operator in ("tanh-cos", f"long({'a' * 200})-cos"):
+        config = record["config"] | {"operator": operator}
+        put(tmp_path / "some", operator[:4], record | {"config": config, "hash": operator[:4]})
+    (tmp_path / "page.html").write_text(page(Sources((tmp_path / "some",))))
+    browser.size(*PHONE)
+    browser.open(tmp_path / "page.html")
+    assert "aaa" in browser.value("document.querySelector('#curves output').textContent")
+    assert browser.value("document.documentElement.scrollWidth") == PHONE[0]

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from page_records import a_run, drawn, put, values_of
 
-from dcnet.experiments import chosen
-from dcnet.experiments.experiment import Cell
-from dcnet.training import Run
+from dcnet.experiments import Cell, Experiment, chosen
+from dcnet.experiments.experiment import experiments
+from dcnet.training import Run, recipe
+
+LRS = (0.1, 0.2, 0.3, 0.4, 0.5)
 
 
 def trained(folder: Path, cell: Cell, seed: int = 0, **more: Any) -> None:
@@ -37,6 +39,16 @@ def test_as_many_lines_as_can_be_seen_are_still_one_chart(tmp_path: Path):
     for cell in chosen(["table3"])[0].cells[:8]:
         trained(tmp_path, cell)
     assert {key: len(names) for key, names in lines(tmp_path).items()} == {"chart-table3": 8}
+
+
+def test_columns_that_differ_in_a_sign_have_charts_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With one id for both, the buttons of the second moved the lines of the first."""
+    epochs = {"+1": 2, "-1": 3}
+    cells = [Cell(f"{lr}", sign, recipe("digits", lr=lr, epochs=epochs[sign])) for lr in LRS for sign in epochs]
+    monkeypatch.setitem(experiments, "signs", lambda: Experiment("signs", "Signs", tuple(cells)))
+    for cell in cells:
+        trained(tmp_path, cell)
+    assert {key: len(names) for key, names in lines(tmp_path).items()} == {"chart-signs--1": 5, "chart-signs--1-2": 5}
 
 
 def test_what_is_measured_of_trained_networks_is_no_table_of_curves(tmp_path: Path):
@@ -96,3 +108,10 @@ def test_no_run_is_drawn_twice_and_those_of_no_table_come_last(tmp_path: Path):
     trained(tmp_path, next(cell for cell in table5.cells if cell.config in shared))
     put(tmp_path, "digits", a_run())
     assert list(lines(tmp_path)) == ["chart-figure4", "chart-digits-cnn9-small"]
+
+
+def test_a_network_that_still_guesses_did_not_converge_before_it_is_measured_as_well(tmp_path: Path):
+    """It was missing on the page, where `dcnet reproduce` says that it did not converge."""
+    trained(tmp_path, chosen(["table7"])[0].cells[0], results={"test_error": 90.0})
+    shown = [node.text for node in drawn(tmp_path).one("section", id="tables").all("summary")]
+    assert shown.count("N/C (1 of 3 seeds)") == 6  # three numbers each of Tables 7 and 8

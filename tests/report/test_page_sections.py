@@ -19,6 +19,7 @@ from dcnet.report.page.cells import Found
 from dcnet.report.page.charts import Bars, Words, bar_chart
 from dcnet.report.page.charts.scales import Scale, spelled
 from dcnet.report.page.curves_in import curves_in
+from dcnet.report.page.markup import data
 from dcnet.report.page.origin import bench_command
 from dcnet.report.page.sections import tables
 from dcnet.report.page.sections.operators import SLIDERS
@@ -177,3 +178,11 @@ def test_scales_and_their_marks():
     assert math.isclose(powers(2e3), 100)
     words = {0: "0", 0.25: "0.25", 20000: "20,000", 1e6: "1e6", 10.0: "10", 0.0001: "0.0001"}
     assert {value: spelled(value) for value in words} == words
+
+
+def test_what_scripts_are_given_is_json_whatever_the_names_are():
+    """With a word that is none of JSON's, every reader below the chart on the page stood still."""
+    names = ["<!-- a", "</script>", "a < b"]
+    text = re.sub("<[^>]*>", "", data(names))
+    assert json.loads(text) == names
+    assert "<" not in text

@@ -34,6 +34,14 @@ def test_runs_that_are_not_at_their_end(tmp_path: Path, capsys: Capture):
     assert capsys.readouterr().out.endswith("from 1 runs, without what is not at its end: begun, cut\n")
 
 
+def test_records_that_were_copied_in_part_are_named(tmp_path: Path, capsys: Capture):
+    put(tmp_path / "brought", "whole", a_run())
+    cut = tmp_path / "brought" / "cut.json"
+    cut.write_text("{")
+    assert main(["report", "--records", str(tmp_path / "brought"), "--out", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out.endswith(f"from 1 runs, without what cannot be read as JSON: {cut}\n")
+
+
 def test_a_folder_without_runs_gives_a_page_that_says_so(tmp_path: Path, capsys: Capture):
     (tmp_path / "runs").mkdir()
     out = tmp_path / "page.html"

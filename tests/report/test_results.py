@@ -43,6 +43,30 @@ def test_what_is_stale_is_named_once_and_made_anew(place: Path, capsys: pytest.C
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<!-- digits -->\nold\n", "README.md: the mark <!-- digits --> has no <!-- /digits --> after it"),
+        ("<!-- /digits -->\n", "README.md: the mark <!-- /digits --> has no <!-- digits --> before it"),
+        ("<!-- digits -->\n<!-- fair -->\n<!-- /fair -->\n<!-- /digits -->\n", "<!-- digits --> has no"),
+        ("<!-- digits -->\nold\n<!-- digits -->\n<!-- /digits -->\n", "<!-- digits --> has no"),
+        ("<!-- digit -->\n<!-- /digit -->\n", "unknown table in a mark 'digit'"),
+    ],
+)
+def test_marks_that_hold_no_table_are_told_and_nothing_is_written(place: Path, capsys, text: str, said: str):
+    """A table whose end had been lost stayed as it was, without a word."""
+    (place / "README.md").write_text(text)
+    assert results.main() == 2
+    assert said in capsys.readouterr().err
+    assert (place / "README.md").read_text() == text
+
+
+def test_in_a_folder_without_the_files_one_is_named(place: Path, capsys):
+    (place / "README.md").unlink()
+    assert results.main() == 2
+    assert "README.md" in capsys.readouterr().err
+
+
 def test_another_picture_is_stale_and_another_shade_is_not(place: Path, monkeypatch: pytest.MonkeyPatch):
     results.main()
     file = place / "docs/images/line.png"

@@ -131,7 +131,12 @@ def test_batches_larger_than_the_dataset(tmp_path):
         train(tiny(batch_size=61), tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"config": 1}', "{"])
+WHOLE = '"config": {}, "curves": {}, "status": "done"'
+DAMAGED = [f'{{{WHOLE}, "{part}": 3}}' for part in ("data", "environment", "evaluations", "results", "timings")]
+DAMAGED += [f'{{{WHOLE}, "results": {{"test_loss": {word}}}}}' for word in ("NaN", "Infinity", "-Infinity")]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"config": 1}', "{", *DAMAGED])
 def test_files_that_are_no_records(tmp_path, content):
     (tmp_path / "record.json").write_text(content)
     with pytest.raises(ValueError, match="is not a record of a run"):

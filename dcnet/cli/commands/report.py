@@ -41,7 +41,9 @@ class Command(RunsOptions):
         sources, unfinished = Sources((*folders, *self.records)), self._unfinished(folders)
         # Made now, since what is wrong with a folder or a record has to be said before anything is written.
         content, path = page(sources).encode(), writable(str(self.out))
-        return lambda: _write(path, content, len(sources.runs), unfinished)
+        # Those of runs are among what is not at its end.
+        damaged = [str(file) for file in sources.known.damaged if file.parent not in folders]
+        return lambda: _write(path, content, len(sources.runs), unfinished, damaged)
 
     def _runs(self) -> tuple[Path, ...]:
         """The folders of the runs that are asked for; all of them only if nothing else is."""
@@ -63,10 +65,11 @@ class Command(RunsOptions):
         return found
 
 
-def _write(path: Path, content: bytes, runs: int, unfinished: list[str]) -> int:
+def _write(path: Path, content: bytes, runs: int, unfinished: list[str], damaged: list[str]) -> int:
     from dcnet.files import write_atomically
 
     write_atomically(path, content)
     without = f", without what is not at its end: {', '.join(unfinished)}" if unfinished else ""
+    without += f", without what cannot be read as JSON: {', '.join(damaged)}" if damaged else ""
     print(f"wrote {path}, {len(content) / 1e6:.1f} MB, from {runs} runs{without}")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +118,9 @@ class Command:
 
         from dcnet.experiments.reproduction import INTERRUPTED
 
+        # Before hours are spent on what may only have to be copied once more.
+        for file in work.known().damaged:
+            print(f"dcnet: left out {str(file)!r}, which cannot be read as JSON", file=sys.stderr)
         code = 0 if self.status else work.run(Console(stderr=self.json))
         if self.collect is not None:
             work.collect(self.collect)
@@ -154,8 +158,9 @@ class Command:
 
         from dcnet.report.experiments import rich_table, summary_lines
 
-        console = Console()
+        # Titles, notes and names may have brackets, as "[0, 1]", which are no styles.
+        console = Console(markup=False, emoji=False)
         for experiment, found in work.statuses():
             console.print(rich_table(experiment, found))
             for line in summary_lines(experiment, found):
-                console.print(line, soft_wrap=True, highlight=False, markup=False)
+                console.print(line, soft_wrap=True, highlight=False)

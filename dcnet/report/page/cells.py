@@ -6,7 +6,7 @@ from typing import Any
 
 from dcnet.experiments import CellStatus, Experiment, chosen, status_of
 from dcnet.experiments.known import Known
-from dcnet.experiments.status import records_of
+from dcnet.experiments.status import guesses, records_of
 
 Record = dict[str, Any]
 
@@ -32,4 +32,8 @@ def found_in(experiment: Experiment, known: Known) -> list[Found]:
 
 def _counted(status: CellStatus, records: list[Record]) -> tuple[Record, ...]:
     """Those that the cell has a number from, or that did not converge."""
-    return tuple(one for one in records if one["status"] == "diverged" or status.cell.value(one) is not None)
+    return tuple(one for one in records if not _converged(one) or status.cell.value(one) is not None)
+
+
+def _converged(record: Record) -> bool:
+    return record["status"] != "diverged" and not guesses(record)

@@ -1,5 +1,6 @@
 """Which runs are drawn in one chart: those of Figure 4, of a table, and of a network on a dataset."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ from dcnet.experiments.experiment import ERROR, Cell, Experiment
 from dcnet.operator import is_plain
 from dcnet.report.curve_labels import labels, mean_of
 from dcnet.report.page.cells import Found
-from dcnet.report.page.sources import Sources
+from dcnet.report.page.sources import Sources, free
 from dcnet.training.summary import grouped
 
 Record = dict[str, Any]
@@ -42,7 +43,17 @@ def curve_groups(sources: Sources) -> list[CurveGroup]:
     for record in sources.curves:
         if _name(record) not in drawn:
             rest.setdefault((record["config"]["model"], record["config"]["dataset"]), []).append(record)
-    return groups + [_by_difference(_key(*place), " on ".join(place), records) for place, records in rest.items()]
+    groups += [_by_difference(_key(*place), " on ".join(place), records) for place, records in rest.items()]
+    return _apart(groups)
+
+
+def _apart(groups: Iterable[CurveGroup]) -> list[CurveGroup]:
+    """Each with a key of its own: of names that differ in their signs alone, buttons would move one chart for two."""
+    found: dict[str, CurveGroup] = {}
+    for group in groups:
+        key = free(group.key, found)
+        found[key] = dataclasses.replace(group, key=key)
+    return list(found.values())
 
 
 def _of_a_table(experiment: Experiment, cells: Sequence[Found], drawn: set[str]) -> Iterable[CurveGroup]:

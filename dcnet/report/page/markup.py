@@ -43,7 +43,7 @@ def code(text: str) -> Html:
 
 def data(value: Any, **attributes: Any) -> Html:
     """A value for scripts; nothing in it can end the element early."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False).replace("</", "<\\/").replace("<!--", "<\\!--")
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return tag("script", Html(text), type="application/json", **attributes)
 
 

@@ -65,7 +65,7 @@ class Sources:
         for path in _files(self.folders):
             value = _read(path)
             if value is not None and "curves" not in value:
-                found[_free(path.stem, found)] = value
+                found[free(path.stem, found)] = value
         return found
 
     @property
@@ -93,8 +93,8 @@ def _read(path: Path) -> Record | None:
     return value if isinstance(value, dict) else None
 
 
-def _free(name: str, taken: Iterable[str]) -> str:
-    """The name, with a number where another file has it."""
+def free(name: str, taken: Iterable[str]) -> str:
+    """The name, with a number where another has it."""
     used, count, free = set(taken), 2, name
     while free in used:
         free, count = f"{name}-{count}", count + 1
