@@ -83,8 +83,12 @@ def test_features_that_cannot_be_drawn_are_refused(features):
 
 
 def test_a_network_without_a_head_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="Linear has no head whose features could be kept: omit feature_snapshots"):
-        train(tiny(**SMALL), tmp_path, ON_CPU, model=torch.nn.Linear(8, 10))
+    class Headless(torch.nn.Linear):
+        def forward(self, images, labels):
+            raise AssertionError("a network that is refused is not run")
+
+    with pytest.raises(ValueError, match="Headless has no head whose features could be kept: omit feature_snapshots"):
+        train(tiny(**SMALL), tmp_path, ON_CPU, model=Headless(8, 10))
 
 
 def test_another_file_of_tensors_has_no_features(tmp_path):
