@@ -110,9 +110,14 @@ def test_two_processes_do_not_write_the_same_run(tmp_path):
     run = the_run(tmp_path)
     first = dcnet_train(tmp_path, "--checkpoint-every", "1")
     wait_for_checkpoint(run, first)
-    _, err = finish(dcnet_train(tmp_path), code=2)
+    # Held, since it could be done before the other has begun.
+    first.send_signal(signal.SIGSTOP)
+    try:
+        _, err = finish(dcnet_train(tmp_path), code=2)
+    finally:
+        first.send_signal(signal.SIGCONT)
+        finish(first)
     assert "another process is working on" in err
-    finish(first)
 
 
 def test_json_is_all_there_is_on_stdout(tmp_path):
