@@ -8,7 +8,7 @@ from typing import Any
 
 from dcnet.experiments.experiment import ERROR, Experiment
 from dcnet.experiments.finding import Finding
-from dcnet.experiments.status import CellStatus
+from dcnet.experiments.status import CellStatus, pooled_deviation
 
 # Of the deviation of one run: two runs of the same network are further apart in one case of twenty.
 CHANCE = 2 * math.sqrt(2)
@@ -41,7 +41,7 @@ class Order(Finding):
 
 def order_of(experiment: Experiment, found: Sequence[CellStatus]) -> Order | None:
     """Of a table of test errors; None where there is no deviation to know chance by, or no such pair."""
-    spread = _spread(found)
+    spread = pooled_deviation(found)
     if spread is None or any(status.cell.metric != ERROR for status in found):
         return None
     apart, pairs = CHANCE * spread, list[tuple[CellStatus, CellStatus]]()
@@ -59,11 +59,3 @@ def order_of(experiment: Experiment, found: Sequence[CellStatus]) -> Order | Non
 def _paper(one: CellStatus, other: CellStatus) -> float:
     """By how much the paper has one above the other."""
     return float(one.cell.paper or 0.0) - float(other.cell.paper or 0.0)
-
-
-def _spread(found: Sequence[CellStatus]) -> float | None:
-    """The deviation of one run, over all cells with several."""
-    several = [(len(one.values) - 1, one.deviation) for one in found if one.deviation is not None]
-    if not several:
-        return None
-    return math.sqrt(sum(free * deviation**2 for free, deviation in several) / sum(free for free, _ in several))

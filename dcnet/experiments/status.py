@@ -1,9 +1,10 @@
 """What is there of an experiment, what is missing, and how far from the paper it is."""
 
 import dataclasses
+import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +120,14 @@ def status_of(experiment: Experiment, known: Known, seeds: int | None = None) ->
     """The state of every cell, by all seeds that have a record; with `seeds`, by that many of the first."""
     found = records_of(experiment, known, seeds)
     return [_status(cell, records, seeds or experiment.seeds) for cell, records in found]
+
+
+def pooled_deviation(found: Iterable[CellStatus]) -> float | None:
+    """The deviation of one run, over all cells with several; None where there is none such."""
+    several = [(len(one.values) - 1, one.deviation) for one in found if one.deviation is not None]
+    if not several:
+        return None
+    return math.sqrt(sum(free * deviation**2 for free, deviation in several) / sum(free for free, _ in several))
 
 
 def records_of(experiment: Experiment, known: Known, seeds: int | None = None) -> list[tuple[Cell, list[Record]]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dcnet.experiments.experiment import Experiment
 from dcnet.experiments.finding import Finding
-from dcnet.experiments.status import DIGITS, CellStatus
+from dcnet.experiments.status import DIGITS, CellStatus, pooled_deviation
 
 # Student's t: what chance exceeds in one case of twenty, by degrees of freedom from 1 on. Where there are more, that of
 # the last is a little on the safe side.
@@ -60,7 +60,6 @@ def _mean(status: CellStatus) -> float:
 
 def _chance(one: CellStatus, other: CellStatus) -> float:
     """How far the means of two such sets of runs of the same network seldom are apart."""
-    counts, deviations = [len(side.values) for side in (one, other)], [one.deviation or 0.0, other.deviation or 0.0]
-    free = sum(counts) - 2
-    pooled = sum((count - 1) * deviation**2 for count, deviation in zip(counts, deviations, strict=True)) / free
-    return STUDENT[min(free, len(STUDENT)) - 1] * math.sqrt(pooled * sum(1 / count for count in counts))
+    first, second = len(one.values), len(other.values)
+    student = STUDENT[min(first + second - 2, len(STUDENT)) - 1]
+    return student * (pooled_deviation((one, other)) or 0.0) * math.sqrt(1 / first + 1 / second)
