@@ -6,7 +6,6 @@ import pytest
 from page_records import a_run, put
 
 from dcnet.cli.app import main
-from dcnet.report.page.sources import Sources
 
 Capture = pytest.CaptureFixture[str]
 
@@ -41,15 +40,6 @@ def test_records_that_were_copied_in_part_are_named(tmp_path: Path, capsys: Capt
     cut.write_text("{")
     assert main(["report", "--records", str(tmp_path / "brought"), "--out", str(tmp_path / "page.html")]) == 0
     assert capsys.readouterr().out.endswith(f"from 1 runs, without what cannot be read as JSON: {cut}\n")
-
-
-def test_what_is_named_as_unreadable_is_not_drawn_either(tmp_path: Path):
-    """JSON has no word for NaN."""
-    (tmp_path / "odd.json").write_text('{"benchmark": "layers", "ratio": NaN}')
-    put(tmp_path, "even", {"benchmark": "layers", "ratio": 1.0})
-    sources = Sources((tmp_path,))
-    assert [file.name for file in sources.known.damaged] == ["odd.json"]
-    assert list(sources.others) == ["even"]
 
 
 def test_a_folder_without_runs_gives_a_page_that_says_so(tmp_path: Path, capsys: Capture):
