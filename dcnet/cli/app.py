@@ -4,17 +4,21 @@ import argparse
 import importlib
 import os
 import pkgutil
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Protocol
 
+import torch
 import tyro
 from tyro.extras import SubcommandApp
 
+from dcnet import __version__
 from dcnet.cli import commands
 from dcnet.ending import end_process
 from dcnet.interruption import INTERRUPTED, MESSAGE, leave_to_the_command
+from dcnet.spec import unknown
 
 FAILED, USAGE, CUT_OFF = 1, 2, 141
 
@@ -31,7 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         leave_to_the_command()
+        if given[:1] in (["--version"], ["-V"]):
+            print(_version(), flush=True)
+            return 0
+        _check_names(commands, given)
         return _run(_command(given))
+    except UnknownCommandError as error:
+        print(f"dcnet: {error}", file=sys.stderr)
+        return USAGE
     except KeyboardInterrupt:
         print(MESSAGE, file=sys.stderr)
         return INTERRUPTED
@@ -44,6 +55,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(ended.__context__, BrokenPipeError):
             return CUT_OFF
         raise
+
+
+def _version() -> str:
+    return f"dcnet {__version__} (torch {torch.__version__}, Python {platform.python_version()})"
+
+
+class UnknownCommandError(ValueError):
+    """The first words on the command line name no command."""
+
+
+def _check_names(package: ModuleType, words: Sequence[str], group: str = "") -> None:
+    """Raises UnknownCommandError where the first word is not a command of the package, with the nearest name."""
+    if not words or words[0].startswith("-"):
+        return
+    found = {_name_of(module): module for module in pkgutil.iter_modules(package.__path__)}
+    name = words[0].replace("_", "-")
+    if name not in found:
+        raise UnknownCommandError(str(unknown(f"{group}command", words[0], found)))
+    if found[name].ispkg:
+        module = importlib.import_module(f"{package.__name__}.{found[name].name}")
+        _check_names(module, words[1:], f"{name} ")
+
+
+def _name_of(module: pkgutil.ModuleInfo) -> str:
+    return module.name.replace("_", "-")
 
 
 def start() -> int:
@@ -112,7 +148,7 @@ def make_application(package: ModuleType, words: Sequence[str] = ()) -> Subcomma
     application = SubcommandApp()
     for found in pkgutil.iter_modules(package.__path__):
         module = importlib.import_module(f"{package.__name__}.{found.name}")
-        name = found.name.replace("_", "-")
+        name = _name_of(found)
         if found.ispkg:
             application.command(make_application(module, words[1:]), name=name, help=module.__doc__)
         else:

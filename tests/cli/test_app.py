@@ -1,6 +1,7 @@
 """The command line: help that helps, errors in one sentence, exit codes."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import dcnet
 from dcnet.cli import app, bench_options
 
 
@@ -93,12 +95,33 @@ def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["bench"], ["bnch"], ["bench", "layers", "--repeats", "x"], ["bench", "layers", "--dtype", "int8"]]
+    "arguments", [["bench"], ["bench", "layers", "--repeats", "x"], ["bench", "layers", "--dtype", "int8"]]
 )
 def test_what_cannot_be_parsed_ends_with_code_two(arguments: list[str], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit, match="2"):
         app.main(arguments)
     assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian", "--epochs", "3"], "unknown command 'trian': known are attack, .*; did you mean 'train'\\?"),
+        (["plot", "curve", "RUN"], "unknown plot command 'curve': known are curves, .*; did you mean 'curves'\\?"),
+        (["xyz"], "unknown command 'xyz': known are attack, bench, .*, verify"),
+    ],
+)
+def test_an_unknown_command_is_one_sentence(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(arguments) == 2
+    assert re.fullmatch(f"dcnet: {message}\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_is_that_of_the_package(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main([option]) == 0
+    assert capsys.readouterr().out.startswith(f"dcnet {dcnet.__version__} (torch {torch.__version__}, Python 3.")
 
 
 @pytest.mark.parametrize(
