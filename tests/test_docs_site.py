@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import logging
 import os
 import re
@@ -12,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from dcnet.robustness import attacks
 
 ROOT = Path(__file__).parent.parent
 pytest.importorskip("mkdocs")
@@ -83,6 +86,16 @@ def test_every_row_of_a_table_of_arguments_is_of_one_name(site: Path) -> None:
     names = [(file.stem, name) for file in (site / "api").glob("*.html") for name in row.findall(file.read_text())]
     assert ("training", "norm_momentum") in names
     assert [pair for pair in names if not re.fullmatch(r"\**\w+", pair[1])] == []
+
+
+@pytest.mark.parametrize("name", attacks.registry)
+def test_functions_of_attacks_are_shown_with_their_parameters(site: Path, name: str) -> None:
+    text = (site / "api" / "robustness.html").read_text()
+    entry = text.partition(f'id="dcnet.robustness.attacks.{name}"')[2].partition('<div class="doc doc-object')[0]
+    words = re.sub(r"<[^>]+>", "", entry).split()
+    for parameter in inspect.signature(getattr(attacks, name)).parameters:
+        assert f"{parameter}:" in words, "in the signature"
+        assert parameter in words, "in the table of parameters"
 
 
 def test_files_beside_the_docs_are_pages(site: Path) -> None:

@@ -1,6 +1,7 @@
 """What cannot be attacked is refused in one sentence, with the value and what would be right."""
 
 import dataclasses
+import inspect
 
 import pytest
 import torch
@@ -201,3 +202,26 @@ def test_an_attack_says_what_was_chosen():
     assert as_attack(chosen, steps=10) == as_attack("pgd", steps=10, norm="l2")
     assert as_attack("pgd", **chosen.settings()) == chosen
     assert as_attack("fgsm").settings() == {"norm": "linf", "loss": "ce"}
+
+
+@pytest.mark.parametrize("name", attacks.registry)
+def test_the_signature_of_an_attack_has_its_settings_and_their_defaults(name):
+    kind, function = attacks.registry[name], getattr(attacks, name)
+    parameters = inspect.signature(function).parameters
+    settings = {declared.name: declared.default for declared in dataclasses.fields(kind) if declared.init}
+    assert {key: parameters[key].default for key in settings} == settings
+    assert list(parameters)[:4] == ["model", "x", "y", "epsilon"]
+    assert ("targets" in parameters) == kind.takes_targets
+    others = {"model", "x", "y", "epsilon", "targets", "source", "seed", "batch_size", "compile"}
+    assert set(parameters) - set(settings) <= others
+    for key in parameters:
+        assert f"    {key}: " in function.__doc__
+
+
+def test_the_signature_of_pgd_can_be_called_as_it_is_shown():
+    parameters = inspect.signature(attacks.pgd).parameters.values()
+    shown = {one.name: one.default for one in parameters if one.default is not one.empty}
+    assert {"steps": 40, "step": None, "restarts": 1, "norm": "linf"}.items() <= shown.items()
+    model, x, y = nn.Flatten(), torch.rand(2, 1, 2, 2), torch.tensor([0, 1])
+    found = attacks.pgd(model, x, y, epsilon=0.1, **shown)
+    assert torch.equal(found, attacks.pgd(model, x, y, epsilon=0.1))

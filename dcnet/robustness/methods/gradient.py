@@ -23,8 +23,8 @@ class GradientAttack(Attack):
     Attributes:
         norm: "linf" or "l2".
         loss: what grows: "ce" is the cross entropy, "margin" the lead of the best other class.
-        steps: how many.
-        step: the length of one; None for `reach` times epsilon over all steps.
+        steps: how many steps.
+        step: the length of one; None for reach * epsilon / steps, where the reach of bim is 2 and that of pgd 2.5.
         restarts: how often it begins anew, with the images that are not broken yet.
         momentum: the share of the past steps' direction that is carried on.
         random_start: begin anywhere within epsilon.
