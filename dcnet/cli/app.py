@@ -14,7 +14,7 @@ import torch
 import tyro
 from tyro.extras import SubcommandApp
 
-from dcnet import __version__
+import dcnet
 from dcnet.cli import commands
 from dcnet.ending import end_process
 from dcnet.interruption import INTERRUPTED, MESSAGE, leave_to_the_command
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _version() -> str:
-    return f"dcnet {__version__} (torch {torch.__version__}, Python {platform.python_version()})"
+    return f"dcnet {dcnet.__version__} (torch {torch.__version__}, Python {platform.python_version()})"
 
 
 class UnknownCommandError(ValueError):
