@@ -11,6 +11,23 @@ import torch
 
 import dcnet
 
+# Worker processes that read images; with more of them, memory and disks are the limit.
+MOST_WORKERS = 8
+
+
+def available_cores() -> int:
+    """Cores that this process may use, which may be fewer than the machine has."""
+    if count := getattr(os, "process_cpu_count", None):  # From Python 3.13 on.
+        return count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def default_workers() -> int:
+    """Worker processes that read images, unless the user says how many: one a core, shared by processes that train."""
+    return max(1, min(MOST_WORKERS, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
 
 def environment() -> dict[str, str | int | None]:
     """The versions, the processor, the GPU if there is one, and the time, for a record."""

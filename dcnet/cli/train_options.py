@@ -1,10 +1,12 @@
 """Options of `dcnet train`: all of them replace a value of the recipe, where they are given."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+
+from dcnet.environment import default_workers
 
 RECIPE_OWN = "(default: by recipe)"
 
@@ -146,8 +148,8 @@ class MachineOptions:
     no_graph: bool = False
     """Do not replay steps as a CUDA graph."""
 
-    workers: Annotated[int, tyro.conf.arg(metavar="N")] = 4
-    """Processes that read a folder of images."""
+    workers: Annotated[int, tyro.conf.arg(metavar="N")] = field(default_factory=default_workers)
+    """Processes that read a folder of images; by default one a core, up to 8."""
 
     checkpoint_every: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: by time)")] = None
     """Steps from one checkpoint to the next, in place of one a minute."""

@@ -8,6 +8,7 @@ import torch
 
 from dcnet.data.decode import CROPPED, Files, Images, Key, Loader
 from dcnet.data.order import seeded, share
+from dcnet.environment import default_workers
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class FolderDataset:
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
-        workers: int = 4,
+        workers: int | None = None,
         start_step: int = 0,
         steps: int | None = None,
         device: torch.device | str = "cpu",
@@ -81,7 +82,7 @@ class FolderDataset:
             seed: of order, crops and flips.
             rank: of this process.
             world: how many processes there are.
-            workers: processes that decode; 0 for this one.
+            workers: processes that decode; 0 for this one, None for one a core, up to 8.
             start_step: counted from 0 over all epochs.
             steps: batches that it gives; None for no end.
             device: where the batches are wanted.
@@ -91,7 +92,7 @@ class FolderDataset:
         if start_step < 0:
             raise ValueError(f"start_step must be at least 0, not {start_step}")
         keys = TrainKeys(len(self.train), batch_size, own, rank * own, seed, start_step, steps)
-        return Loader(Images(self.train, size, seed, flip), keys, workers, device)
+        return Loader(Images(self.train, size, seed, flip), keys, _number(workers), device)
 
     def test_loader(
         self,
@@ -99,11 +100,15 @@ class FolderDataset:
         size: int = CROPPED,
         rank: int = 0,
         world: int = 1,
-        workers: int = 4,
+        workers: int | None = None,
         device: torch.device | str = "cpu",
     ) -> Loader:
         """Every image of the test once, shared among the processes; the last batch may be smaller."""
         own = share(batch_size, batch_size, rank, world)
         keys: list[Key] = [(None, index) for index in range(rank, len(self.val), world)]
         batches = [keys[begin : begin + own] for begin in range(0, len(keys), own)]
-        return Loader(Images(self.val, size, seed=0), batches, workers, device)
+        return Loader(Images(self.val, size, seed=0), batches, _number(workers), device)
+
+
+def _number(workers: int | None) -> int:
+    return default_workers() if workers is None else workers

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dcnet.data.decode import read_rgb
 from dcnet.data.imagefolder import image_names
+from dcnet.environment import available_cores
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class ImageFiles:
         interpreter's lock.
         """
         found = torch.empty(len(self), 3, self.size, self.size, dtype=torch.uint8)
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
+        with ThreadPoolExecutor(available_cores()) as threads:
             for at, image in enumerate(threads.map(self.__getitem__, range(len(self)))):
                 found[at] = image
         return found

@@ -50,12 +50,13 @@ def scan(folder: Path, classes: Sequence[str]) -> Files:
     if not found or strange:
         problem = f"the class {strange[0]!r} is not in train" if strange else "there are no folders in it"
         raise ValueError(f"{folder} must have a folder of images for each class of train, but {problem}")
+    numbers = {name: label for label, name in enumerate(classes)}
     names: list[bytes] = []
     labels: list[int] = []
     for name in found:
         images = _images(folder / name)
         names += [os.fsencode(f"{name}/{image}") for image in images]
-        labels += [classes.index(name)] * len(images)
+        labels += [numbers[name]] * len(images)
     return Files(folder, np.array(names), torch.tensor(labels))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from dcnet.environment import available_cores
 from dcnet.experiments.board import Board
 from dcnet.experiments.experiment import Experiment, chosen, narrowed
 from dcnet.experiments.findings import findings_of
@@ -53,7 +54,7 @@ class Reproduction:
         self.experiments = [in_small(found) if smoke else found.with_data(data) for found in wanted]
         self.seeds, self.records, self.jobs = seeds, records, jobs
         self.runs = (runs or runs_root()) / "smoke" if smoke else runs or runs_root()
-        threads = max(1, (os.cpu_count() or 1) // jobs) if execution.device == "cpu" and jobs > 1 else None
+        threads = max(1, available_cores() // jobs) if execution.device == "cpu" and jobs > 1 else None
         self.place = Place(self.runs, execution, threads)
         self.known()
 

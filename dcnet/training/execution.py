@@ -1,6 +1,6 @@
 """How a run is carried out: what may change from one machine to the next, and not what comes out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -9,6 +9,7 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedType
 
+from dcnet.environment import default_workers
 from dcnet.training.config import RunConfig
 
 # Enough that an interruption costs little, and seldom enough that writing does not.
@@ -24,7 +25,7 @@ class Execution:
         compile: by torch.compile; worth its minute on a GPU in long runs.
         graph: replay the whole step as a CUDA graph; None for wherever it works: one process with one GPU.
         data_dir: folder of the datasets.
-        workers: processes that read images from a folder.
+        workers: processes that read images from a folder; by default one for each core there is, up to 8.
         checkpoint_every: steps between checkpoints; None for the first evaluation after `checkpoint_seconds`.
         tracker: of accelerate's trackers, such as "tensorboard".
     """
@@ -33,7 +34,7 @@ class Execution:
     compile: bool = False
     graph: bool | None = None
     data_dir: Path | None = None
-    workers: int = 4
+    workers: int = field(default_factory=default_workers)
     checkpoint_every: int | None = None
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     tracker: str | None = None

@@ -11,6 +11,7 @@ from PIL import Image
 
 from dcnet.data import FolderDataset, decode, load_dataset
 from dcnet.data.decode import Images
+from dcnet.data.imagefolder import scan
 
 CLASSES = ("ant", "bee", "cat")
 PER_CLASS = 4
@@ -269,3 +270,14 @@ def test_pixels_of_16_bits_are_scaled_and_not_cut_off(tmp_path: Path):
     found = np.asarray(decode.read_rgb(tmp_path / "deep.png"))
     assert found.shape == (8, 8, 3)
     np.testing.assert_array_equal(found[..., 0], ramp // 257)
+
+
+def test_many_classes_are_not_looked_for_one_by_one(tmp_path: Path):
+    """Which takes 17 s for 20,000 classes."""
+
+    class Listed(tuple):
+        def index(self, *_: object) -> int:
+            raise AssertionError("a search through all classes for each of them")
+
+    write_images(tmp_path)
+    assert scan(tmp_path / "train", Listed(CLASSES)).labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4

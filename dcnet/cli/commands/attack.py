@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from dcnet.cli.attack_options import attacked_images, check_epsilon, check_sourc
 from dcnet.cli.attack_work import Attacked, attack, pictures_beside
 from dcnet.cli.bench_options import Device, at_least, chosen_device
 from dcnet.cli.run_options import DataFolder, OneRun, described, loaded
+from dcnet.environment import default_workers
 
 if TYPE_CHECKING:
     from dcnet.training import Run
@@ -50,8 +51,8 @@ class Command(OneRun):
     device: Device = "auto"
     """Where to compute; auto is cuda where there is a GPU."""
 
-    workers: Annotated[int, tyro.conf.arg(metavar="N")] = 4
-    """Processes that read a folder of images."""
+    workers: Annotated[int, tyro.conf.arg(metavar="N")] = field(default_factory=default_workers)
+    """Processes that read a folder of images; by default one a core, up to 8."""
 
     json: bool = False
     """Print one JSON document, and nothing else."""
@@ -120,7 +121,7 @@ class Command(OneRun):
             ("--runs", self.runs, None),
             ("--data-dir", self.data_dir, None),
             ("--device", self.device, "auto"),
-            ("--workers", self.workers, 4),
+            ("--workers", self.workers, default_workers()),
         ):
             words += [] if value == default else [option, str(value)]
         return [*words, *(["--quick"] if self.quick else []), *(["--json"] if self.json else [])]

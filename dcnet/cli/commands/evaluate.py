@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from dcnet.cli.bench_options import Device, at_least, chosen_device
 from dcnet.cli.run_options import WRONG_INPUT, DataFolder, OneRun, loaded
+from dcnet.environment import default_workers
 
 if TYPE_CHECKING:
     from dcnet.data import Dataset, FolderDataset
@@ -30,8 +31,8 @@ class Command(OneRun):
     device: Device = "auto"
     """Where to compute; auto is cuda where there is a GPU."""
 
-    workers: Annotated[int, tyro.conf.arg(metavar="N")] = 4
-    """Processes that read a folder of images."""
+    workers: Annotated[int, tyro.conf.arg(metavar="N")] = field(default_factory=default_workers)
+    """Processes that read a folder of images; by default one a core, up to 8."""
 
     json: bool = False
     """Print one JSON document, with all classes, and nothing else."""

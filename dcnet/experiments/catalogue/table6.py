@@ -1,6 +1,5 @@
 """Table 6: ImageNet."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import nn
 from dcnet.data import FolderDataset, load_dataset
 from dcnet.data.imagefolder import image_root
 from dcnet.data.registry import data_folder
+from dcnet.environment import default_workers
 from dcnet.experiments.evaluations import register as register_evaluation
 from dcnet.experiments.experiment import NOT_CONVERGED, Cell, Experiment, register
 from dcnet.operator import PLAIN
@@ -35,7 +35,7 @@ def top_5_of(model: nn.Module, record: dict[str, Any], runs: Path, data_dir: Pat
     own, device = config_of(record["config"]), next(model.parameters()).device
     data = load_dataset(own.dataset, data_dir)
     assert isinstance(data, FolderDataset)
-    missed, workers = 0, min(4, os.cpu_count() or 1)
+    missed, workers = 0, default_workers()
     for images, labels in data.test_loader(own.batch_size, size=own.image_size or data.image_size, workers=workers):
         likeliest = model(images.to(device)).topk(min(5, data.num_classes)).indices
         missed += len(labels) - int((likeliest == labels.to(device)[:, None]).sum())
