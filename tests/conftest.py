@@ -1,5 +1,6 @@
 import dataclasses
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,16 @@ torch.set_num_threads(1)
 
 settings.register_profile("dcnet", deadline=None, max_examples=100, derandomize=True)
 settings.load_profile("dcnet")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _signals_are_heard() -> Iterator[None]:
+    """Here and in all processes that tests start, though `nohup` and shells switch some off in the background."""
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    before[signal.SIGTERM] = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

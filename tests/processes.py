@@ -4,11 +4,23 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 # Where their programs find what they share.
 HERE = Path(__file__).parent
 FOLDERS = (HERE, HERE / "training")
+# Seconds that no process of a test takes, on a busy machine neither.
+PATIENCE = 300.0
+
+
+def wait_until(found, process=None, seconds=PATIENCE):
+    """What `found` gives once it is anything, or the process has ended; an error where neither happens in time."""
+    end = time.monotonic() + seconds
+    while not (value := found()) and (process is None or process.poll() is None):
+        assert time.monotonic() < end, f"nothing happened in {seconds:g} s"
+        time.sleep(0.01)
+    return value
 
 
 def free_port():

@@ -63,5 +63,5 @@ def test_a_table_of_ones_own_is_found(extended: Path):
 
 def test_an_attack_of_ones_own_is_a_function(extended: Path):
     code = "import dcnet.robustness.attacks as attacks; print(attacks.noise)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=extended, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=extended, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,10 @@
 """Image files, decoded by worker processes while the device is busy with the batch before."""
 
+import multiprocessing
 import os
 import signal
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +114,7 @@ class Loader:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Generator[tuple[Tensor, Tensor], None, None]:
         for batch in self._batches:
             if isinstance(batch, str):
                 raise ValueError(batch)
@@ -122,9 +124,24 @@ class Loader:
 
 
 def _leave_signals_to_others(worker: int) -> None:
-    """Ctrl-C and the end of a queue's time reach all processes, and the one that trains needs its workers to save."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    """Ctrl-C and the end of a queue's time reach all processes, and the one that trains needs its workers to save.
+
+    A SIGTERM of that process itself ends the worker: Python sends it when it exits, and then waits for the worker.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is None or not hasattr(signal, "sigwaitinfo"):
+        return  # torch's own handler ends the worker.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with, args=(parent.pid,), daemon=True).start()
+
+
+def _end_with(parent: int | None) -> None:
+    """Waits for a SIGTERM of the parent, and ends this process; those of others are left out."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    # Quietly, and not with an error, which the parent would report while it exits.
+    os._exit(0)
 
 
 def _as_it_is(batch: Any) -> Any:

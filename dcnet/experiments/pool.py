@@ -16,6 +16,8 @@ from dcnet.experiments.worker import DONE, FAILED, INTERRUPTED, Place, work
 from dcnet.training.interruption import Interruption, interruptible
 
 PATIENCE = 0.2
+# Seconds for a process to end that is told to.
+LEAVING = 30.0
 
 
 @dataclass
@@ -120,11 +122,11 @@ class Pool:
     def _dismiss(self, worker: Worker) -> None:
         with suppress(BrokenPipeError):
             worker.pipe.send(None)
-        worker.process.join()
+        _join(worker.process)
 
     def _lost(self, worker: Worker, stopping: bool) -> None:
         """A process that ended without a word: it was told to, or was killed."""
-        worker.process.join()
+        _join(worker.process)
         self.workers.remove(worker)
         outcome = INTERRUPTED if worker.told else FAILED
         code = worker.process.exitcode
@@ -139,6 +141,14 @@ class Pool:
             worker.told = True
             with suppress(ProcessLookupError):
                 os.kill(worker.process.pid, signal.SIGTERM)
+
+
+def _join(process: Any) -> None:
+    """Waits for a process that has nothing more to do; one that hangs while Python shuts down is killed."""
+    process.join(LEAVING)
+    if process.is_alive():
+        process.kill()
+        process.join()
 
 
 @contextmanager

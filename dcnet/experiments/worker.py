@@ -1,6 +1,7 @@
 """A process that carries out one task after the other, and tells how it goes."""
 
 import os
+import signal
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -48,8 +49,9 @@ class Teller(Watcher):
 
 def work(pipe: Connection, place: Place) -> None:
     """Takes tasks from the pipe until there is None."""
-    # Ctrl-C is for the process that shares out the tasks, which tells this one once.
+    # Ctrl-C is for the process that shares out the tasks, which tells this one once, by a signal that must be heard.
     os.setpgrp()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if place.threads is not None:
         torch.set_num_threads(place.threads)
     while (task := pipe.recv()) is not None:

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -24,14 +23,21 @@ class Interruption:
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """Inside, the first SIGINT or SIGTERM only sets a flag. Threads other than the main one get none."""
+    """Inside, the first SIGINT or SIGTERM only sets a flag. Threads other than the main one get none.
+
+    A signal that is switched off, as `nohup` and shells do for jobs in the background, stays so.
+    """
     asked = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before: dict[signal.Signals, Any] = {number: signal.signal(number, asked._ask) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    # None is a handler that is not of Python, which could not be put back.
+    heard = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    for number in heard:
+        signal.signal(number, asked._ask)
     try:
         yield asked
     finally:
-        for number, handler in before.items():
+        for number, handler in heard.items():
             signal.signal(number, handler)

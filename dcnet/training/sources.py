@@ -1,6 +1,6 @@
 """Where batches come from: a dataset that lives on the device, or a folder of images that is read by workers."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +28,9 @@ class Source(Protocol):
 
     def test(self) -> Iterable[tuple[Tensor, Tensor]]:
         """The batches of the test set."""
+
+    def close(self) -> None:
+        """Ends the processes that read images, if there are any."""
 
 
 class Resident:
@@ -60,6 +63,9 @@ class Resident:
     def test(self) -> Iterable[tuple[Tensor, Tensor]]:
         return self.test_batches
 
+    def close(self) -> None:
+        """Nothing to do: no process reads ahead."""
+
     def _batch(self, draws: BatchDraws) -> tuple[Tensor, Tensor]:
         images, labels = self.batches.images(draws)
         # As cuDNN likes them; on a CPU it makes no difference that would be worth the copy.
@@ -80,7 +86,7 @@ class Streamed:
         self.joint = config.batch_size
         self.batch_size = config.batch_size // world
         self.steps_per_epoch = dataset.steps_per_epoch(config.batch_size)
-        self.flow: Iterator[tuple[Tensor, Tensor]] | None = None
+        self.flow: Generator[tuple[Tensor, Tensor], None, None] | None = None
 
     def train(self, step: int, train_step: TrainStep) -> None:
         if self.flow is None:
@@ -97,6 +103,11 @@ class Streamed:
     def test(self) -> Iterable[tuple[Tensor, Tensor]]:
         for images, labels in self.dataset.test_loader(self.joint, **self.options):
             yield images.to(self.device), labels.to(self.device)
+
+    def close(self) -> None:
+        if self.flow is not None:
+            self.flow.close()
+            self.flow = None
 
 
 def make_source(

@@ -1,6 +1,7 @@
 """The loop: from a config to a record and trained weights, through any number of interruptions."""
 
 import time
+from contextlib import closing
 from itertools import pairwise
 
 from torch import nn
@@ -77,7 +78,7 @@ class Trainer:
         if tracker:
             accelerator.init_trackers("dcnet", {"name": self.config.name, "seed": self.config.seed})
         self.watcher.starts(self._shown_name(), self.done, self.total)
-        with interruptible() as interruption:
+        with interruptible() as interruption, closing(self.space.source):
             self._close(self._train(interruption))
             self.stopped = self.space.any_process(interruption.asked)
         self.watcher.ends(self.record)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE, wait_until
 from tiny_bench import bench
 
 from dcnet.bench.layers import LayerBenchmark
@@ -75,11 +76,12 @@ def test_the_keyboard_interrupts(tmp_path: Path):
     process = subprocess.Popen(
         [*command, "--shapes", *shapes], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ
     )
-    with process:
-        while not file.exists():
-            assert process.poll() is None
+    try:
+        assert wait_until(file.exists, process)
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert error.startswith("dcnet bench layers: interrupted before the end: ")
     assert json.loads(file.read_text())["complete"] is False

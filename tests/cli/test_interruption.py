@@ -1,6 +1,7 @@
 """Ctrl-C while torch is being imported: the command ends in one line, and a program that uses the library does not."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -40,6 +41,7 @@ def interrupted(folder: Path, *words: str) -> tuple[int, str, str]:
     )
     try:
         assert program.stdout is not None
+        assert select.select([program.stdout], [], [], 60)[0], "it does not import torch"
         assert program.stdout.readline() == "importing\n"
         program.send_signal(signal.SIGINT)
         out, errors = program.communicate(timeout=60)

@@ -61,7 +61,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread.start()
         yield Server(folder, f"http://127.0.0.1:{running.server_port}/", asked)
         running.shutdown()
-        thread.join()
+        thread.join(60)
 
 
 def served_mnist(server: Server, monkeypatch: pytest.MonkeyPatch) -> Mnist:

@@ -4,11 +4,11 @@ import dataclasses
 import io
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from fake_records import small
+from processes import wait_until
 from rich.console import Console
 
 from dcnet.experiments import evaluations
@@ -57,9 +57,7 @@ def workers():
 
 def first_worker():
     """The first that was started, as soon as it is Python."""
-    while not (found := workers()):
-        time.sleep(0.01)
-    return found[0]
+    return wait_until(workers)[0]
 
 
 class CtrlCReachesAWorker(Board):

@@ -16,7 +16,7 @@ def compile_offline(*arguments):
     """The names of the kernels that were compiled, by a process that never interprets them."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, str(SCRIPT), *arguments]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     return {line.split()[0] for line in result.stdout.splitlines() if line.endswith("bytes shared")}
 

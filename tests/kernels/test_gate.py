@@ -171,7 +171,8 @@ def test_the_environment_can_forbid_kernels():
             print(takes_kernels("tanh-cos"))
     """
     environment = {**os.environ, "DCNET_KERNELS": "off", "PYTHONPATH": os.pathsep.join(sys.path)}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert result.stdout.split() == ["False", "True"]
 
 

@@ -72,7 +72,7 @@ class Chromium:
 
     def __exit__(self, *_: Any) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.wait(PATIENCE)
         os.close(self.read)
         os.close(self.write)
         self.profile.cleanup()

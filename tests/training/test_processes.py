@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -12,10 +13,12 @@ import time
 
 import numpy
 import pytest
+import torch
 from PIL import Image
+from processes import PATIENCE, wait_until
 from small_runs import tiny
 
-from dcnet.training import Run
+from dcnet.training import Execution, Run, RunConfig, Trainer
 
 STEPS = 60
 
@@ -31,7 +34,10 @@ def dcnet_train(root, *arguments, **options):
 
 
 def finish(process, code=0):
-    out, err = process.communicate(timeout=120)
+    try:
+        out, err = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
     assert process.returncode == code, (process.returncode, out, err)
     return out, err
 
@@ -42,11 +48,7 @@ def the_run(root):
 
 def wait_for_checkpoint(run, process, before=()):
     """Until training is under way."""
-    for _ in range(6000):
-        if run.checkpoints.files() != [*before] or process.poll() is not None:
-            return
-        time.sleep(0.01)
-    raise AssertionError("no checkpoint was written")
+    wait_until(lambda: run.checkpoints.files() != [*before], process)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def test_kill_9_at_any_moment_and_the_same_bits_in_the_end(uninterrupted, tmp_pa
         wait_for_checkpoint(run, process, before)
         time.sleep(chance.uniform(0, 0.3))
         process.kill()
-        process.communicate()
+        process.communicate(timeout=PATIENCE)
         assert run.record()["status"] in ("running", "done")
     finish(dcnet_train(tmp_path, "--resume", str(run.folder)))
     assert run.record()["status"] == "done"
@@ -127,21 +129,65 @@ def test_json_is_all_there_is_on_stdout(tmp_path):
     assert "step 60" in err
 
 
-def test_a_signal_to_all_processes_leaves_the_workers_to_the_one_that_saves(tmp_path):
-    """As from `timeout` and from the queues of clusters."""
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of small images of two classes."""
     chance = numpy.random.default_rng(0)
     for part, name in itertools.product(("train", "val"), ("cat", "dog")):
         folder = tmp_path / "data" / part / name
         folder.mkdir(parents=True)
         for k in range(8):
             Image.fromarray(chance.integers(0, 255, (40, 50, 3), dtype=numpy.uint8)).save(folder / f"{k}.png")
+    return tmp_path / "data"
+
+
+PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
+
+def test_a_signal_to_all_processes_leaves_the_workers_to_the_one_that_saves(photos, tmp_path):
+    """As from `timeout` and from the queues of clusters."""
     small = "--image-size 16 --batch-size 4 --width 0.1 --steps 2000 --device cpu --workers 1 --checkpoint-every 1"
     command = [sys.executable, "-m", "dcnet", "train", "--dataset", "imagefolder", *small.split()]
-    command += ["--data-dir", str(tmp_path / "data"), "--runs", str(tmp_path / "runs")]
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True, **piped)
-    while not list((tmp_path / "runs").glob("*/checkpoints/step-*")) and process.poll() is None:
-        time.sleep(0.01)
+    command += ["--data-dir", str(photos), "--runs", str(tmp_path / "runs")]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True, **PIPED)
+    wait_until(lambda: list((tmp_path / "runs").glob("*/checkpoints/step-*")), process)
     os.killpg(process.pid, signal.SIGTERM)
     out, _ = finish(process, code=130)
     assert "go on with: dcnet train --resume" in out
+
+
+# The batches, and with them the workers, are kept until Python ends, as in many a program of users.
+RAISES = """
+import sys
+from pathlib import Path
+from dcnet.data import load_dataset
+
+batches = iter(load_dataset("imagefolder", Path(sys.argv[1])).train_loader(4, size=16, workers=1))
+next(batches)
+raise RuntimeError("a step that fails")
+"""
+
+
+def test_a_step_that_raises_ends_the_process_that_has_workers(photos):
+    process = subprocess.Popen([sys.executable, "-c", RAISES, str(photos)], **PIPED)
+    _, err = finish(process, code=1)
+    assert err.endswith("RuntimeError: a step that fails\n")
+
+
+class Refuses(torch.nn.Linear):
+    """A network that raises in its second pass: the first is for statistics alone."""
+
+    def forward(self, images):
+        if hasattr(self, "seen"):
+            raise RuntimeError("expected another size")
+        self.seen = True
+        return super().forward(images.mean((2, 3)))
+
+
+def test_a_step_that_raises_leaves_no_workers(photos, tmp_path):
+    config = RunConfig(dataset="imagefolder", operator="conv", image_size=16, batch_size=4, steps=3)
+    execution = Execution(device="cpu", workers=1, data_dir=photos)
+    trainer = Trainer(config, Run.of(config, tmp_path), execution, model=Refuses(3, 2))
+    with pytest.raises(RuntimeError, match="expected another size"):
+        trainer.run()
+    assert not multiprocessing.active_children()

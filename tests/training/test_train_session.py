@@ -57,6 +57,17 @@ def test_ctrl_c_in_the_last_step_of_all_changes_nothing(tmp_path, monkeypatch):
     assert Session(work(tmp_path, tiny()), ON_CPU).run() == 0
 
 
+def test_ctrl_c_that_is_switched_off_stays_so(tmp_path, monkeypatch):
+    """As `nohup` and shells do for jobs in the background."""
+    interrupting(monkeypatch, 2)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert Session(work(tmp_path, tiny()), ON_CPU).run() == 0
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_run_is_kept_until_it_can_be_done_again(tmp_path, monkeypatch, capsys):
     ((config, run),) = work(tmp_path, tiny())
     assert Session([(config, run)], ON_CPU).run() == 0
