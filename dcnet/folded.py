@@ -13,8 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dcnet import kernels
 from dcnet.equation import norm_cancels, relative_to_mean, scaled
 from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
-from dcnet.meeting import Meeting, check_input, convolve, meet_rows
+from dcnet.meeting import Meeting, check_input, convolve, each_row, meet_rows
 from dcnet.norms import accumulation_dtype, filter_norm
+from dcnet.opaque import Opaque, mark_
 from dcnet.operator import Operator
 from dcnet.part import Value
 
@@ -33,7 +34,7 @@ GEOMETRY = (
 )
 
 
-class Folded(nn.Module):
+class Folded(Opaque):
     """f(w, x) of a decoupled layer in evaluation, and the batch normalisation that follows it, if one is given.
 
     `weight` holds the filters times all that may go into them, `factor` what may not, `bias` the bias and the shift of
@@ -113,8 +114,12 @@ class Folded(nn.Module):
 class FoldedLinear(Folded):
     """A DecoupledLinear with everything that does not depend on the input computed beforehand."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return self.combine(meet_rows(input, self.weight))
+    def __init__(self, layer: DecoupledLinear, norm: _BatchNorm | None = None):
+        super().__init__(layer, norm)
+        mark_(self)
+
+    def compute(self, input: Tensor) -> Tensor:
+        return each_row(input, lambda rows: self.combine(meet_rows(rows, self.weight)))
 
 
 class FoldedConv(Folded):
@@ -142,7 +147,7 @@ class FoldedConv(Folded):
         buffers: dict[str, Value] = {name: self.get_buffer(f"constant_{name}") for name in names}
         return kernels.folded_table(self.operator, {**self.fixed, **buffers}, self.factor, self.w_norm)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def compute(self, input: Tensor) -> Tensor:
         spatial = self.weight.dim() - 2
         padded = input
         if self.padding_mode != "zeros":

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from dcnet.folded import Layer, PlainLayer, fold_layer
 from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
+from dcnet.opaque import has_hooks
 
 DECOUPLED = {kind.decoupled for kind in (DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear)}
 PLAIN_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -209,7 +210,7 @@ def _is_decoupled(module: nn.Module) -> TypeGuard[Layer]:
 
 def _is_fixed(module: nn.Module) -> bool:
     """Whether it has hooks, or is in training mode in evaluation, as a network may keep its dropout."""
-    return bool(module.training or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    return bool(module.training or has_hooks(module) or module._backward_hooks)
 
 
 def _going_another_way(graphs: Traced, replaced: Collection[nn.Module]) -> Iterator[nn.Module]:

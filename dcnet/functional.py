@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dcnet import equation, kernels
 from dcnet.equation import Options, decoupled
-from dcnet.meeting import Size, convolve, meet_rows
+from dcnet.meeting import Size, convolve, each_row, meet_rows
 from dcnet.norms import filter_norm, patch_norm, vector_norm
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
 
 def decoupled_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Unpack[Options]) -> Tensor:
     """f(w, x) = h(||w||, ||x||) * g(theta) + bias of every row with every filter: [..., in] -> [..., out]."""
-    return decoupled(weight, bias, meet_rows(input, weight), options)
+    return each_row(input, lambda rows: decoupled(weight, bias, meet_rows(rows, weight), options))
 
 
 def decoupled_conv1d(

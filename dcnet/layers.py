@@ -17,11 +17,12 @@ from dcnet.functional import Options
 from dcnet.learnable import check_number
 from dcnet.meeting import Size, check_input
 from dcnet.norms import accumulation_dtype
+from dcnet.opaque import Opaque, mark_
 from dcnet.operator import Operator, as_operator, is_plain
 from dcnet.part import Value
 
 
-class Decoupled(nn.Module):
+class Decoupled(Opaque):
     """What all decoupled layers share: the operator, and the state it needs.
 
     Each learned constant is a parameter by its own name: `radius`, `k`, `scale`, ... Where it must be positive the
@@ -43,6 +44,8 @@ class Decoupled(nn.Module):
     def _take(self, operator: Operator, eps: float, blend: float | None) -> None:
         """Gives the layer its operator, and what the operator learns and tracks."""
         self.operator, self.eps = operator, float(eps)
+        if isinstance(self, nn.Linear):
+            mark_(self)
         for name, slot in operator.learned.items():
             if hasattr(self, name):
                 raise ValueError(f"{str(operator)!r} has a constant named {name!r}, which layers have themselves")
@@ -59,7 +62,7 @@ class Decoupled(nn.Module):
         """Whether the layer depends on ||w||, by its operator or by the plain layer that it blends with."""
         return self.operator.weighted or "blend" in self._buffers
 
-    def forward(self, input: Tensor) -> Tensor:
+    def compute(self, input: Tensor) -> Tensor:
         output, blend = self.decoupled(input), self._buffers.get("blend")
         return output if blend is None else torch.lerp(self.plain(input), output, blend.to(output.dtype))
 
@@ -69,11 +72,19 @@ class Decoupled(nn.Module):
 
     def plain(self, input: Tensor) -> Tensor:
         """What torch's own layer gives with the same filters."""
-        return super().forward(input)
+        # Past the forward of Opaque, which is this layer's own.
+        output: Tensor = super(Opaque, self).forward(input)
+        return output
 
     def constants(self) -> dict[str, Value]:
         """The operator's constants as they are now; a relative radius is still to be multiplied by the mean norm."""
         return self.operator.constants(self._learned())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # Layers that were pickled by earlier versions have no mark.
+        if isinstance(self, nn.Linear):
+            mark_(self)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()  # type: ignore[misc]

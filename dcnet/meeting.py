@@ -38,6 +38,20 @@ def meet_rows(input: Tensor, weight: Tensor) -> Meeting:
     )
 
 
+def each_row(input: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    """What `compute` makes of all rows of the input; the sequences of a nested tensor are one batch of rows."""
+    check_tensor(input)
+    if not input.is_nested:
+        return compute(input)
+    if input.layout == torch.jagged:
+        return torch.nested.nested_tensor_from_jagged(compute(input.values()), input.offsets())
+    parts = input.unbind()
+    rows = compute(torch.cat([part.flatten(0, -2) for part in parts]))
+    sizes = [part.shape[:-1] for part in parts]
+    found = [one.unflatten(0, size) for one, size in zip(rows.split([s.numel() for s in sizes]), sizes, strict=True)]
+    return torch.nested.as_nested_tensor(found, layout=input.layout)
+
+
 def convolve(
     convolution: Callable[..., Tensor],
     input: Tensor,

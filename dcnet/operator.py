@@ -16,7 +16,7 @@ from dcnet.angle import Angle
 from dcnet.magnitude import Magnitude, Sum, every
 from dcnet.part import Held, Slot, Value
 from dcnet.radius import Radius, RadiusLike
-from dcnet.spec import Spec, unknown
+from dcnet.spec import Spec, shown, unknown
 from dcnet.weighting import Weighting
 
 # The operator of torch's own layers: what is asked for by this name is built as nn.Conv2d or nn.Linear.
@@ -91,7 +91,7 @@ class Operator:
             angle = _read_angle(spec)
         except TypeError as error:
             # In words a number is as easily given for a truth value as any other wrong value.
-            raise ValueError(f"{text!r} is no operator: {error}") from None
+            raise ValueError(f"{shown(text)} is no operator: {error}") from None
         weighting = spec.word("a weighting") if spec.skip("+") else "unweighted"
         spec.end()
         return cls(magnitude, angle, weighting)

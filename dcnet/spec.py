@@ -12,6 +12,11 @@ from dcnet.radius import Radius
 
 GRAMMAR = "magnitude(key=value,...)[&magnitude...]-angle(...)[+weighting]"
 
+# More than any operator, margin or attack needs; what is longer takes long to read, and is no mistake of a person.
+LONGEST = 5000
+# How much of a long one a message repeats.
+SHOWN = 200
+
 _TOKEN = re.compile(r"\s*([A-Za-z_]\w*|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[()=,&+-])")
 _WORDS = {"True": True, "true": True, "False": False, "false": False}
 _CALLS = {"radius": Radius, "learnable": Learnable}
@@ -23,11 +28,25 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
     same_start = [other for other in names if text.startswith(other) or (text and other.startswith(text))]
     near = same_start or difflib.get_close_matches(text.lower(), names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return ValueError(f"unknown {kind} {name!r}: known are {', '.join(names)}{hint}")
+    return ValueError(f"unknown {kind} {shown(name)}: known are {', '.join(names)}{hint}")
+
+
+def check_length(spec: str) -> None:
+    """Refuses a spec that is longer than any could be."""
+    if len(spec) > LONGEST:
+        raise ValueError(f"a spec must have at most {LONGEST} characters, not {len(spec)}: {shown(spec)}")
+
+
+def shown(text: object) -> str:
+    """What was given, for a message: in quotes, and its beginning where it is long."""
+    found = text if isinstance(text, str) else repr(text)
+    cut = found if len(found) <= SHOWN else found[:SHOWN]
+    return (repr(cut) if isinstance(text, str) else cut) + "..." * (cut is not found)
 
 
 def made_by(registry: Mapping[str, Any], kind: str, spec: str) -> Any:
     """The object of a spec such as `arcface(m=0.3)` or `pgd(epsilon=8/255)`, by the dataclass of that name."""
+    check_length(spec)
     name, opened, text = spec.partition("(")
     if name not in registry:
         raise unknown(kind, name, registry)
@@ -36,7 +55,7 @@ def made_by(registry: Mapping[str, Any], kind: str, spec: str) -> Any:
         return registry[name](**given)
     except (TypeError, OverflowError) as error:
         # What is typed in is told as any other wrong value is.
-        raise ValueError(f"{spec!r} is no {kind}: {error}") from error
+        raise ValueError(f"{shown(spec)} is no {kind}: {error}") from error
 
 
 def _settings(made: Any, name: str, kind: str, spec: str, text: str) -> dict[str, Any]:
@@ -47,13 +66,17 @@ def _settings(made: Any, name: str, kind: str, spec: str, text: str) -> dict[str
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             raise ValueError(text)
         found = [(str(word.arg), _literal(word.value)) for word in call.keywords]
-    except (SyntaxError, TypeError, ValueError, ArithmeticError):
-        raise ValueError(f"{spec!r} is no {kind}: write it as {name} or {name}(name=number,...)") from None
+    except (SyntaxError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        raise ValueError(f"{shown(spec)} is no {kind}: write it as {name} or {name}(name=number,...)") from None
     names = [key for key, _ in found]
     if strange := sorted(set(names) - known):
-        raise ValueError(f"{name} has no {strange[0]!r} in {spec!r}: it has {', '.join(sorted(known)) or 'nothing'}")
+        raise ValueError(
+            f"{name} has no {shown(strange[0])} in {shown(spec)}: it has {', '.join(sorted(known)) or 'nothing'}"
+        )
     if twice := [key for key in names if names.count(key) > 1]:
-        raise ValueError(f"{twice[0]!r} of {name} is given {names.count(twice[0])} times in {spec!r}: give it once")
+        raise ValueError(
+            f"{twice[0]!r} of {name} is given {names.count(twice[0])} times in {shown(spec)}: give it once"
+        )
     return dict(found)
 
 
@@ -71,9 +94,12 @@ class Spec:
     """A cursor over the tokens of one spec."""
 
     def __init__(self, text: str):
+        check_length(text)
         self.text = text
         self.tokens = self._split(text)
         self.at = 0
+        # The Radius or Learnable whose values are read, which hold no other.
+        self.inside = ""
 
     def _split(self, text: str) -> list[str]:
         tokens, position = [], 0
@@ -86,7 +112,7 @@ class Spec:
         return tokens
 
     def error(self, why: str) -> ValueError:
-        return ValueError(f"operator spec {self.text!r} does not parse: {why}; write {GRAMMAR}")
+        return ValueError(f"operator spec {shown(self.text)} does not parse: {why}; write {GRAMMAR}")
 
     def peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
@@ -133,20 +159,25 @@ class Spec:
         while not self.skip(")"):
             key = self.word("the name of a value")
             self.take("=")
-            yield key, self.value()
+            yield key, self.value(key)
             if self.peek() != ")":
                 self.take(",")
 
-    def value(self) -> Any:
+    def value(self, key: str) -> Any:
         token = self.take()
         if token in _WORDS:
             return _WORDS[token]
         if token.lower() in _CALLS:
-            return self.build(_CALLS[token.lower()], token)
+            if self.inside:
+                raise self.error(f"{key!r} of {self.inside} must be a number, True or False, not {token}(...)")
+            self.inside = token
+            built = self.build(_CALLS[token.lower()], token)
+            self.inside = ""
+            return built
         try:
             return float(token) if re.search(r"[.eE]", token) else int(token)
         except ValueError:
-            raise self.error(f"{token!r} is not a number, True, False, Radius(...) or Learnable(...)") from None
+            raise self.error(f"{shown(token)} is not a number, True, False, Radius(...) or Learnable(...)") from None
 
     def end(self) -> None:
         if self.peek():

@@ -32,7 +32,7 @@ def test_a_single_channel_is_not_depthwise():
 def test_the_projection_of_attention_is_left_even_where_its_class_is_named():
     attention = nn.MultiheadAttention(8, 2)
     found = plan(attention, "tanh-cos", Choice(linear=True, also=[NonDynamicallyQuantizableLinear]))
-    assert found.left == {"out_proj": "what contains it may use its weight without calling it"}
+    assert found.left["out_proj"] == "nn.MultiheadAttention uses its weight without calling it"
 
 
 def test_the_shape_of_a_transposed_convolution_is_that_of_its_weight():

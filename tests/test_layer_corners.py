@@ -13,6 +13,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import dcnet
 from dcnet import kernels
 from dcnet.equation import Processes
+from dcnet.opaque import has_hooks
 
 
 @pytest.mark.parametrize("magnitude", ["tanh", "ball"])
@@ -51,8 +52,7 @@ def test_mean_norms_are_over_every_call():
     dcnet.update_norms(model, [x, x])
     expected = 5.5 * (x.square().sum(1) + 1e-4).sqrt().mean()
     torch.testing.assert_close(model.layer.mean_norm, expected, rtol=1e-3, atol=0)
-    assert not model.layer._forward_hooks
-    assert not model.layer._forward_pre_hooks
+    assert not has_hooks(model.layer)
 
 
 def test_an_empty_batch_of_data_is_told():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -127,6 +128,38 @@ def test_wrong_specs_get_one_sentence_with_the_value(spec, message):
     with pytest.raises(ValueError, match=message) as caught:
         Operator.parse(spec)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("linear&" * 200_000 + "linear-cos", "a spec must have at most 5000 characters, not 1400010: 'linear&linear"),
+        ("tanh(radius=" + "Radius(init=" * 300 + "1" + ")" * 301 + "-cos", "'init' of Radius must be a number"),
+        ("tanh(scale=Learnable(init=Radius()))-cos", "'init' of Learnable must be a number, True or False, not Radius"),
+        ("(" * 4999, "expected the name of a magnitude, found"),
+        ("linear(scale=" + "9" * 4900 + ")-cos", "is not a number"),
+        ("a" * 4999, "unknown magnitude 'aaa"),
+    ],
+    ids=["many parts", "deeply nested", "nested", "parentheses", "digits", "one name"],
+)
+def test_a_spec_that_nobody_wrote_is_refused_at_once(spec, message):
+    before = time.perf_counter()
+    with pytest.raises(ValueError, match=message) as caught:
+        Operator.parse(spec)
+    assert len(str(caught.value)) < 1000
+    assert time.perf_counter() - before < 5
+
+
+@pytest.mark.parametrize("value", ["-" * 4900 + "1", "(" * 4900, "[" * 180 + "]" * 180, "9" * 200_000])
+def test_a_margin_that_nobody_wrote_is_refused_at_once(value):
+    with pytest.raises(ValueError, match="arcface") as caught:
+        dcnet.losses.MarginSoftmax(4, 3, f"arcface(m={value})")
+    assert len(str(caught.value)) < 1000
+
+
+def test_two_nested_values_side_by_side_are_fine():
+    spec = "tanh(scale=Learnable(init=2.0),radius=Radius(init=3.0))-cos"
+    assert str(Operator.parse(spec)) == spec
 
 
 @pytest.mark.parametrize(

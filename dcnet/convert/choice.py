@@ -23,8 +23,16 @@ Patterns = str | Sequence[str] | None
 # What networks call the path around a block; a part of a layer's name that matches one makes a 1x1 layer a shortcut.
 SHORTCUTS = ("*shortcut*", "*downsample*", "*skip*", "*identity*", "project")
 
-# These read the weights of their layers, in evaluation at least, without calling the layers.
-BYPASSING = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+# This reads the weights of its layers without calling the layers.
+BYPASSING = nn.MultiheadAttention
+
+# Modules with weights of their own that no decoupled layer can take the place of, and why.
+NO_TWIN: dict[type[nn.Module], str] = {
+    nn.MultiheadAttention: "attention projects queries, keys and values by weights of its own, not by layers",
+    nn.RNNBase: "a recurrent layer multiplies by its weights inside of torch",
+    nn.RNNCellBase: "a recurrent layer multiplies by its weights inside of torch",
+    nn.Bilinear: "a bilinear layer has two inputs, and no one patch that filters could be compared with",
+}
 
 
 @dataclass(frozen=True)
@@ -98,11 +106,15 @@ def plan(model: nn.Module, operator: Operator | str, choice: Choice | None = Non
     ends = _ends(list(layers), choice)
     bypassed = {id(child) for module in model.modules() if isinstance(module, BYPASSING) for child in module.children()}
     rows = []
-    for name, layer in layers.items():
+    for name, layer in model.named_modules():
+        if why := next((NO_TWIN[kind] for kind in NO_TWIN if isinstance(layer, kind)), ""):
+            rows.append(Row(name, _text(_own_shape(layer)), type(layer).__name__, None, why))
+        if name not in layers:
+            continue
         reason = _obstacle(layer, choice.also, id(layer) in bypassed) or ends.get(name, "")
         reason = reason or choice.refusal(names[layer], layer) or _already(layer, target)
         after = None if reason else describe(layer, target)
-        rows.append(Row(name, "x".join(map(str, _shape(layer))), describe(layer), after, reason))
+        rows.append(Row(name, _text(_shape(layer)), describe(layer), after, reason))
     return Conversion(tuple(rows))
 
 
@@ -134,6 +146,8 @@ def describe(layer: nn.Module, operator: Operator | str | None = None) -> str:
 
 def _obstacle(layer: nn.Module, also: Sequence[type[nn.Module]], bypassed: bool) -> str:
     """Why a layer cannot be changed, or nothing."""
+    if bypassed:
+        return "nn.MultiheadAttention uses its weight without calling it"
     if isinstance(layer, _ConvTransposeNd):
         return "a transposed convolution has no patches that filters could be compared with"
     if isinstance(layer, LazyModuleMixin):
@@ -146,7 +160,7 @@ def _obstacle(layer: nn.Module, also: Sequence[type[nn.Module]], bypassed: bool)
         return "its weight is computed by a hook, not stored"
     if "forward" in vars(layer):
         return "its forward was replaced"
-    return "what contains it may use its weight without calling it" if bypassed else ""
+    return ""
 
 
 def _is_known(layer: nn.Module, also: Sequence[type[nn.Module]]) -> bool:
@@ -174,6 +188,15 @@ def _shape(layer: nn.Module) -> Sequence[int]:
     assert isinstance(layer, _ConvNd)
     channels = (layer.in_channels, layer.out_channels) if layer.transposed else (layer.out_channels, layer.in_channels)
     return channels[0], channels[1] // layer.groups, *layer.kernel_size
+
+
+def _own_shape(module: nn.Module) -> Sequence[int]:
+    """The shape of the first weight that a module holds itself."""
+    return next((tuple(weight.shape) for weight in module.parameters(recurse=False)), ())
+
+
+def _text(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _all_names(model: nn.Module) -> dict[nn.Module, list[str]]:

@@ -9,6 +9,7 @@ from typing import cast
 from torch import nn
 
 from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
+from dcnet.opaque import unmark_
 from dcnet.operator import Operator, as_operator, is_plain
 
 TWINS: dict[type[nn.Module], type[Decoupled]] = {
@@ -32,6 +33,7 @@ def change_(layer: nn.Module, operator: Operator | str, eps: float, blend: float
     if is_plain(operator):
         # Whom a decoupled layer shares its mean norm with.
         vars(layer).pop("sync", None)
+        unmark_(layer)
         layer.__class__ = plain
         return
     layer.__class__ = TWINS[plain]

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from dcnet.layers import conv2d, linear
 from dcnet.models.settings import Initializer, Settings
+from dcnet.opaque import is_symbolic
 from dcnet.operator import PLAIN, Operator
 
 
@@ -20,7 +21,7 @@ class Network(nn.Module):
 
     def features(self, input: Tensor) -> Tensor:
         """What the classifier sees: [N, C, H, W] -> [N, num_features]."""
-        if input.dim() != 4:
+        if not is_symbolic(input) and input.dim() != 4:
             raise ValueError(f"input of shape {list(input.shape)} must be a batch of images, [N, C, H, W]")
         return self.body(input)
 
@@ -98,7 +99,7 @@ class Flatten(nn.Flatten):
 
     def forward(self, input: Tensor) -> Tensor:
         rows = super().forward(input)
-        if rows.shape[1] != self.features:
+        if not is_symbolic(input) and rows.shape[1] != self.features:
             left = " x ".join(str(side) for side in input.shape[2:])
             raise ValueError(
                 f"the images leave {left} pixels after pooling, which does not fit image_size={self.image_size}: "

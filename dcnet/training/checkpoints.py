@@ -49,18 +49,32 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `write_tensors` wrote; a ValueError in one sentence for any other file, and for a damaged one."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("dcnet", "{}"))
+            about = _read_json((file.metadata() or {}).get("dcnet", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error}") from None
-    if "notes" not in about:
+    if not isinstance(about.get("notes"), str):
         raise ValueError(
             f"{str(path)!r} is not of dcnet, which notes what its weights are of: expected model.safetensors of a run, "
             "or one of its checkpoints"
         )
     if _sum(tensors, about["notes"]) != about.get("sum"):
         raise ValueError(f"{str(path)!r} is damaged: its contents do not have the sum that was written with them")
-    return tensors, json.loads(about["notes"])
+    try:
+        return tensors, _read_json(about["notes"])
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r} has notes that cannot be read: {error}") from None
+
+
+def _read_json(text: str) -> dict[str, Any]:
+    """The values by name that the text holds, or a ValueError."""
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"expected values by name, as JSON, not a {type(found).__name__}")
+    return found
 
 
 def _sum(tensors: Mapping[str, Tensor], notes: str) -> int:

@@ -111,12 +111,15 @@ def _in_words(data: dict[str, Any]) -> str:
 
 def go_on(record: Record, notes: dict[str, Any], step: int) -> Clock:
     """Takes over into a new record what a checkpoint of this step noted, and gives the time that was spent."""
-    if notes["hash"] != record["hash"]:
-        raise ValueError(f"the checkpoints of the run are of another config, {notes['hash']}")
+    try:
+        curves, resumed_at, clock = notes["curves"], [*notes["resumed_at"], step], Clock(notes["seconds"])
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"the checkpoint at step {step} does not say what was done before it: remove it") from None
+    if notes.get("hash") != record["hash"]:
+        raise ValueError(f"the checkpoints of the run are of another config, {notes.get('hash')}")
     _check_data(record["data"], notes)
-    record["curves"] = notes["curves"]
-    record["resumed_at"] = [*notes["resumed_at"], step]
-    return Clock(notes["seconds"])
+    record["curves"], record["resumed_at"] = curves, resumed_at
+    return clock
 
 
 def _check_data(data: dict[str, Any], notes: dict[str, Any]) -> None:

@@ -1,9 +1,13 @@
 """Checkpoints are whole, or they are recognised."""
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from dcnet.training.checkpoints import KEPT, Checkpoints, check_room, read_tensors, write_tensors
+from dcnet.training.checkpoints import KEPT, Checkpoints, _sum, check_room, read_tensors, write_tensors
+from dcnet.training.records import go_on
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b.c": torch.tensor(3), "half": torch.ones(5, dtype=torch.bfloat16)}
 
@@ -70,8 +74,6 @@ def test_what_an_interrupted_write_leaves_is_no_checkpoint(tmp_path):
 
 
 def test_files_of_others_are_refused(tmp_path):
-    from safetensors.torch import save_file
-
     save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match=r"x.safetensors' is not of dcnet, .* expected model.safetensors of a run"):
         read_tensors(tmp_path / "x.safetensors")
@@ -80,6 +82,39 @@ def test_files_of_others_are_refused(tmp_path):
         read_tensors(tmp_path / "y.safetensors")
     with pytest.raises(ValueError, match="not a whole file of tensors"):
         read_tensors(tmp_path / "none.safetensors")
+
+
+CRAFTED = {
+    "nested": "[" * 100_000,
+    "a list": "[]",
+    "a number": "1",
+    "no JSON": "{",
+    "notes of another kind": '{"notes": {"a": 1}, "sum": 1}',
+}
+
+
+@pytest.mark.parametrize("metadata", CRAFTED.values(), ids=CRAFTED)
+def test_crafted_metadata_is_one_sentence(tmp_path, metadata):
+    save_file({"x": torch.ones(2)}, tmp_path / "step-00000001.safetensors", {"dcnet": metadata})
+    with pytest.raises(ValueError, match=r"step-00000001.safetensors' is not (of dcnet|a whole file)") as caught:
+        read_tensors(tmp_path / "step-00000001.safetensors")
+    assert len(str(caught.value)) < 1000
+    assert Checkpoints(tmp_path).newest()[0] is None
+
+
+@pytest.mark.parametrize("notes", ["[" * 100_000, "[]", "1", "{"], ids=["nested", "a list", "a number", "no JSON"])
+def test_crafted_notes_are_one_sentence(tmp_path, notes):
+    tensors, path = {"x": torch.ones(2)}, tmp_path / "x.safetensors"
+    about = {"notes": notes, "sum": _sum(tensors, notes)}
+    save_file(tensors, path, {"dcnet": json.dumps(about)})
+    with pytest.raises(ValueError, match=r"x.safetensors' has notes that cannot be read"):
+        read_tensors(path)
+
+
+@pytest.mark.parametrize("notes", [{}, {"hash": "1", "resumed_at": 5, "curves": {}, "seconds": {}}])
+def test_notes_of_another_kind_cannot_be_gone_on_from(notes):
+    with pytest.raises(ValueError, match="the checkpoint at step 7 does not say what was done"):
+        go_on({"hash": "1", "data": {"classes": [], "train_images": 1}}, notes, 7)
 
 
 def test_a_write_that_fails_leaves_the_old_one(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from torch import fx, nn
 from dcnet.models.blocks import Network
 from dcnet.models.margin_network import MarginNetwork
 from dcnet.models.normalized import Normalized
+from dcnet.opaque import has_hooks
 from dcnet.robustness.bounds import pooling  # noqa: F401 (it enters its rules)
 from dcnet.robustness.bounds.head import head_logits
 from dcnet.robustness.bounds.layers import added, flatten, relu, rule_of
@@ -29,7 +30,7 @@ NOTHINGS = ("contiguous",)
 def visit(module: nn.Module, signal: Signal, name: str = "") -> Signal:
     """What is known behind the module, in evaluation mode, or a ValueError that names the layer that is not covered."""
     module = getattr(module, "_orig_mod", module)
-    if module._forward_hooks or module._forward_pre_hooks:
+    if has_hooks(module):
         raise not_covered(module, name, "has hooks, which may change what it computes")
     if "forward" in vars(module):
         raise not_covered(module, name, "has a forward that is not that of its class")
