@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +45,8 @@ def each_row(input: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
     if not input.is_nested:
         return compute(input)
     if input.layout == torch.jagged:
-        return torch.nested.nested_tensor_from_jagged(compute(input.values()), input.offsets())
+        jagged: Any = input
+        return torch.nested.nested_tensor_from_jagged(compute(jagged.values()), jagged.offsets())
     parts = input.unbind()
     rows = compute(torch.cat([part.flatten(0, -2) for part in parts]))
     sizes = [part.shape[:-1] for part in parts]

@@ -335,5 +335,5 @@ def test_networks_of_ones_own_forward_follow_their_structure():
     torch.manual_seed(0)
     own = dcnet.create_model("cnn9-small", operator="conv", width=0.1, image_size=8, num_classes=2)
     own.__class__ = Mine
-    with pytest.raises(ValueError, match="the Mine has a forward that cannot be traced"):
+    with pytest.raises(ValueError, match="the Mine calls 'mul' in its forward, for which there is no rule"):
         certify(own, 0.1, image_size=8)
