@@ -33,7 +33,8 @@ def launch(processes, *command, fails=False):
     """By torchrun, as users start it."""
     start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
     place = ["--master-addr=localhost", f"--master-port={free_port()}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, FOLDERS))}
+    found = [*map(str, FOLDERS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(found)}
     done = subprocess.run(
         [*start, *place, *map(str, command)],
         env=environment,

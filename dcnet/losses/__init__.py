@@ -4,7 +4,7 @@ from dcnet.losses.annealing import Annealing, Automatic
 from dcnet.losses.diagnosis import Diagnosis
 from dcnet.losses.head import MarginSoftmax
 from dcnet.losses.incay import feature_incay
-from dcnet.losses.margin import Margin, as_margin, register, registry
+from dcnet.losses.margin import Margin, aliases, as_margin, register, registry
 from dcnet.losses.margins import (
     AMSoftmax,
     ArcFace,
@@ -35,6 +35,7 @@ __all__ = [
     "Softmax",
     "SphereFace2",
     "SphereFaceR",
+    "aliases",
     "as_margin",
     "feature_incay",
     "register",

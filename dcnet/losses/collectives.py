@@ -42,6 +42,24 @@ class Gathered(torch.autograd.Function):
         return gradient[rank * ctx.count : (rank + 1) * ctx.count] * world, None
 
 
+class OwnRows(torch.autograd.Function):
+    """Of the rows of all processes, which all of them have, those of this one.
+
+    The gradient is that of the mean over the processes of what each makes of its own rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        rank, world = rank_of(group)
+        count = len(rows) // world
+        return rows[rank * count : (rank + 1) * count].clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gather_rows(gradient, ctx.group) / rank_of(ctx.group)[1], None
+
+
 class Summed(torch.autograd.Function):
     """The sum over the processes, of which each goes on with the same: its gradient is that of its own term."""
 

@@ -1,6 +1,5 @@
 """Cosines of features with the weights of classes, however many, without copies of the weights."""
 
-import math
 from typing import Any
 
 import torch
@@ -11,22 +10,41 @@ from torch import Tensor
 EPS = 1e-12
 # As EPS, for features in float16, which must be able to hold the gradient.
 HALF_EPS = 1e-6
-# Features with a larger entry are brought down first, since their squares would leave the range of float32.
-HUGE = 1e15
+# Rows with a larger norm are scaled down first, since their squares would leave the range of float32; by a power of
+# two, which is exact.
+HUGE, SMALL = 1e15, 2.0**-70
 # The weights are worked on in so many parts at most, and in parts of so many numbers at least; one part is all that is
 # taken beyond the weights and their gradient. On a GPU each part costs launches, on a CPU small ones stay in its cache.
 PARTS, LEAST, LEAST_ON_GPU = 64, 2**18, 2**24
 
 
-def directions(features: Tensor, dtype: torch.dtype, given: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """Features [N, D] over their norms, and the norms [N]; `given` is what they were in before they were cast."""
-    eps = HALF_EPS if (given or features.dtype) == torch.float16 else EPS
-    features = features.to(dtype)
-    largest = torch.linalg.vector_norm(features.detach(), math.inf, dim=1)
+def directions(rows: Tensor, dtype: torch.dtype, given: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """Features or weights [N, D] over their norms, and the norms [N].
+
+    Args:
+        rows: the features or the weights.
+        dtype: what to compute in.
+        given: the dtype of the rows before they were cast; None for that of `rows`.
+    """
+    eps = HALF_EPS if (given or rows.dtype) == torch.float16 else EPS
+    rows = rows.to(dtype)
+    length = lengths(rows.detach())
     # Others are divided by 1, which leaves them all their bits.
-    size = torch.where(largest > HUGE, largest, torch.ones_like(largest))
-    unit, norms = normalized(features / size[:, None], eps)
+    size = torch.where(length < HUGE, torch.ones_like(length), length)
+    unit, norms = normalized(rows / size[:, None], eps)
     return unit, norms * size
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """The norms of rows [N, D], also of those whose squares would overflow."""
+    norms = torch.linalg.vector_norm(rows, dim=1)
+    return torch.where(norms < HUGE, norms, torch.linalg.vector_norm(rows * SMALL, dim=1) / SMALL)
+
+
+def _part_size(weight: Tensor) -> int:
+    """How many rows of the weights are worked on at a time."""
+    least = LEAST_ON_GPU if weight.is_cuda else LEAST
+    return max(-(-len(weight) // PARTS), -(-least // weight.shape[1]))
 
 
 def normalized(rows: Tensor, eps: float = EPS) -> tuple[Tensor, Tensor]:
@@ -53,7 +71,7 @@ class _Cosines(torch.autograd.Function):
 
     @staticmethod
     def forward(unit: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        norms = torch.linalg.vector_norm(weight, dim=1).square_().add_(EPS).sqrt_()
+        norms = _weight_norms(weight)
         cos = F.linear(unit, weight).div_(norms)
         own = cos.gather(1, labels[:, None])[:, 0]
         # Detached, since torch 2.11 compiles what is returned as it was changed in place without a gradient.
@@ -69,7 +87,7 @@ class _Cosines(torch.autograd.Function):
         with torch.autocast(unit.device.type, enabled=False):
             if torch.is_grad_enabled():
                 # Somebody wants to differentiate once more: everything is left as it is, and known from the weights.
-                norms = (weight.square().sum(1) + EPS).sqrt()
+                norms = directions(weight, weight.dtype, weight.dtype)[1]
             of_products = of_cos / norms
             by_labels = (of_labels / norms[labels])[:, None]
             of_products = of_products.scatter_add_(1, labels[:, None], by_labels)
@@ -80,11 +98,22 @@ class _Cosines(torch.autograd.Function):
         return of_unit, of_weight, None
 
 
+def _weight_norms(weight: Tensor) -> Tensor:
+    """sqrt(|w|^2 + eps) of each row."""
+    # On a GPU a look at the norms would make the host wait.
+    if not (weight.is_cuda or torch.compiler.is_compiling()):
+        norms = torch.linalg.vector_norm(weight, dim=1)
+        if (norms < HUGE).all():
+            return norms.square_().add_(EPS).sqrt_()
+    norms = torch.cat([lengths(part) for part in weight.split(_part_size(weight))])
+    return torch.where(norms < HUGE, (norms.square() + EPS).sqrt(), norms)
+
+
 def _along(of_weight: Tensor, weight: Tensor, norms: Tensor, of_norms: Tensor) -> Tensor:
     """Adds what comes by the norms, which is along the weights."""
     if torch.is_grad_enabled():
         return of_weight + weight * _share(of_weight, weight, norms, of_norms)
-    rows = max(-(-len(weight) // PARTS), -(-(LEAST_ON_GPU if weight.is_cuda else LEAST) // weight.shape[1]))
+    rows = _part_size(weight)
     for part, *rest in zip(
         of_weight.split(rows), weight.split(rows), norms.split(rows), of_norms.split(rows), strict=True
     ):

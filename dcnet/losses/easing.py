@@ -47,18 +47,23 @@ class Eased(nn.Module):
         return self
 
     @torch.no_grad()
-    def _next_share(self, cos: Tensor) -> Tensor | None:
-        """How much of the margin counts in this batch; in training it moves on."""
+    def _next_share(self, cos: Tensor, kept: Tensor) -> Tensor | None:
+        """How much of the margin counts in this batch; in training it moves on.
+
+        Args:
+            cos: the cosines [N] with the weights of the labels.
+            kept: bool [N], False for samples that are ignored.
+        """
         if self.annealing is None:
             return None
-        if self.training:
+        if self.training and not _recomputing():
             if isinstance(self.annealing, Automatic):
-                degrees = torch.rad2deg(angle(cos)).mean()
+                degrees = torch.rad2deg(angle(cos)).masked_fill(~kept, 0.0).sum() / kept.sum()
                 self.eased_in.copy_(self.annealing.next_weight(self.eased_in, degrees.to(self.eased_in)))
             else:
                 self.eased_in.copy_(self.annealing.weight(self.step))
             self.step.add_(1)
-        elif not isinstance(self.annealing, Automatic):
+        elif not self.training and not isinstance(self.annealing, Automatic):
             self.eased_in.copy_(self.annealing.weight(self.step))
         # A copy, since the next batch changes it before the gradients of this one may be asked for.
         return self.eased_in.to(cos.dtype).clone()
@@ -70,3 +75,11 @@ class Eased(nn.Module):
     def _others(self, cos: Tensor, share: Tensor | None) -> Tensor:
         """The same of all other classes, by eta."""
         return let_in(cos, self.margin.others(cos), share)
+
+
+def _recomputing() -> bool:
+    """True within a backward pass, where torch.utils.checkpoint computes a batch again that was counted before.
+
+    The share is then still that of the last batch.
+    """
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -9,25 +9,37 @@ from torch import Tensor, nn
 
 from dcnet.learnable import check_number
 from dcnet.losses.annealing import BY_MARGIN, Easing
-from dcnet.losses.cosine import cosines, directions, normalized
+from dcnet.losses.cosine import cosines, directions
 from dcnet.losses.diagnosis import Diagnosis, diagnose
 from dcnet.losses.easing import Eased
 from dcnet.losses.margin import Margin, as_margin
 from dcnet.losses.scale import FeatureScale, Scale
 
+REDUCTIONS = ("mean", "sum", "none")
+# The label that torch's cross entropy ignores by default.
+IGNORED = -100
+
 
 class MarginSoftmax(Eased):
-    """loss = head(features, labels); head.logits(features) are without margin, for prediction.
+    """A last layer with its loss: loss = head(features, labels).
 
-    All is computed in float32 or better, whatever the features are in and under autocast.
+    `head.logits(features)` gives the logits without margin, for prediction. Everything is computed in float32 or
+    better, whatever the dtype of the features and under autocast.
 
     Args:
-        in_features: of the features, [N, in_features].
-        num_classes: labels are from 0 to one less.
-        margin: a spec such as "a-softmax" or "arcface(m=0.3)", or a Margin.
-        scale: s: a number, "norm" for ||x||, "learned" or a Learnable; None for what the margin takes by default.
-        annealing: an `Annealing`, an `Automatic` or "auto", or None; by default what the margin is known to need.
-        label_smoothing: share of the label that is spread over all classes; not for margins that are binary.
+        in_features: the number of features of a sample; a batch is [N, in_features].
+        num_classes: the number of classes; labels are integers from 0 to num_classes - 1.
+        margin: a spec such as "a-softmax", "arcface(m=0.3)" or "cosface", or a `Margin`; see `dcnet list margins`.
+        scale: the scale s: a number, "norm" for ||x||, "learned" or a `Learnable`; None for the margin's default.
+        annealing: an `Annealing`, an `Automatic` or "auto", or None for the full margin from the first step; by
+            default what the margin needs.
+        label_smoothing: the share of the label that is spread over all classes, as in torch's cross entropy.
+            Margins that decide each class by itself (sphereface2) do not support it.
+        reduction: "mean", "sum" or "none", as in torch's cross entropy: the mean over all samples that are not
+            ignored, their sum, or one loss for each sample, which is 0 where it is ignored. The mean of an empty
+            batch, or of one that is ignored altogether, is nan, with gradients of 0; the sum is 0.
+        ignore_index: samples with this label are ignored: they have no loss and no gradient, and annealing does not
+            count their angles. It need not be one of the classes.
     """
 
     weight: nn.Parameter
@@ -40,10 +52,14 @@ class MarginSoftmax(Eased):
         scale: Scale = None,
         annealing: Easing | str | None = BY_MARGIN,
         label_smoothing: float = 0.0,
+        reduction: str = "mean",
+        ignore_index: int = IGNORED,
     ):
         _check_sizes(in_features, num_classes)
         super().__init__(as_margin(margin), annealing)
         _check_smoothing(label_smoothing, self.margin)
+        _check_reduction(reduction, ignore_index)
+        self.reduction, self.ignore_index = reduction, int(ignore_index)
         self.in_features, self.num_classes, self.label_smoothing = in_features, num_classes, label_smoothing
         self.weight = nn.Parameter(torch.empty(self._held(num_classes), in_features))
         self.scale = FeatureScale(self.margin.scale if scale is None else scale, self.margin.scale)
@@ -74,36 +90,60 @@ class MarginSoftmax(Eased):
             nn.init.constant_(self.offset, self.margin.first_bias(self.num_classes, scale))
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss of features [N, in_features] with labels [N]."""
+        """The loss of a batch: a number, or one for each sample with reduction="none".
+
+        Args:
+            features: [N, in_features], of any floating-point dtype.
+            labels: integers [N].
+        """
         labels = self._checked(features, labels)
         with _full_precision(features):
             return self._loss(*directions(features, self._dtype), labels)
 
     def _loss(self, unit: Tensor, norms: Tensor, labels: Tensor) -> Tensor:
-        cos, own, weight_norms = cosines(unit, self.weight.to(self._dtype), labels)
-        size, share = self.scale(norms), self._next_share(own)
+        kept, places = self._places(labels)
+        cos, own, weight_norms = cosines(unit, self.weight.to(self._dtype), places)
+        size, share = self.scale(norms), self._next_share(own, kept)
         target = self._target(own, share) * size
         if not self.margin.unit_weights:
-            target = target * weight_norms[labels]
+            target = target * weight_norms[places]
         logits = self._scaled(self._others(cos, share), size, weight_norms)
         if self.bias is not None:
-            logits, target = logits + self.bias, target + self.bias[labels]
+            logits, target = logits + self.bias, target + self.bias[places]
         if self.margin.binary:
-            return self._binary_loss(logits, target, labels) / size.detach()
+            return self._reduced(self._binary_losses(logits, target, places) / size.detach(), kept)
         # In their place, as no gradient needs what was there; copies of logits are what takes the memory.
-        logits = logits.scatter_(1, labels[:, None], target[:, None])
-        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        logits = logits.scatter_(1, places[:, None], target[:, None])
+        return F.cross_entropy(
+            logits,
+            labels,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )
+
+    def _places(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Which samples count, bool [N], and the labels with a class in the place of those that are ignored."""
+        kept = labels != self.ignore_index
+        return kept, labels.masked_fill(~kept, 0)
+
+    def _reduced(self, losses: Tensor, kept: Tensor) -> Tensor:
+        """Losses [N] reduced as by torch's cross entropy."""
+        losses = losses.masked_fill(~kept, 0.0)
+        if self.reduction == "none":
+            return losses
+        return losses.sum() if self.reduction == "sum" else losses.sum() / kept.sum()
 
     def _scaled(self, cos: Tensor, size: Tensor, weight_norms: Tensor) -> Tensor:
         scaled = cos * (size[:, None] if size.dim() else size)
         return scaled if self.margin.unit_weights else scaled * weight_norms
 
-    def _binary_loss(self, logits: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+    def _binary_losses(self, logits: Tensor, target: Tensor, labels: Tensor) -> Tensor:
         assert self.offset is not None
         own, others = F.softplus(-(target + self.offset)), F.softplus(logits + self.offset)
         others = others.scatter(1, labels[:, None], 0.0).sum(1)
         share = self.margin.label_share()
-        return (share * own + (1 - share) * others).mean()
+        return share * own + (1 - share) * others
 
     def logits(self, features: Tensor) -> Tensor:
         """What the classes get without any margin, [N, num_classes]."""
@@ -111,7 +151,7 @@ class MarginSoftmax(Eased):
         with _full_precision(features):
             unit, norms = directions(features, self._dtype)
             weight, bias = self._all_classes()
-            weight, weight_norms = normalized(weight.to(self._dtype))
+            weight, weight_norms = directions(weight, self._dtype, self._dtype)
             logits = self._scaled(F.linear(unit, weight), self.scale(norms), weight_norms)
             return logits if bias is None else logits + bias
 
@@ -119,7 +159,7 @@ class MarginSoftmax(Eased):
         """cos(theta_j) of each feature and class, [N, num_classes]."""
         self._check_features(features)
         with _full_precision(features):
-            weight, _ = normalized(self._all_classes()[0].to(self._dtype))
+            weight, _ = directions(self._all_classes()[0], self._dtype, self._dtype)
             return F.linear(directions(features, self._dtype)[0], weight)
 
     def _all_classes(self) -> tuple[Tensor, Tensor | None]:
@@ -127,14 +167,20 @@ class MarginSoftmax(Eased):
         return self.weight, self.bias
 
     def diagnose(self, features: Tensor, labels: Tensor) -> Diagnosis:
-        """Where the features of these labels stand, and what the margin asks of them."""
+        """The angles of features [N, in_features] to the weights of their labels [N], and what the margin asks of them.
+
+        Samples that are ignored are left out.
+        """
         labels = self._checked(features, labels)
         share = 1.0 if self.annealing is None else float(self.eased_in)
-        return diagnose(self.cosines(features.detach()), labels, self.margin, share)
+        kept = labels != self.ignore_index
+        return diagnose(self.cosines(features.detach())[kept], labels[kept], self.margin, share)
 
     def extra_repr(self) -> str:
         sizes = f"{self.in_features}, {self.num_classes}"
-        return f"{sizes}, margin={str(self.margin)!r}, s={self.scale}, annealing={self.annealing}"
+        shown = f"{sizes}, margin={str(self.margin)!r}, s={self.scale}, annealing={self.annealing}"
+        given = {"reduction": (self.reduction, "mean"), "ignore_index": (self.ignore_index, IGNORED)}
+        return shown + "".join(f", {name}={value!r}" for name, (value, default) in given.items() if value != default)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -144,11 +190,14 @@ class MarginSoftmax(Eased):
         return features.dim() == 2 and features.shape[1] == self.in_features
 
     def _check_features(self, features: Tensor) -> None:
+        _check_tensor("features", features)
         if not self._fits(features):
             raise ValueError(f"a head takes features [N, {self.in_features}], not {list(features.shape)}")
 
     def _checked(self, features: Tensor, labels: Tensor) -> Tensor:
         """The labels as torch counts by them, in int64, or an error of one sentence."""
+        for name, value in (("features", features), ("labels", labels)):
+            _check_tensor(name, value)
         if not self._fits(features) or labels.shape != features.shape[:1]:
             wanted = f"features [N, {self.in_features}] and labels [N]"
             raise ValueError(f"a head takes {wanted}, not {list(features.shape)} and {list(labels.shape)}")
@@ -163,7 +212,7 @@ class MarginSoftmax(Eased):
 
     def _strange(self, labels: Tensor) -> int | None:
         """The first label that is none of the classes."""
-        strange = labels[(labels < 0) | (labels >= self.num_classes)]
+        strange = labels[((labels < 0) | (labels >= self.num_classes)) & (labels != self.ignore_index)]
         return int(strange[0]) if len(strange) else None
 
 
@@ -180,6 +229,18 @@ def _check_smoothing(smoothing: Any, margin: Margin) -> None:
         raise ValueError(f"label_smoothing must be 0 or more and less than 1, not {smoothing!r}")
     if smoothing and margin.binary:
         raise ValueError(f"{margin.name} decides each class by itself and takes no label_smoothing, not {smoothing!r}")
+
+
+def _check_reduction(reduction: Any, ignore_index: Any) -> None:
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, not {reduction!r}")
+    if not isinstance(ignore_index, Integral) or isinstance(ignore_index, bool):
+        raise ValueError(f"ignore_index must be an integer, not {ignore_index!r}")
+
+
+def _check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} of a head must be a tensor, not {type(value).__name__}: use torch.as_tensor({name})")
 
 
 def _full_precision(features: Tensor) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from dcnet.angle import safe_asin
 from dcnet.learnable import take_plain_numbers
-from dcnet.spec import made_by
+from dcnet.spec import made_by, unknown
 
 # Below this the slope of theta by cos(theta) stops growing; it is infinite at theta = 0 and pi.
 DELTA = 1e-6
@@ -26,13 +27,20 @@ DELTA = 1e-6
 class Margin:
     """The logits s psi(theta_y) of the label and s eta(theta_j) of all others.
 
-    `unit_weights` says that ||W_j|| counts as 1; `bias` that the classes have one; `scale` is the s that a head takes
-    by default, None for ||x||; `binary` says that each class is decided by itself, and not by a softmax over all;
-    `eased` that training needs annealing.
+    Attributes:
+        name: the name in the registry, with which a spec starts and which records have.
+        about: both logits as formulas, for `dcnet list margins`.
+        aliases: other names that a spec may start with.
+        unit_weights: whether ||W_j|| counts as 1.
+        bias: whether the classes have biases.
+        binary: whether each class is decided by itself, and not by a softmax over all.
+        eased: whether training needs annealing.
+        scale: the default s of a head; None for ||x||.
     """
 
     name: ClassVar[str]
     about: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
     unit_weights: ClassVar[bool] = True
     bias: ClassVar[bool] = False
     binary: ClassVar[bool] = False
@@ -68,23 +76,56 @@ class Margin:
 
 
 registry: dict[str, type[Margin]] = {}
+# The name in the registry of every other name of a margin.
+aliases: dict[str, str] = {}
 Kind = TypeVar("Kind", bound=type[Margin])
 
 
 def register(kind: Kind) -> Kind:
-    """Enters a margin into the registry under its name."""
-    if kind.name in registry:
-        raise ValueError(f"{kind.name!r} is taken: {registry[kind.name].__name__} is a margin of that name")
+    """Enters a margin into the registry under its name, and its other names into `aliases`."""
+    # A subclass has the aliases of its parent only if it says so: they would be names of two margins.
+    others = kind.__dict__.get("aliases", ())
+    for name in (kind.name, *others):
+        if taken := registry.get(aliases.get(name, name)):
+            raise ValueError(f"{name!r} is taken: {taken.__name__} is a margin of that name")
     registry[kind.name] = kind
+    aliases.update(dict.fromkeys(others, kind.name))
     return kind
 
 
+def aliases_of(name: str) -> list[str]:
+    """The other names of a margin in the registry."""
+    return [alias for alias, meant in aliases.items() if meant == name]
+
+
 def as_margin(given: Margin | str) -> Margin:
-    """The margin of a spec such as `a-softmax` or `arcface(m=0.3)`, or the margin itself."""
+    """The margin of a spec such as `a-softmax`, `arcface(m=0.3)` or `cosface`, or the margin itself.
+
+    Names may be aliases, and case, hyphens, underscores and spaces do not matter: `CosFace` and `am_softmax` are
+    `am-softmax`, which is also the name that the margin prints.
+    """
     if isinstance(given, Margin):
         return given
-    margin: Margin = made_by(registry, "margin", str(given))
+    spec = str(given)
+    typed = spec.partition("(")[0]
+    # Under the name that was typed, so that errors quote the spec as it is.
+    margin: Margin = made_by({**registry, typed: registry[_canonical(typed)]}, "margin", spec)
     return margin
+
+
+def _canonical(typed: str) -> str:
+    """The name in the registry that is meant."""
+    if typed in registry:
+        return typed
+    known = {_plain(name): name for name in registry} | {_plain(alias): meant for alias, meant in aliases.items()}
+    if _plain(typed) not in known:
+        raise unknown("margin", typed, [*registry, *aliases])
+    return known[_plain(typed)]
+
+
+def _plain(name: str) -> str:
+    """The letters and digits of a name, in lower case."""
+    return re.sub(r"[-_\s]", "", name).lower()
 
 
 def angle(cos: Tensor) -> Tensor:

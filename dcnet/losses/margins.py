@@ -31,6 +31,7 @@ class MSoftmax(Margin):
     """||x|| cos(theta_j): weights of norm 1, decided by angle alone."""
 
     name: ClassVar[str] = "m-softmax"
+    aliases: ClassVar[tuple[str, ...]] = ("modified-softmax",)
     about: ClassVar[str] = "||x|| cos(theta_j)"
 
 
@@ -43,6 +44,7 @@ class ASoftmax(Margin):
     """
 
     name: ClassVar[str] = "a-softmax"
+    aliases: ClassVar[tuple[str, ...]] = ("sphereface", "angular-softmax")
     about: ClassVar[str] = "||x|| ((-1)^k cos(m theta_y) - 2k), ||x|| cos(theta_j)"
     eased: ClassVar[bool] = True
     m: float = 4
@@ -63,6 +65,7 @@ class LSoftmax(ASoftmax):
     """||W_y|| ||x|| psi(theta_y): large-margin softmax, whose weights keep their norms."""
 
     name: ClassVar[str] = "l-softmax"
+    aliases: ClassVar[tuple[str, ...]] = ("large-margin-softmax", "large-margin")
     about: ClassVar[str] = "||W_y|| ||x|| ((-1)^k cos(m theta_y) - 2k), W_j x"
     unit_weights: ClassVar[bool] = False
     m: float = 2
@@ -74,6 +77,7 @@ class AMSoftmax(Margin):
     """s (cos(theta_y) - m): additive-margin softmax, or CosFace."""
 
     name: ClassVar[str] = "am-softmax"
+    aliases: ClassVar[tuple[str, ...]] = ("cosface", "additive-margin-softmax", "lmcl")
     about: ClassVar[str] = "s (cos(theta_y) - m), s cos(theta_j)"
     scale: ClassVar[float | None] = 30.0
     m: float = 0.35
@@ -92,6 +96,7 @@ class ArcFace(Margin):
     """s cos(theta_y + m), and s (cos(theta_y) - m sin(m)) where theta_y + m is beyond pi, so that it keeps falling."""
 
     name: ClassVar[str] = "arcface"
+    aliases: ClassVar[tuple[str, ...]] = ("aam-softmax", "additive-angular-margin-softmax")
     about: ClassVar[str] = "s cos(theta_y + m), s cos(theta_j)"
     scale: ClassVar[float | None] = 64.0
     m: float = 0.5
@@ -111,6 +116,7 @@ class NormFace(Margin):
     """s cos(theta_j): features and weights of norm 1."""
 
     name: ClassVar[str] = "normface"
+    aliases: ClassVar[tuple[str, ...]] = ("normalized-softmax", "norm-softmax", "nsl")
     about: ClassVar[str] = "s cos(theta_j)"
     scale: ClassVar[float | None] = 20.0
 
@@ -121,6 +127,7 @@ class L2Softmax(Margin):
     """W_j (s x / ||x||) + b_j: features on a sphere of radius s."""
 
     name: ClassVar[str] = "l2-softmax"
+    aliases: ClassVar[tuple[str, ...]] = ("l2-constrained-softmax",)
     about: ClassVar[str] = "W_j (s x / ||x||) + b_j"
     unit_weights: ClassVar[bool] = False
     bias: ClassVar[bool] = True

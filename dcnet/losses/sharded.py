@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcnet.losses.annealing import BY_MARGIN, Easing
-from dcnet.losses.collectives import Gathered, Shared, Summed, gather_rows, largest, rank_of
+from dcnet.losses.collectives import Gathered, OwnRows, Shared, Summed, gather_rows, largest, rank_of
 from dcnet.losses.cosine import cosines, directions
-from dcnet.losses.head import MarginSoftmax, _full_precision
+from dcnet.losses.head import IGNORED, MarginSoftmax, _full_precision
 from dcnet.losses.margin import Margin
 from dcnet.losses.scale import Scale
 
@@ -18,21 +18,26 @@ from dcnet.losses.scale import Scale
 class ShardedMarginSoftmax(MarginSoftmax):
     """MarginSoftmax with the classes shared out over the processes of a group; all of them call it together.
 
-    Each gives its own features and labels, equally many, and gets the mean loss over the joint batch. The features'
-    gradients are those that DistributedDataParallel expects, and the weights' are exact: keep the head out of it.
+    Each process gives its own features and labels, equally many, and gets the mean loss over the joint batch. The
+    features' gradients are those that DistributedDataParallel expects, and the weights' are exact: keep the head out
+    of it.
     `logits`, `cosines` and `diagnose` are of a process's own features and of all classes, whose weights it gathers: all
     processes call them together, too, and nothing of that has a gradient by the weights. Without torch.distributed it
     is a MarginSoftmax, of which a share of the classes may be used.
 
     Args:
-        in_features: as in MarginSoftmax, like the others.
-        num_classes: over all processes.
-        margin: by name, or a Margin.
-        scale: a number, "norm", "learned" or a Learnable.
-        annealing: as in MarginSoftmax.
-        sample: the share of its classes that a process uses in a step: those of the batch, which are all used however
-            many they are, and others at random.
-        group: of torch.distributed; None for all processes.
+        in_features: the number of features of a sample, as in `MarginSoftmax`.
+        num_classes: the number of classes of all processes together.
+        margin: a spec such as "arcface(m=0.3)" or "cosface", or a `Margin`.
+        scale: the scale s: a number, "norm", "learned" or a `Learnable`; None for the margin's default.
+        annealing: as in `MarginSoftmax`.
+        sample: the share of its classes that a process uses in a step: all classes of the batch, however many they
+            are, and others at random.
+        group: a group of torch.distributed; None for all processes.
+        reduction: "mean" or "sum" over the joint batch without ignored samples, which is the same number in all
+            processes, or "none" for the losses of the process's own samples. With "none" the gradients are those of
+            the mean over the processes of what each makes of its losses, as with DistributedDataParallel.
+        ignore_index: samples with this label are ignored, as in `MarginSoftmax`.
     """
 
     def __init__(
@@ -44,12 +49,16 @@ class ShardedMarginSoftmax(MarginSoftmax):
         annealing: Easing | str | None = BY_MARGIN,
         sample: float = 1.0,
         group: Any = None,
+        reduction: str = "mean",
+        ignore_index: int = IGNORED,
     ):
         # Before torch's own module is there, since it decides how many weights there are.
         object.__setattr__(self, "group", group)
         if not 0 < sample <= 1:
             raise ValueError(f"sample must be a share above 0 and at most 1, not {sample!r}")
-        super().__init__(in_features, num_classes, margin, scale, annealing)
+        super().__init__(
+            in_features, num_classes, margin, scale, annealing, reduction=reduction, ignore_index=ignore_index
+        )
         self.sample = sample
         self.rank, self.world = rank_of(group)
         self.first = self._bounds(self.rank)
@@ -112,19 +121,26 @@ class ShardedMarginSoftmax(MarginSoftmax):
     def _shared_loss(self, features: Tensor, labels: Tensor, given: torch.dtype) -> Tensor:
         unit, norms = directions(features, self._dtype, given)
         size = self._shared_scale(norms)
-        own = (labels >= self.first) & (labels < self.first + len(self.weight))
+        kept = labels != self.ignore_index
+        own = kept & (labels >= self.first) & (labels < self.first + len(self.weight))
         weight, bias, places = self._used((labels - self.first).clamp(0, len(self.weight) - 1), own)
         cos, chosen, weight_norms = cosines(unit, weight.to(self._dtype), places)
         chosen = chosen * own
-        share = self._next_share(Summed.apply(chosen, self.group))
+        share = self._next_share(Summed.apply(chosen, self.group), kept)
         held = self._held_target(self._target(chosen, share) * size, weight_norms, bias, places)
         target = Summed.apply(held * own, self.group)
         logits = self._scaled(self._others(cos, share), size, weight_norms)
         logits = logits if bias is None else logits + bias
         hidden = own[:, None] & (torch.arange(len(weight), device=logits.device) == places[:, None])
         if self.margin.binary:
-            return self._shared_binary(logits, target, hidden) / size.detach()
-        return self._shared_softmax(logits.masked_fill(hidden, -math.inf), target)
+            losses = self._shared_binary(logits, target, hidden) / size.detach()
+        else:
+            losses = self._shared_softmax(logits.masked_fill(hidden, -math.inf), target)
+        return self._of_own(self._reduced(losses, kept))
+
+    def _of_own(self, losses: Tensor) -> Tensor:
+        """Of the losses of the joint batch those of this process; what is reduced is of all."""
+        return losses if self.reduction != "none" else OwnRows.apply(losses, self.group)
 
     def _shared_scale(self, norms: Tensor) -> Tensor:
         size = self.scale(norms)
@@ -141,7 +157,7 @@ class ShardedMarginSoftmax(MarginSoftmax):
         # In the place of the logits, of which there would be three copies otherwise.
         others = Summed.apply(logits.sub_(highest[:, None]).exp_().sum(1), self.group)
         total = others + (target - highest).exp()
-        return (highest + total.log() - target).mean()
+        return highest + total.log() - target
 
     def _shared_binary(self, logits: Tensor, target: Tensor, hidden: Tensor) -> Tensor:
         assert self.offset is not None
@@ -150,7 +166,7 @@ class ShardedMarginSoftmax(MarginSoftmax):
         own = F.softplus(-(target + offset / self.world - offset.detach() / self.world + offset.detach()))
         others = Summed.apply(F.softplus(logits + offset).masked_fill(hidden, 0.0).sum(1), self.group)
         share = self.margin.label_share()
-        return (share * own + (1 - share) * others).mean()
+        return share * own + (1 - share) * others
 
     def _used(self, places: Tensor, own: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Weights and biases of the classes of this step, and where the labels are among them."""

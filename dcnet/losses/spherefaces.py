@@ -22,6 +22,7 @@ class SphereFaceR(Margin):
     """
 
     name: ClassVar[str] = "sphereface-r"
+    aliases: ClassVar[tuple[str, ...]] = ("sphereface-revived",)
     about: ClassVar[str] = "s cos(min(m theta_y, pi)), s cos(theta_j)"
     scale: ClassVar[float | None] = 30.0
     m: float = 1.5

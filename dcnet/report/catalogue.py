@@ -9,6 +9,7 @@ import torch
 import dcnet
 from dcnet.data import datasets
 from dcnet.data.registry import data_folder
+from dcnet.losses.margin import aliases_of
 from dcnet.models import create_model, networks
 from dcnet.models.registry import prefixes
 from dcnet.operator import PLAIN
@@ -126,12 +127,25 @@ def recipes() -> Listing:
 def margins() -> Listing:
     """The margins of losses, with the logits they give."""
     rows = [
-        {"name": name, "about": kind.about, "scale": kind.scale, "settings": dataclasses.asdict(kind())}
+        {
+            "name": name,
+            "aliases": aliases_of(name),
+            "about": kind.about,
+            "scale": kind.scale,
+            "settings": dataclasses.asdict(kind()),
+        }
         for name, kind in dcnet.losses.registry.items()
     ]
-    columns = {"name": _of("name"), "logits of the label, of others": _of("about")}
-    caption = 'In Python: dcnet.losses.MarginSoftmax(512, 100, margin="a-softmax").'
-    return Listing("margins", columns, rows, long=("logits of the label, of others",), caption=caption)
+    columns = {
+        "name": _of("name"),
+        "also called": lambda row: ", ".join(row["aliases"]),
+        "logits of the label, of others": _of("about"),
+    }
+    caption = (
+        'In Python: dcnet.losses.MarginSoftmax(512, 100, margin="a-softmax"). Names may be written as CosFace or '
+        "am_softmax; records have the name of the first column."
+    )
+    return Listing("margins", columns, rows, long=("also called", "logits of the label, of others"), caption=caption)
 
 
 def _main_values(config: RunConfig) -> str:

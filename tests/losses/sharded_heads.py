@@ -18,7 +18,10 @@ def batch(rank, seed):
     return x, torch.randint(CLASSES, (OWN,), generator=generator)
 
 
-def compare(margin, **options):
+def compare(margin, ignored=None, **options):
+    """With `ignored`, samples of that class are ignored: more of them in one process than in the other."""
+    if ignored is not None:
+        options["ignore_index"] = ignored
     rank, world = dist.get_rank(), dist.get_world_size()
     sharded = ShardedMarginSoftmax(FEATURES, CLASSES, margin, **options).double()
     if sharded.bias is not None:
@@ -37,8 +40,16 @@ def compare(margin, **options):
         x = torch.cat([part[0] for part in parts]).requires_grad_()
         labels = torch.cat([part[1] for part in parts])
         own = parts[rank][0].requires_grad_()
+        if ignored is not None:
+            labels[0] = parts[0][1][0] = ignored
         expected, found = whole(x, labels), sharded(own, parts[rank][1])
-        close(found, expected)
+        if options.get("reduction") == "none":
+            close(found, expected[OWN * rank : OWN * (rank + 1)])
+            # Each process does something of its own with its losses, and the mean of that is what counts.
+            of_each = torch.arange(1, world + 1).repeat_interleave(OWN) / world
+            expected, found = (of_each * expected.square()).sum(), ((rank + 1) * found.square()).sum()
+        else:
+            close(found, expected)
         names = [name for name, _ in sharded.named_parameters()]
         wanted, given = gradients(whole, expected, names), gradients(sharded, found, names)
         for name, value in wanted.items():
@@ -95,6 +106,17 @@ def check_compiled(margin):
         close(one, two)
 
 
+def check_all_ignored():
+    """nan for the mean, as torch has it, and gradients of 0."""
+    head = ShardedMarginSoftmax(FEATURES, CLASSES, "am-softmax").double()
+    x, labels = batch(dist.get_rank(), 0)
+    x.requires_grad_()
+    loss = head(x, torch.full_like(labels, -100))
+    assert loss.isnan()
+    for gradient in torch.autograd.grad(loss, (x, head.weight)):
+        assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
 def check_samples():
     """All classes of the batch are among those that are used, so that a loss over fewer classes is a smaller one."""
     torch.manual_seed(5)
@@ -122,6 +144,11 @@ if __name__ == "__main__":
     compare(SphereFaceR(version=2, detach=False))
     compare(SphereFaceR(version=2), annealing=Annealing(start=3, rate=1, floor=1))
     compare("sphereface2", annealing="auto")
+    for reduction in ("mean", "sum", "none"):
+        compare("a-softmax", ignored=-100, annealing="auto", reduction=reduction)
+        compare("sphereface2", ignored=4, annealing=None, reduction=reduction)
+        compare("softmax", ignored=4, reduction=reduction)
+    check_all_ignored()
     check_compiled("arcface")
     check_samples()
     check_first_weights()
