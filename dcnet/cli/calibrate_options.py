@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dcnet.cli.convert_options import Source, with_operator
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from dcnet.training import RunConfig
 
@@ -19,8 +19,10 @@ IMAGES, BATCH = 512, 64
 def calibrated(source: Source, operator: str, data_dir: Path | None) -> tuple[RunConfig, nn.Module, list[str]]:
     """As `with_operator`, but radius and scale of each layer are set by images that the run was trained on."""
     from dcnet.convert import decouple
+    from dcnet.data import load_dataset
     from dcnet.layers import Decoupled
     from dcnet.operator import is_plain
+    from dcnet.training.pretrained import training_images
 
     if not is_plain(source.config().operator) or is_plain(operator):
         pair = f"{source.config().operator!r} to {operator!r}"
@@ -28,7 +30,8 @@ def calibrated(source: Source, operator: str, data_dir: Path | None) -> tuple[Ru
     before = source.model()
     config, twin, _ = with_operator(source, operator)
     chosen = {name for name, layer in twin.named_modules() if isinstance(layer, Decoupled)}
-    images = _training_images(source, data_dir)
+    dataset = load_dataset(source.record["config"]["dataset"], data_dir)
+    images = training_images(dataset, source.shape[2], IMAGES, BATCH)
     model = decouple(
         before, operator, where=lambda name, _: name in chosen, linear=True, start="calibrated", data=images
     )
@@ -36,15 +39,3 @@ def calibrated(source: Source, operator: str, data_dir: Path | None) -> tuple[Ru
     spec = next(str(layer.operator) for layer in model.modules() if isinstance(layer, Decoupled))
     new = [name for name in model.state_dict() if name not in before.state_dict()]
     return dataclasses.replace(config, operator=spec), model.eval(), new
-
-
-def _training_images(source: Source, data_dir: Path | None) -> list[Tensor]:
-    """A few batches of pixels from 0 to 1."""
-    from dcnet.data import FolderDataset, load_dataset
-
-    dataset = load_dataset(source.record["config"]["dataset"], data_dir)
-    if isinstance(dataset, FolderDataset):
-        batch = min(BATCH, len(dataset.train))
-        return [images for images, _ in dataset.train_loader(batch, source.shape[2], workers=0, steps=IMAGES // BATCH)]
-    some = dataset.train.first(min(IMAGES, len(dataset.train)), dataset.num_classes)
-    return [images.float() / 255 for images in some.images.split(BATCH)]

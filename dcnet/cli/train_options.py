@@ -60,10 +60,13 @@ class NetworkOptions:
     """Weight of the newest batch in the statistics of batch normalisation."""
 
     image_size: Annotated[int | None, by_recipe("N")] = None
-    """Side of the crops from a folder of images."""
+    """Side of the crops from a folder of images, which a vision transformer of timm is made for."""
 
     pretrained: Annotated[str | None, by_recipe("RUN")] = None
     """Start from the weights of this run, or of this file in the folder of one, such as a checkpoint."""
+
+    weights: Annotated[str | None, by_recipe("FILE")] = None
+    """Start a network of timm from this file in timm's naming, .safetensors or .pth; timm for those that timm has."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,15 @@
 
 import difflib
 import importlib
+import socket
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dcnet.convert import decouple
 from dcnet.models.blocks import Network
@@ -13,8 +18,10 @@ from dcnet.models.registry import register_prefix
 from dcnet.models.settings import Settings
 from dcnet.operator import Operator
 
+PREFIX = "timm"
 
-@register_prefix("timm")
+
+@register_prefix(PREFIX)
 def timm_network(
     name: str,
     *,
@@ -28,8 +35,9 @@ def timm_network(
 ) -> Network:
     """timm's network as the body, without its weights; its classifier is one of ours, with a bias.
 
-    All convolutions are decoupled but the 1x1 ones of shortcuts; linear layers of the body stay plain. `image_size` is
-    not needed. For pretrained weights call `dcnet.decouple` on a network made by timm itself.
+    All convolutions are decoupled but the 1x1 ones of shortcuts; linear layers of the body stay plain. A network whose
+    input has one size, such as a vision transformer, is made for `image_size`; one that does not take it raises
+    ValueError. For pretrained weights see `dcnet train --weights`, or call `dcnet.decouple` on a network of timm.
     """
     given = {"width": None if width == 1 else width, **others}
     for option, value in given.items():
@@ -42,7 +50,9 @@ def timm_network(
         in_channels=in_channels,
         classifier_bias=True,
     )
-    body = _timm_body(name, in_channels)
+    body = _create(name, in_channels, image_size, num_classes=0)
+    if image_size is not None:
+        _check_size(body, name, in_channels, image_size)
     features = getattr(body, "head_hidden_size", body.num_features)
     return Network(settings, decouple(body, settings.operator, shortcuts=False, inplace=True), features)
 
@@ -64,12 +74,123 @@ def import_timm() -> Any:
         ) from None
 
 
-def _timm_body(name: str, in_channels: int) -> Any:
+def timm_pixels(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of the pixels, from 0 to 1, that the weights of a network of timm are made for."""
+    config = _config(name)
+    return tuple(config.mean), tuple(config.std)
+
+
+def with_weights(
+    name: str, tensors: Mapping[str, Tensor] | None, in_channels: int, image_size: int | None
+) -> tuple[nn.Module, nn.Linear | None]:
+    """timm's plain network with its classifier and pretrained weights, and the classifier.
+
+    timm adapts them where it knows how to: the first filters to other channels, positions to another image size.
+
+    Args:
+        name: of the network, in timm.
+        tensors: the weights in timm's naming, whatever the number of classes; None for timm's own, which it downloads.
+        in_channels: of the images.
+        image_size: their side.
+    """
+    if tensors is None:
+        body = _own_weights(name, in_channels, image_size)
+    else:
+        overlay = {"state_dict": dict(tensors), "num_classes": _classes(name, tensors), "label_offset": 0}
+        options = {"pretrained": True, "pretrained_cfg_overlay": {**overlay, "custom_load": False, "source": ""}}
+        try:
+            body = _create(name, in_channels, image_size, num_classes=overlay["num_classes"], **options)
+        except (RuntimeError, KeyError) as error:
+            raise ValueError(f"the weights do not fit 'timm:{name}': {_first_difference(error)}") from None
+    classifier = body.get_classifier()  # type: ignore[operator]
+    return body, classifier if isinstance(classifier, nn.Linear) else None
+
+
+def own_file(name: str) -> Path | None:
+    """The file with timm's own weights of a network in the cache of the Hugging Face hub, if there is one."""
+    hub = importlib.import_module("huggingface_hub")
+    config = _config(name)
+    for file in (config.hf_hub_filename, "model.safetensors", "pytorch_model.bin"):
+        found = hub.try_to_load_from_cache(config.hf_hub_id, file) if file and config.hf_hub_id else None
+        if isinstance(found, str):
+            return Path(found)
+    return None
+
+
+def _own_weights(name: str, in_channels: int, image_size: int | None) -> nn.Module:
+    try:
+        if own_file(name) is None:
+            _check_network()
+        return _create(name, in_channels, image_size, pretrained=True)
+    except Exception as error:
+        # Whatever the packages raise that download: there are a dozen kinds.
+        reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+        raise ValueError(
+            f"timm's weights of {name!r} are not in its cache and cannot be downloaded: {reason}; "
+            "give a .safetensors file in place of 'timm'"
+        ) from None
+
+
+def _check_network() -> None:
+    """Raises OSError at once where the hub has no address; it would be asked for a minute."""
+    host = urlsplit(importlib.import_module("huggingface_hub.constants").ENDPOINT).hostname
+    if host and not getproxies():
+        socket.getaddrinfo(host, 443)
+
+
+def _classes(name: str, tensors: Mapping[str, Tensor]) -> int:
+    """The classes that the classifier among the weights tells apart, 0 if there is none."""
+    names = _config(name).classifier or ()
+    first = names if isinstance(names, str) else next(iter(names), "")
+    weight = tensors.get(f"{first}.weight")
+    return 0 if weight is None else len(weight)
+
+
+def _first_difference(error: Exception) -> str:
+    """The first line of what torch has to say about weights that do not fit, without the title."""
+    if isinstance(error, KeyError):
+        return f"there is no {error.args[0]!r} among them"
+    lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
+    first, more, _ = (lines[1] if len(lines) > 1 else str(error)).partition('", ')
+    return f'{first}", ...' if more else first
+
+
+def _config(name: str) -> Any:
+    """What timm knows of the weights of a network; a ValueError with the nearest names for an unknown one."""
     timm = import_timm()
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
         near = difflib.get_close_matches(architecture, timm.list_models(), n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() gives them all"
         raise ValueError(f"unknown timm network {name!r}: {hint}")
-    body: nn.Module = timm.create_model(name, pretrained=False, num_classes=0, in_chans=in_channels)
-    return body
+    return timm.models.get_pretrained_cfg(name) or timm.models.get_pretrained_cfg(architecture)
+
+
+def _create(name: str, in_channels: int, image_size: int | None, **options: Any) -> nn.Module:
+    config = _config(name)
+    if image_size is not None and getattr(config, "fixed_input_size", False):
+        options["img_size"] = image_size
+    try:
+        made: nn.Module = import_timm().create_model(name, in_chans=in_channels, **options)
+    except (AssertionError, TypeError, ZeroDivisionError) as error:
+        raise _refused_size(name, image_size, error) from None
+    return made
+
+
+@torch.no_grad()
+def _check_size(body: nn.Module, name: str, in_channels: int, image_size: int) -> None:
+    """Sends an image through the plain network, which may be too small for its layers, or of the wrong size."""
+    training = body.training
+    try:
+        body.eval()(torch.zeros(1, in_channels, image_size, image_size))
+    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+        raise _refused_size(name, image_size, error) from None
+    finally:
+        body.train(training)
+
+
+def _refused_size(name: str, image_size: int | None, error: Exception) -> ValueError:
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return ValueError(
+        f"'timm:{name}' does not take images of {image_size} x {image_size} pixels: {reason}; give another image_size"
+    )

@@ -27,10 +27,10 @@ STATISTICS = "statistics"
 
 def build_model(config: RunConfig, num_classes: int, channels: int, image_size: int) -> Normalized:
     """The network of a config for images of a dataset, which takes pixels from 0 to 1."""
-    _check_pixels(config, channels)
+    mean, std = (_pixels(config, name, channels) for name in ("pixel_mean", "pixel_std"))
     network = create_model(
         config.model,
-        operator=config.operator,
+        operator=config.layer_operator,
         num_classes=num_classes if config.margin is None else 0,
         norm=config.norm,
         activation=config.activation,
@@ -41,18 +41,21 @@ def build_model(config: RunConfig, num_classes: int, channels: int, image_size: 
         norm_momentum=config.norm_momentum,
     )
     ended = network if config.margin is None else _with_head(config, network, num_classes)
-    return Normalized(ended, config.pixel_mean, config.pixel_std)
+    return Normalized(ended, mean, std)
 
 
-def _check_pixels(config: RunConfig, channels: int) -> None:
-    """Values for other channels would turn grey images into coloured ones."""
-    for name in ("pixel_mean", "pixel_std"):
-        count = len(getattr(config, name))
-        if count not in (1, channels):
-            raise ValueError(
-                f"{name} of the recipe {config.recipe!r} has {count} values, and the images of {config.dataset!r} have "
-                f"{channels} channels: use another recipe, or one value for all"
-            )
+def _pixels(config: RunConfig, name: str, channels: int) -> tuple[float, ...]:
+    """The mean or deviation of pixels; values for other channels would turn grey images into coloured ones."""
+    values: tuple[float, ...] = getattr(config, name)
+    if config.weights is not None and channels == 1:
+        # timm adds up the filters of all colours.
+        return (sum(values) / len(values),)
+    if len(values) not in (1, channels):
+        raise ValueError(
+            f"{name} of the recipe {config.recipe!r} has {len(values)} values, and the images of {config.dataset!r} "
+            f"have {channels} channels: use another recipe, or one value for all"
+        )
+    return values
 
 
 def _with_head(config: RunConfig, network: Network, num_classes: int) -> MarginNetwork:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from dcnet.convert.size import calibratable
 from dcnet.data import Augmentation
 from dcnet.learnable import check_number
 from dcnet.losses import as_margin
+from dcnet.models.timm_models import PREFIX
 from dcnet.operator import PLAIN, Operator, is_plain
 from dcnet.spec import unknown
 from dcnet.training.adversaries import Adversary, as_adversary
@@ -21,6 +23,8 @@ OPTIMIZERS = ("adam", "adamw", "sgd")
 PRECISIONS = ("float32", "bfloat16")
 WEIGHTED = ("none", "gradient", "update")
 ANNEALINGS = ("auto", "none")
+# In place of a file: the weights that timm itself has.
+OWN_WEIGHTS = "timm"
 # Of the largest seed that torch takes.
 SEED_BITS = 63
 # Folders have names of 255 bytes at most, which also hold the hash and may get something in front.
@@ -58,6 +62,9 @@ class RunConfig:
         weighted_gradients: "gradient" or "update" as in `dcnet.optim.WeightedGradients`, or "none".
         orthonormal: the coefficient of half of `dcnet.regularizers.orthonormal` in the loss.
         pretrained: a run or a checkpoint whose weights are taken over where training starts.
+        weights: a file of pretrained weights of a network of timm, or "timm" for those that timm has; a decoupled
+            network starts calibrated, and its layers learn a scale per channel. With `pretrained` as well, the weights
+            are those of that run, whose layers have such a scale.
         evaluate_every: steps from one evaluation to the next; None for every epoch.
     """
 
@@ -95,6 +102,7 @@ class RunConfig:
     weighted_gradients: str = "none"
     orthonormal: float = 0.0
     pretrained: str | None = None
+    weights: str | None = None
     precision: str = "float32"
     evaluate_every: int | None = None
     seed: int = 0
@@ -134,6 +142,8 @@ class RunConfig:
         if self.decoupled and Operator.parse(self.operator).weighted:
             self._check_weighted()
         self._check_head()
+        if self.weights is not None:
+            self._check_pretrained(self.weights)
         if self.adversary is not None:
             self._check_adversary(as_adversary(self.adversary))
 
@@ -141,6 +151,12 @@ class RunConfig:
         object.__setattr__(self, "adversary", str(adversary))
         if self.margin is not None and not adversary.takes_margins:
             raise ValueError(f"adversary={self.adversary!r} has a loss of its own, and so has margin={self.margin!r}")
+
+    def _check_pretrained(self, weights: str) -> None:
+        if not self.model.startswith(f"{PREFIX}:"):
+            raise ValueError(f"weights={weights!r} are of a network of timm, not of {self.model!r}: give timm:<name>")
+        if self.decoupled:
+            calibratable(Operator.parse(self.operator))
 
     def _check_head(self) -> None:
         """A head with a margin takes the classifier's place, and has a loss of its own."""
@@ -178,6 +194,11 @@ class RunConfig:
     @property
     def decoupled(self) -> bool:
         return not is_plain(self.operator)
+
+    @property
+    def layer_operator(self) -> Operator | str:
+        """The operator that layers are made with: beside pretrained weights its scale is learned per channel."""
+        return calibratable(Operator.parse(self.operator)) if self.decoupled and self.weights else self.operator
 
     def described(self) -> dict[str, Any]:
         """The config as plain values, for a record; `config_of` reads it."""

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dcnet.data import Augmentation
+from dcnet.models.timm_models import timm_pixels
 from dcnet.operator import PLAIN
 from dcnet.spec import unknown
-from dcnet.training.config import RunConfig
+from dcnet.training.config import OWN_WEIGHTS, RunConfig
 from dcnet.training.open_set_recipes import CENTRE, REACH, faces, open_set
 from dcnet.training.schedules import Cosine, Steps
 
@@ -99,6 +100,27 @@ def features() -> RunConfig:
     )
 
 
+def finetune() -> RunConfig:
+    """A pretrained network of timm on a folder of images: AdamW for 10 epochs, from the weights that timm has."""
+    return RunConfig(
+        recipe="finetune",
+        dataset="imagefolder",
+        model="timm:resnet18",
+        weights=OWN_WEIGHTS,
+        image_size=224,
+        epochs=10,
+        batch_size=32,
+        optimizer="adamw",
+        lr=3e-4,
+        weight_decay=0.05,
+        schedule=Cosine(),
+        label_smoothing=0.1,
+        augmentation=Augmentation(flip=True),
+        pixel_mean=(0.485, 0.456, 0.406),
+        pixel_std=(0.229, 0.224, 0.225),
+    )
+
+
 # The options of `dcnet train` that are not named as the value they replace, and those that are.
 _OWN_NAMES = {"operator": "--operators", "seed": "--seeds"}
 _NOT_OPTIONS = ("recipe", "augmentation", "schedule", "pixel_mean", "pixel_std", "log_floor")
@@ -111,6 +133,7 @@ OPTIONS = {
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "digits": digits,
     "features": features,
+    "finetune": finetune,
     "paper-cifar": paper_cifar,
     "paper-imagenet": paper_imagenet,
     "paper-attack": paper_attack,
@@ -124,7 +147,7 @@ def recipe(name: str, **changes: Any) -> RunConfig:
 
     Where a run gets longer or shorter, the drops of the learning rate move with its end. The label smoothing of a
     recipe gives way to a margin that has none; one that is asked for beside such a margin is refused, and so is a
-    momentum of what the run does not have.
+    momentum of what the run does not have. Beside pretrained weights pixels are normalised as these were trained with.
     """
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
@@ -136,9 +159,21 @@ def recipe(name: str, **changes: Any) -> RunConfig:
     if longer and "schedule" not in changes and base.steps and isinstance(base.schedule, Steps):
         changes["schedule"] = _moved(base.schedule, base.steps, changes.get("steps"))
     config = dataclasses.replace(base, **changes)
+    if changes.get("weights") is not None and changes.get("pretrained") is not None:
+        both = f"weights={config.weights!r} and pretrained={config.pretrained!r}"
+        raise ValueError(f"{both} exclude each other: give one")
+    if config.weights is not None and {"model", "weights"} & changes.keys():
+        config = _with_pixels(config, changes)
     _check_smoothing(config, changes.get("label_smoothing"))
     _check_momenta(config, changes)
     return config
+
+
+def _with_pixels(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+    """The config with the mean and deviation of pixels that the network of timm expects, where none are given."""
+    mean, std = timm_pixels(config.model.partition(":")[2])
+    own = {"pixel_mean": mean, "pixel_std": std}
+    return dataclasses.replace(config, **{name: value for name, value in own.items() if name not in changes})
 
 
 def _check_smoothing(config: RunConfig, asked: float | None) -> None:

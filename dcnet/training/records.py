@@ -67,6 +67,7 @@ def notes_of(config: RunConfig, record: Record, clock: Clock) -> dict[str, Any]:
         "classes": record["data"]["classes"],
         "train_images": record["data"]["train_images"],
         "curves": record["curves"],
+        "weights": record.get("weights"),
         "seconds": clock.seconds,
         "resumed_at": record.get("resumed_at", []),
     }
@@ -119,6 +120,8 @@ def go_on(record: Record, notes: dict[str, Any], step: int) -> Clock:
         raise ValueError(f"the checkpoints of the run are of another config, {notes.get('hash')}")
     _check_data(record["data"], notes)
     record["curves"], record["resumed_at"] = curves, resumed_at
+    if notes.get("weights") is not None:
+        record["weights"] = notes["weights"]
     return clock
 
 

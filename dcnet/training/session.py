@@ -14,6 +14,7 @@ from dcnet.training.config import RunConfig
 from dcnet.training.divergence import DivergenceError
 from dcnet.training.execution import Execution
 from dcnet.training.lock import locked
+from dcnet.training.pretrained import check_weights
 from dcnet.training.progress import Shown
 from dcnet.training.records import check_own_images
 from dcnet.training.runs import Record, Run
@@ -73,6 +74,7 @@ class Session:
         with self._hold(run):
             if not self.again and run.done:
                 check_own_images(run.record(), config, self.execution.data_dir)
+                check_weights(run.record(), config)
                 shown.note(f"{run.folder.name}: is done already, see {run.record_file}; --again trains it anew")
                 return run.record()
             trainer = Trainer(config, run, self.execution, shown, again=self.again)

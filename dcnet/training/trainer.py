@@ -55,6 +55,8 @@ class Trainer:
             run.remove_leftovers()
         for complaint in complaints:
             self.watcher.note(f"{complaint}; {'the one before it is used' if found else 'the run begins anew'}")
+        if self.space.loaded is not None:
+            self.watcher.note(f"{config.name}: {self.space.loaded}")
         if found is not None:
             self._go_on_from(found)
         elif self.space.is_first:

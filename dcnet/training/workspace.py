@@ -17,6 +17,7 @@ from dcnet.training.evaluate import Evaluator
 from dcnet.training.execution import Execution, make_accelerator, uses_graph
 from dcnet.training.meter import Meter, Reading
 from dcnet.training.objective import Objective
+from dcnet.training.pretrained import Loaded, start_from_weights
 from dcnet.training.runs import Run
 from dcnet.training.snapshots import Snapshots
 from dcnet.training.sources import make_source
@@ -45,6 +46,7 @@ class Workspace:
         self.device, self.processes = self.accelerator.device, int(self.accelerator.num_processes)
         self.dataset = dataset or load_dataset(config.dataset, execution.data_dir)
         self.image_size = config.image_size or self.dataset.image_size
+        self.loaded: Loaded | None = None
         self.graph = uses_graph(execution, self.accelerator)
         self.model = self._placed(self._new_model() if model is None else _checked(model, config))
         shared = self.accelerator.distributed_type == DistributedType.FSDP
@@ -72,6 +74,9 @@ class Workspace:
         if len(data.classes) < 2:
             only = ", ".join(data.classes)
             raise ValueError(f"{data.name} has the class {only!r} alone, and every answer is right: expected two")
+        if self.config.weights and not self.config.pretrained and self.begins:
+            model, self.loaded = start_from_weights(self.config, data, self.image_size, self.device)
+            return model
         model = build_model(self.config, len(data.classes), data.channels, self.image_size)
         # A run that goes on has its weights, and the others may be gone or elsewhere by now.
         if self.config.pretrained and self.begins:
@@ -164,6 +169,7 @@ class Workspace:
     def described(self) -> dict[str, Any]:
         """What a record says of it."""
         return {
+            **({} if self.loaded is None else {"weights": self.loaded.described()}),
             "steps": self.total_steps,
             "steps_per_epoch": self.source.steps_per_epoch,
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),

@@ -105,21 +105,26 @@ class Command:
             if not values:
                 raise ValueError(f"{option} names none, so that there is nothing to train: give one or more")
         changes = self._changes()
-        configs = [
-            recipe(self.recipe, **changes, operator=operator, seed=seed)
-            for seed in self.seeds
-            for operator in self.operators
-        ]
+        pairs = [(seed, operator) for seed in self.seeds for operator in self.operators]
+        try:
+            configs = [recipe(self.recipe, **changes, operator=operator, seed=seed) for seed, operator in pairs]
+        except ImportError as error:
+            raise ValueError(str(error)) from None
         return list(dict.fromkeys(configs))
 
     def _changes(self) -> dict[str, Any]:
         """The values that are not the recipe's."""
         from dcnet.training import recipe
+        from dcnet.training.config import OWN_WEIGHTS
         from dcnet.training.schedules import SCHEDULES
 
         changes = given(self.network) | given(self.training)
         if "pretrained" in changes:
             changes["pretrained"] = weights_of(changes["pretrained"], self.machine.runs)
+        if changes.get("weights", OWN_WEIGHTS) != OWN_WEIGHTS and not Path(changes["weights"]).is_file():
+            raise ValueError(
+                f"--weights is {changes['weights']!r}, and there is no such file: give one in timm's naming, or timm"
+            )
         drawn = {name: changes.pop(name) for name in AUGMENTATION if name in changes}
         if drawn:
             changes["augmentation"] = dataclasses.replace(recipe(self.recipe).augmentation, **drawn)
