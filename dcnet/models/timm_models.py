@@ -102,7 +102,7 @@ def with_weights(
             body = _create(name, in_channels, image_size, num_classes=overlay["num_classes"], **options)
         except (RuntimeError, KeyError) as error:
             raise ValueError(f"the weights do not fit 'timm:{name}': {_first_difference(error)}") from None
-    classifier = body.get_classifier()  # type: ignore[operator]
+    classifier = body.get_classifier()
     return body, classifier if isinstance(classifier, nn.Linear) else None
 
 
@@ -117,7 +117,7 @@ def own_file(name: str) -> Path | None:
     return None
 
 
-def _own_weights(name: str, in_channels: int, image_size: int | None) -> nn.Module:
+def _own_weights(name: str, in_channels: int, image_size: int | None) -> Any:
     try:
         if own_file(name) is None:
             _check_network()
@@ -166,12 +166,12 @@ def _config(name: str) -> Any:
     return timm.models.get_pretrained_cfg(name) or timm.models.get_pretrained_cfg(architecture)
 
 
-def _create(name: str, in_channels: int, image_size: int | None, **options: Any) -> nn.Module:
+def _create(name: str, in_channels: int, image_size: int | None, **options: Any) -> Any:
     config = _config(name)
     if image_size is not None and getattr(config, "fixed_input_size", False):
         options["img_size"] = image_size
     try:
-        made: nn.Module = import_timm().create_model(name, in_chans=in_channels, **options)
+        made = import_timm().create_model(name, in_chans=in_channels, **options)
     except (AssertionError, TypeError, ZeroDivisionError) as error:
         raise _refused_size(name, image_size, error) from None
     return made

@@ -172,7 +172,7 @@ def recipe(name: str, **changes: Any) -> RunConfig:
 def _with_pixels(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
     """The config with the mean and deviation of pixels that the network of timm expects, where none are given."""
     mean, std = timm_pixels(config.model.partition(":")[2])
-    own = {"pixel_mean": mean, "pixel_std": std}
+    own: dict[str, Any] = {"pixel_mean": mean, "pixel_std": std}
     return dataclasses.replace(config, **{name: value for name, value in own.items() if name not in changes})
 
 
