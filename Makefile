@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint docs bench clean browser results screenshot
+.PHONY: demo test lint docs bench clean browser resolve results screenshot
 
 demo: $(VENV)/.core
 	$(VENV)/bin/dcnet train --operators conv tanh-cos --seeds 0 1 2 --plot runs/curves.png
@@ -18,6 +18,10 @@ lint: $(VENV)/.dev
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+
+# pip's answer on a machine with nothing but the public index, for every supported Python; it installs nothing.
+resolve: $(VENV)/bin/python
+	$(RUN) tests/packaging/resolve.py
 
 # The tables and pictures of README and docs, from records; it fails where they had been stale.
 results: $(VENV)/.dev

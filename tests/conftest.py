@@ -10,7 +10,7 @@ from hypothesis import settings
 # Without a GPU the kernels run in Triton's interpreter, which has to be asked for before Triton is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-# Triton 3.9 warns where this is unset, since its default will change, and a warning is an error here.
+# Triton 3.9 and newer warn where this is unset, since its default will change, and a warning is an error here.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import dcnet
