@@ -1,9 +1,19 @@
-"""Files that are either the old ones or the new ones, never half of each."""
+"""Files written whole or not at all, and files from strangers read within limits."""
 
+import errno
 import json
+import math
 import os
+import re
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+# The records that dcnet writes have less than a megabyte.
+LARGEST_JSON = 64 << 20
+# No number that dcnet writes is larger; Python's whole numbers have no end, and overflow where they become floats.
+LARGEST_WHOLE = 2**64
+SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 
 
 def write_atomically(path: Path | str, content: bytes) -> None:
@@ -27,10 +37,60 @@ def write_json(path: Path | str, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
+def open_regular(path: Path | str) -> BinaryIO:
+    """The file, opened to be read; an OSError for anything that is no regular file, such as a pipe without a writer."""
+    # A pipe would otherwise make the process wait for somebody to write into it.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_limited(path: Path | str, limit: int) -> bytes:
+    """The content of a regular file; a ValueError if it is larger than the limit, before it is read."""
+    with open_regular(path) as file:
+        content = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else b""
+        size = max(os.fstat(file.fileno()).st_size, len(content))
+    if size > limit:
+        raise ValueError(f"it has {size:,} bytes, and {limit:,} is the limit")
+    return content
+
+
 def read_json(path: Path | str) -> Any:
-    """The value in a file of JSON; a ValueError if it is none, NaN and infinity included, which others may write."""
-    return json.loads(Path(path).read_text(), parse_constant=_refuse)
+    """The value in a file of JSON; a ValueError if it is none, too large or too deep, or has numbers without end.
+
+    NaN and infinity are no JSON, though others may write them.
+    """
+    text = read_limited(path, LARGEST_JSON).decode()
+    try:
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
+        if SURROGATE.search(text):
+            # Halves of a character, which can be neither printed nor written, but for both halves side by side.
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("its lists and objects are nested too deeply") from None
+    return value
 
 
 def _refuse(word: str) -> None:
     raise ValueError(f"JSON has no {word}")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > 20 or abs(value := int(text)) > LARGEST_WHOLE:
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value

@@ -20,8 +20,9 @@ def read_images(paths: Sequence[Path], record: dict[str, Any], invert: bool) -> 
     data = record["data"]
     if data["channels"] not in MODES:
         raise ValueError(f"the run takes images of {data['channels']} channels, and image files have 1 or 3")
-    images = [_seen(_read(path, MODES[data["channels"]]), record) for path in paths]
-    pixels = torch.stack([_pixels(image, data["image_size"], _side(record)) for image in images])
+    mode, size = MODES[data["channels"]], data["image_size"]
+    # One after the other, since photos of their full size are large.
+    pixels = torch.stack([_pixels(_seen(_read(path, mode), record), size, _side(record)) for path in paths])
     return 1 - pixels if invert else pixels
 
 
@@ -43,12 +44,12 @@ def _side(record: dict[str, Any]) -> int:
 
 def _read(path: Path, mode: str) -> Image:
     """The image of a file as in training, in grey or in red, green and blue."""
-    from dcnet.data.image import UNREADABLE, seen_image
+    from dcnet.data.image import seen_image
 
     try:
         return seen_image(path, mode)
-    except UNREADABLE as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ValueError(
             f"{str(path)!r} cannot be read as an image: {reason}; give a file such as .png or .jpg"
         ) from None

@@ -15,7 +15,7 @@ import torch.utils.data
 from PIL import Image
 from torch import Tensor
 
-from dcnet.data.image import UNREADABLE, seen_image
+from dcnet.data.image import seen_image
 from dcnet.data.order import mixed
 
 # Epoch and index of an image; no epoch for images of the test, to which nothing happens at random.
@@ -88,8 +88,8 @@ def read_rgb(path: Path) -> Image.Image:
     """The image of a file in red, green and blue, upright and as large as it is."""
     try:
         return seen_image(path)
-    except UNREADABLE as error:
-        reason = " ".join(str(error).split())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ValueError(f"{path} cannot be read as an image: {reason}; replace or delete it") from error
 
 

@@ -4,6 +4,7 @@ import _codecs
 import io
 import math
 import pickle
+import pickletools
 import re
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,21 @@ import numpy as np
 from dcnet.data.download import broken
 
 
+# Opcodes that nobody needs for arrays and plain values, and that take memory or time without end: room for bytes that
+# need not follow, and containers that hash all that is in them.
+REFUSED = {"BYTEARRAY8", "DUP", "EMPTY_SET", "ADDITEMS", "FROZENSET"}
+PUT = {"PUT", "BINPUT", "LONG_BINPUT"}
+GET = {"GET", "BINGET", "LONG_BINGET"}
+# How often a tuple may be put into another place: tuples of tuples that are the same double with every level when they
+# are hashed, and with so many the most that they come to is no trouble.
+MOST_SHARED = 32
+
+
 def _text(value: Any) -> str:
     """Text of Python 2 arrives as bytes."""
+    if not isinstance(value, bytes | str | int):
+        # Containers that hold each other many times would become a text without end.
+        raise pickle.UnpicklingError(f"a {type(value).__name__} is where a name should be")
     return value.decode("latin1") if isinstance(value, bytes) else str(value)
 
 
@@ -73,9 +87,30 @@ class _Unpickler(pickle.Unpickler):
         return ADMITTED[module, name]
 
 
+def _check_size(content: bytes) -> None:
+    """Refuses a pickle that would take much more memory or time than its bytes, before anything of it is loaded."""
+    places: list[bool] = []
+    before, shared = "", 0
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+        if opcode.name in REFUSED:
+            raise pickle.UnpicklingError(f"it has the opcode {opcode.name}")
+        if opcode.name in PUT and argument > count:
+            # All places up to that one are made at once.
+            raise pickle.UnpicklingError(f"it remembers {argument:,} values after {count} operations")
+        if opcode.name in PUT or opcode.name == "MEMOIZE":
+            place = len(places) if opcode.name == "MEMOIZE" else argument
+            places += [False] * (place + 1 - len(places))
+            places[place] = "TUPLE" in before
+        shared += opcode.name in GET and places[argument : argument + 1] == [True]
+        if shared > MOST_SHARED:
+            raise pickle.UnpicklingError(f"it has tuples in more than {MOST_SHARED} places beside their own")
+        before = opcode.name
+
+
 def load_table(content: bytes, path: Path | str, url: str) -> dict[str, Any]:
     """The dictionary in a pickle, by names, with arrays, texts, numbers and containers of them in it."""
     try:
+        _check_size(content)
         table = _Unpickler(io.BytesIO(content), encoding="bytes").load()
         if type(table) is not dict:
             raise TypeError(f"it is a {type(table).__name__}")
