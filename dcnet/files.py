@@ -2,7 +2,6 @@
 
 import errno
 import json
-import math
 import os
 import re
 import stat
@@ -11,8 +10,10 @@ from typing import Any, BinaryIO
 
 # The records that dcnet writes have less than a megabyte.
 LARGEST_JSON = 64 << 20
-# No number that dcnet writes is larger; Python's whole numbers have no end, and overflow where they become floats.
-LARGEST_WHOLE = 2**64
+# No number that dcnet writes is larger; Python's whole numbers have no end, and sums and squares of floats overflow.
+LARGEST_WHOLE, LARGEST_NUMBER = 2**64, 1e100
+# Of lists and objects inside of each other; what reads them may go down by calls.
+DEEPEST = 100
 SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 
 
@@ -63,20 +64,33 @@ def read_limited(path: Path | str, limit: int) -> bytes:
     return content
 
 
-def read_json(path: Path | str) -> Any:
+def read_json(path: Path | str, any_number: bool = False) -> Any:
     """The value in a file of JSON; a ValueError if it is none, too large or too deep, or has numbers without end.
 
-    NaN and infinity are no JSON, though others may write them.
+    NaN and infinity are no JSON, though others may write them: `any_number` is for who checks all numbers anyway.
     """
     text = read_limited(path, LARGEST_JSON).decode()
+    limits: dict[str, Any] = {"parse_constant": _refuse, "parse_float": _finite, "parse_int": _whole}
     try:
-        value = json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
+        value = json.loads(text, **({} if any_number else limits))
         if SURROGATE.search(text):
             # Halves of a character, which can be neither printed nor written, but for both halves side by side.
             json.dumps(value, ensure_ascii=False).encode()
+        _check_depth(value)
     except RecursionError:
         raise ValueError("its lists and objects are nested too deeply") from None
     return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEEPEST):
+        lists = [part for part in level if isinstance(part, list)]
+        objects = [part.values() for part in level if isinstance(part, dict)]
+        level = [inner for part in (*lists, *objects) for inner in part]
+        if not level:
+            return
+    raise RecursionError
 
 
 def _refuse(word: str) -> None:
@@ -85,7 +99,7 @@ def _refuse(word: str) -> None:
 
 def _finite(text: str) -> float:
     value = float(text)
-    if not math.isfinite(value):
+    if not abs(value) <= LARGEST_NUMBER:
         raise ValueError(f"the number {text[:40]} is too large")
     return value
 

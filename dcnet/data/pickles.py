@@ -13,7 +13,6 @@ import numpy as np
 
 from dcnet.data.download import broken
 
-
 # Opcodes that nobody needs for arrays and plain values, and that take memory or time without end: room for bytes that
 # need not follow, and containers that hash all that is in them.
 REFUSED = {"BYTEARRAY8", "DUP", "EMPTY_SET", "ADDITEMS", "FROZENSET"}

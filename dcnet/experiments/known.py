@@ -6,9 +6,12 @@ from pathlib import Path
 from dcnet.experiments.experiment import Record
 from dcnet.files import read_json
 from dcnet.training import Run, RunConfig, read_record
+from dcnet.training.runs import record_problem
 
 # What a run comes to in the end, be it that it does not converge.
 FINAL = ("done", "diverged")
+# What tells the record of a run from other JSON.
+RUN = {"config", "status", "curves"}
 
 
 class Known:
@@ -18,20 +21,21 @@ class Known:
         runs: the folder of runs.
         folders: with records in files, at any depth, brought from other machines.
 
-    `damaged` has the files of the folders that nobody can read, as of a copy that was cut off.
+    `damaged` has the files of the folders that cannot be read, as of a copy that was cut off, or a record with values
+    that are none, and what is wrong with each.
     """
 
     def __init__(self, runs: Path, folders: Sequence[Path] = ()):
         self.runs = runs
         self.brought: dict[str, Record] = {}
-        self.damaged: list[Path] = []
+        self.damaged: dict[Path, str] = {}
         for file in _files(folders):
             record = final_record(file)
             if record is not None:
                 key = _key(record)
                 self.brought[key] = _joined(self.brought.get(key), record)
-            elif not _is_json(file):
-                self.damaged.append(file)
+            elif problem := problem_in(file):
+                self.damaged[file] = problem
 
     def record(self, config: RunConfig) -> Record | None:
         """The record of a config that was run to its end."""
@@ -56,15 +60,15 @@ def final_record(file: Path) -> Record | None:
     return record if record["status"] in FINAL and {"name", "hash"} <= record.keys() else None
 
 
-def _is_json(file: Path) -> bool:
-    """Whether it can be read, be it something else than a record; a folder of such a name is nothing to read."""
+def problem_in(file: Path) -> str | None:
+    """What is wrong with a file that is no JSON, or with a record that cannot be used; None for any other JSON."""
     try:
-        read_json(file)
+        found = read_json(file)
     except IsADirectoryError:
-        return True
-    except (OSError, ValueError):
-        return False
-    return True
+        return None
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return record_problem(found) if isinstance(found, dict) and found.keys() >= RUN else None
 
 
 def _key(record: Record) -> str:

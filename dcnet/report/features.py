@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dcnet.data import Dataset
-from dcnet.files import write_atomically
+from dcnet.files import read_json, write_atomically
 from dcnet.report.feature_checks import check_features
 from dcnet.report.spread import Spread, spread_of
 from dcnet.training.snapshots import History
@@ -132,7 +132,7 @@ def write_features(path: Path, record: Record) -> None:
 def read_features(path: Path) -> Features:
     """What `write_features` wrote."""
     try:
-        return features_in(json.loads(path.read_text()))
+        return features_in(read_json(path, any_number=True))
     except KeyError as error:
         raise ValueError(f"{str(path)!r} is not a record of features: it lacks {error}") from None
     except (OSError, ValueError) as error:

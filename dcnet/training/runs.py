@@ -13,6 +13,7 @@ from dcnet.files import read_json, write_json
 from dcnet.training.build import build_model
 from dcnet.training.checkpoints import Checkpoints, read_tensors
 from dcnet.training.config import RunConfig, config_of
+from dcnet.training.record_checks import problem_of
 from dcnet.training.state import load_weights_
 
 ROOT = Path("runs")
@@ -98,15 +99,23 @@ def read_record(path: Path) -> Record:
     except FileNotFoundError:
         raise ValueError(f"there is no record at {str(file)!r}: give a run, see `dcnet list runs`") from None
     except (OSError, ValueError) as error:
-        raise ValueError(f"{str(file)!r} is not a record of a run: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{str(file)!r} is not a record of a run: {reason}") from None
+    if problem := record_problem(record):
+        raise ValueError(f"{str(file)!r} is not a record of a run: {problem}")
+    return record
+
+
+def record_problem(record: Any) -> str | None:
+    """What is wrong with a value of JSON as the record of a run; None for nothing."""
     whole = isinstance(record, dict) and all(isinstance(record.get(name), dict) for name in ("config", "curves"))
     if not whole or "status" not in record:
-        raise ValueError(f"{str(file)!r} is not a record of a run: it lacks config, status or curves")
+        return "it lacks config, status or curves"
     for name in PARTS:
         # Of a run that is not at its end there are no results.
         if not isinstance(record.get(name, {}), dict) and (name, record[name]) != ("results", None):
-            raise ValueError(f"{str(file)!r} is not a record of a run: {name!r} in it is {record[name]!r}")
-    return record
+            return f"{name!r} in it is {record[name]!r}"
+    return problem_of(record)
 
 
 def find_run(text: str, root: Path | None = None) -> Run:

@@ -1,12 +1,11 @@
 """A decision that is kept beside the network it was made for, with the pairs that it comes from."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dcnet.files import write_json
+from dcnet.files import read_json, write_json
 from dcnet.verification.threshold import Decision
 
 KEYS = {"decision": dict, "data": dict, "weights": str, "flip": bool}
@@ -40,7 +39,7 @@ class Calibration:
     def load(cls, path: Path | str) -> "Calibration":
         """Reads what `save` wrote."""
         try:
-            values = json.loads(Path(path).read_text())
+            values = read_json(path)
             if not isinstance(values, dict) or {key: type(value) for key, value in values.items()} != KEYS:
                 raise ValueError(f"expected {', '.join(KEYS)}, and nothing else")
             return cls(**{**values, "decision": Decision.from_json(values["decision"])})

@@ -1,7 +1,6 @@
 """A decision about a pair: the same, different, or too close to call, each with the error rate it was made for."""
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcnet.files import write_json
+from dcnet.files import read_json, write_json
 from dcnet.verification.curves import Roc, check_rate, in_double, roc
 
 SAME, DIFFERENT, OPEN = "the same", "different", "too close to call"
@@ -110,7 +109,7 @@ class Decision:
     def load(cls, path: Path | str) -> "Decision":
         """Reads what `save` wrote."""
         try:
-            return cls.from_json(json.loads(Path(path).read_text()))
+            return cls.from_json(read_json(path))
         except (OSError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is not a decision: {error}") from None
 

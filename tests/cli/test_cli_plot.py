@@ -88,7 +88,7 @@ def test_a_damaged_record_is_one_sentence(run: Path, capsys: Capture, place: str
     record = json.loads((run / "record.json").read_text())
     record[place][name] = value
     (run / "record.json").write_text(json.dumps(record))
-    assert "the curves cannot be drawn, since some record is not as" in complaint(capsys, "plot", "curves", run)
+    assert "record.json' is not a record of a run: " in complaint(capsys, "plot", "curves", run)
     assert not (run / "curves.png").exists()
     (run / "record.json").write_text(json.dumps(record | {place: None}))
     assert "is not a record of a run" in complaint(capsys, "plot", "curves", run)

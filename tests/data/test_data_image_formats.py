@@ -83,11 +83,16 @@ def test_damaged_files_are_one_sentence_or_an_image(form: str, tmp_path: Path):
         file.write_bytes(content[: chance.choice((len(content), chance.randrange(len(content))))])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try:
-                assert read_rgb(file).mode == "RGB"
-            except ValueError as error:
-                assert str(error).startswith(f"{file} cannot be read as an image: ")
-                assert "\n" not in str(error)
+            told = outcome(file)
+        assert told == "RGB" or told.startswith(f"{file} cannot be read as an image: ")
+        assert "\n" not in told
+
+
+def outcome(file: Path) -> str:
+    try:
+        return read_rgb(file).mode
+    except ValueError as error:
+        return str(error)
 
 
 @pytest.fixture

@@ -231,7 +231,9 @@ def test_a_share_is_shown_in_percent_and_found_in_lists_too():
     assert cell.value({"evaluations": {"faces": {"rates": [{"tar": 0.9}, {"tar": None}]}}}) is None
 
 
-@pytest.mark.parametrize("part", [{"data": 3}, {"results": [1]}, {"evaluations": None}, {"evaluations": "x"}])
+@pytest.mark.parametrize(
+    "part", [{"data": 3}, {"data": {"classes": 3}}, {"results": [1]}, {"evaluations": None}, {"evaluations": "x"}]
+)
 def test_a_record_with_something_else_in_a_place_counts_as_none(tmp_path, part):
     whole = json.loads(bring(tmp_path, CONV, 22.0, name="whole").read_text())
     (tmp_path / "damaged.json").write_text(json.dumps(whole | part))
@@ -242,5 +244,5 @@ def test_a_record_with_something_else_in_a_place_counts_as_none(tmp_path, part):
 @pytest.mark.parametrize("error", [None, "x"])
 def test_a_record_without_its_error_is_missing(tmp_path, error):
     bring(tmp_path, CONV, error, data={"classes": ["a", "b", "c"]})
-    bring(tmp_path, TANH, 22.0, data={"classes": 3})
+    bring(tmp_path, TANH, 22.0, data={})
     assert [status.state for status in found(tmp_path, folders=[tmp_path])] == ["missing", "done", "quoted"]

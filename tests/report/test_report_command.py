@@ -39,7 +39,7 @@ def test_records_that_were_copied_in_part_are_named(tmp_path: Path, capsys: Capt
     cut = tmp_path / "brought" / "cut.json"
     cut.write_text("{")
     assert main(["report", "--records", str(tmp_path / "brought"), "--out", str(tmp_path / "page.html")]) == 0
-    assert capsys.readouterr().out.endswith(f"from 1 runs, without what cannot be read as JSON: {cut}\n")
+    assert capsys.readouterr().out.endswith(f"from 1 runs, without what cannot be read: {cut}\n")
 
 
 def test_a_folder_without_runs_gives_a_page_that_says_so(tmp_path: Path, capsys: Capture):

@@ -70,6 +70,6 @@ def _write(path: Path, content: bytes, runs: int, unfinished: list[str], damaged
 
     write_atomically(path, content)
     without = f", without what is not at its end: {', '.join(unfinished)}" if unfinished else ""
-    without += f", without what cannot be read as JSON: {', '.join(damaged)}" if damaged else ""
+    without += f", without what cannot be read: {', '.join(damaged)}" if damaged else ""
     print(f"wrote {path}, {len(content) / 1e6:.1f} MB, from {runs} runs{without}")
     return 0

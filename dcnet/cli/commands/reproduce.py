@@ -119,8 +119,8 @@ class Command:
         from dcnet.experiments.reproduction import INTERRUPTED
 
         # Before hours are spent on what may only have to be copied once more.
-        for file in work.known().damaged:
-            print(f"dcnet: left out {str(file)!r}, which cannot be read as JSON", file=sys.stderr)
+        for file, problem in work.known().damaged.items():
+            print(f"dcnet: left out {str(file)!r}, which cannot be read: {problem}", file=sys.stderr)
         code = 0 if self.status else work.run(Console(stderr=self.json))
         if self.collect is not None:
             work.collect(self.collect)

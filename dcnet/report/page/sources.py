@@ -1,6 +1,5 @@
 """The records that a page is made of."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +8,7 @@ from typing import Any
 
 from dcnet.experiments import Experiment
 from dcnet.experiments.known import Known
+from dcnet.files import read_json
 from dcnet.report.features import KIND
 from dcnet.report.page.cells import Found, all_experiments, found_in
 from dcnet.training import RunConfig
@@ -87,7 +87,7 @@ def _files(folders: Sequence[Path]) -> Iterable[Path]:
 
 def _read(path: Path) -> Record | None:
     try:
-        value = json.loads(path.read_text())
+        value = read_json(path, any_number=True)
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
