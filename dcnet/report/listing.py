@@ -12,6 +12,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from dcnet.escapes import visible
+
 Row = dict[str, Any]
 # Wide enough for the names of runs where nobody says how wide it may be, as in a file or a pipe.
 WIDTH_ELSEWHERE = 160
@@ -39,7 +41,7 @@ class Listing:
     def _least_width(self) -> int:
         """With all that is not long on one line, and a little of what is."""
         widths = [
-            LEAST_LONG if heading in self.long else max(cell_len(text) for text in (heading, *map(cell, self.rows)))
+            LEAST_LONG if heading in self.long else max(cell_len(text) for text in (heading, *self._cells(cell)))
             for heading, cell in self.columns.items()
         ]
         # A space on both sides of each column, and the lines between them.
@@ -47,14 +49,17 @@ class Listing:
 
     def _table(self, fold_all: bool) -> Table:
         """What is not long is cut off where it does not fit, unless all is folded."""
-        table = Table(title=self.title, caption=self.caption or None, caption_justify="left")
+        table = Table(title=Text(visible(self.title)), caption=self.caption or None, caption_justify="left")
         for heading in self.columns:
             side: Literal["right", "left"] = "right" if heading in self.numbers else "left"
             table.add_column(heading, justify=side, overflow="fold", no_wrap=not (fold_all or heading in self.long))
         for row in self.rows:
             # As text, since specs have brackets that rich would take for styles.
-            table.add_row(*[Text(cell(row)) for cell in self.columns.values()])
+            table.add_row(*[Text(visible(cell(row))) for cell in self.columns.values()])
         return table
+
+    def _cells(self, cell: Callable[[Row], str]) -> list[str]:
+        return [visible(cell(row)) for row in self.rows]
 
 
 def show(listings: Mapping[str, Listing], as_json: bool) -> int:

@@ -231,9 +231,10 @@ def test_a_share_is_shown_in_percent_and_found_in_lists_too():
     assert cell.value({"evaluations": {"faces": {"rates": [{"tar": 0.9}, {"tar": None}]}}}) is None
 
 
-@pytest.mark.parametrize(
-    "part", [{"data": 3}, {"data": {"classes": 3}}, {"results": [1]}, {"evaluations": None}, {"evaluations": "x"}]
-)
+PARTS = [{"data": 3}, {"data": {"classes": 3}}, {"results": [1]}, {"evaluations": None}, {"evaluations": "x"}]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_a_record_with_something_else_in_a_place_counts_as_none(tmp_path, part):
     whole = json.loads(bring(tmp_path, CONV, 22.0, name="whole").read_text())
     (tmp_path / "damaged.json").write_text(json.dumps(whole | part))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dcnet.cli.list_options import ListOptions
 from dcnet.cli.run_options import RunsOptions
+from dcnet.escapes import visible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,5 +28,5 @@ class Command(ListOptions, RunsOptions):
             return 0
         code = show({"runs": listing}, self.json)
         for problem in problems(listing.rows):
-            print(f"dcnet list runs: {problem}", file=sys.stderr)
+            print(f"dcnet list runs: {visible(problem)}", file=sys.stderr)
         return code
