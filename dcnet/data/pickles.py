@@ -90,6 +90,7 @@ def _check_size(content: bytes) -> None:
     """Refuses a pickle that would take much more memory or time than its bytes, before anything of it is loaded."""
     places: list[bool] = []
     before, shared = "", 0
+    argument: Any
     for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
         if opcode.name in REFUSED:
             raise pickle.UnpicklingError(f"it has the opcode {opcode.name}")

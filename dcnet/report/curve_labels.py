@@ -92,7 +92,7 @@ def _whole(name: str, value: Any) -> str:
 
 def mean_of(members: Sequence[Record]) -> str:
     """Words to add: how many runs there are at least and at most at one point, where it is not one."""
-    lengths = [len(record["curves"]["step"]) for record in members]
+    lengths = [len(record["curves"].get("step", [])) for record in members]
     if len(members) == 1:
         return ""
     least = sum(length == max(lengths) for length in lengths)

@@ -77,7 +77,7 @@ def _name(config: dict[str, Any], network: str) -> str:
     """Without what the chart's title says of all of them."""
     trained = _training(config)
     told = [] if not trained or network.endswith(trained) else [trained]
-    return ", ".join([config["operator"], *told, f"seed {config['seed']}"])
+    return ", ".join([config["operator"], *told, f"seed {config.get('seed', 0)}"])
 
 
 def _training(config: dict[str, Any]) -> str:
