@@ -1,5 +1,7 @@
 """`dcnet predict`: any image file becomes what the network was trained on, and gets its classes."""
 
+import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -108,14 +110,90 @@ def test_the_table_has_three_classes_of_each_image(
     assert sum(line.startswith("│") for line in text.splitlines()) == 6
 
 
+def bad_files(folder: Path) -> list[Path]:
+    """A text, half an image, and a folder that is called like one."""
+    folder.mkdir(exist_ok=True)
+    (folder / "text.png").write_text("no image")
+    whole = folder / "whole"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 50), np.uint8)).save(whole, "PNG")
+    (folder / "half.png").write_bytes(whole.read_bytes()[:900])
+    whole.unlink()
+    return [folder / "text.png", folder / "half.png"]
+
+
 def test_what_is_no_image_is_refused(capsys: Capture, tmp_path: Path):
-    (tmp_path / "text.png").write_text("no image")
-    whole = tmp_path / "whole.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 50), np.uint8)).save(whole)
-    (tmp_path / "half.png").write_bytes(whole.read_bytes()[:900])
-    for name in ("text.png", "half.png", "none.png", "."):
-        told = complaint(capsys, "predict", trained()["conv"].folder, whole, tmp_path / name)
-        assert f"{str(tmp_path / name)!r} cannot be read as an image: " in told
+    bad = bad_files(tmp_path)
+    run = trained()["conv"].folder
+    for path in bad:
+        told = complaint(capsys, "predict", run, path)
+        assert f"{str(path)!r} cannot be read as an image: " in told
+    assert complaint(capsys, "predict", run, tmp_path).endswith("; and none of the 1 others can\n")
+    assert "none.png' is neither a file nor a folder" in complaint(capsys, "predict", run, tmp_path / "none.png")
+    (tmp_path / "empty").mkdir()
+    assert "empty' has no images, at any depth" in complaint(capsys, "predict", run, tmp_path / "empty")
+
+
+def photos(folder: Path) -> list[Path]:
+    """Images at several depths, hidden ones and other files, and two that are damaged."""
+    files = [folder / name for name in ("a.png", "b/c.JPG", "b/d/e.bmp", 'ü,"x".png')]
+    for place, file in enumerate([*files, folder / ".hidden" / "f.png", folder / "._a.png"]):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(digit(place)).save(file)
+    (folder / "notes.txt").write_text("none")
+    return files
+
+
+def test_a_folder_is_classified_at_any_depth(capsys: Capture, tmp_path: Path):
+    files = photos(tmp_path)
+    found = answer(capsys, "predict", trained()["tanh-cos"].folder, tmp_path, "--top", "2")
+    assert [entry["image"] for entry in found] == [str(file) for file in sorted(files)]
+    alone = answer(capsys, "predict", trained()["tanh-cos"].folder, *sorted(files), "--top", "2")
+    assert found == alone
+    assert all(len(entry["classes"]) == 2 for entry in found)
+
+
+def test_more_images_than_a_batch_keep_their_order(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files = photos(tmp_path)
+    run = trained()["tanh-cos"].folder
+    expected = [entry for file in files for entry in answer(capsys, "predict", run, file)]
+    monkeypatch.setattr("dcnet.cli.commands.predict.BATCH", 3)
+    found = answer(capsys, "predict", run, *files, files[0])
+    assert [entry["image"] for entry in found] == [str(file) for file in (*files, files[0])]
+    for entry, alone in zip(found, [*expected, expected[0]], strict=True):
+        assert entry["classes"][0]["class"] == alone["classes"][0]["class"]
+        assert entry["classes"][0]["probability"] == pytest.approx(alone["classes"][0]["probability"], rel=1e-4)
+
+
+def test_bad_images_are_named_and_the_others_classified(capsys: Capture, tmp_path: Path):
+    files, bad = photos(tmp_path), bad_files(tmp_path / "b")
+    run, out = trained()["tanh-cos"].folder, tmp_path / "out" / "found.csv"
+    assert call("predict", run, tmp_path, "--json", "--csv", out) == 1
+    told = capsys.readouterr()
+    lines = told.err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("dcnet predict: '") and "cannot be read as an image" in line for line in lines)
+    found = {entry["image"]: entry for entry in json.loads(told.out)}
+    assert found.keys() == {str(file) for file in (*files, *bad)}
+    rows = list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
+    assert list(rows[0]) == ["image", *(f"{name}_{i}" for i in (1, 2, 3) for name in ("class", "probability")), "error"]
+    for row in rows:
+        entry = found[row["image"]]
+        assert row["error"] == entry.get("error", "")
+        for i, best in enumerate(entry.get("classes", ())):
+            assert (row[f"class_{i + 1}"], float(row[f"probability_{i + 1}"])) == (best["class"], best["probability"])
+        assert (row["class_1"] == "") == (Path(row["image"]) in bad)
+
+
+def test_a_table_is_written_in_place_of_being_printed(capsys: Capture, tmp_path: Path):
+    photos(tmp_path / "photos")
+    run, out = trained()["tanh-cos"].folder, tmp_path / "found.csv"
+    assert call("predict", run, tmp_path / "photos", "--csv", out, "--top", "1") == 0
+    assert capsys.readouterr().out == f"wrote {out}: 4 of 4 images classified\n"
+    assert out.read_text(encoding="utf-8").startswith("image,class_1,probability_1,error\n")
+    assert sorted(tmp_path.iterdir()) == [out, tmp_path / "photos"]
+    # A file that cannot be written is known before anything is classified, and the old one stays as it was.
+    told = complaint(capsys, "predict", run, tmp_path / "photos", "--csv", tmp_path / "photos")
+    assert "photos': it is a folder" in told
 
 
 def test_wrong_options_are_refused(capsys: Capture, tmp_path: Path):
