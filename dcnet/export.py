@@ -2,8 +2,9 @@
 
 import importlib
 import importlib.util
+import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ def export_onnx(
     dynamic_batch: bool = True,
     opset: int = OPSET,
     check: bool = True,
+    metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes the model in evaluation as one ONNX file, after onnxruntime gave the same results as torch.
 
@@ -64,17 +66,34 @@ def export_onnx(
         dynamic_batch: whether the first dimension may be of any size.
         opset: the version of ONNX's operators.
         check: whether to compare; another batch size is compared, too, where the batch is dynamic.
+        metadata: values by name that the file has beside the network, such as the names of the classes. A value that is
+            not text is written as JSON; onnxruntime gives them as `session.get_modelmeta().custom_metadata_map`.
     """
     if opset < OPSET:
         raise ValueError(f"opset must be {OPSET} or more, not {opset}")
     if Path(path).is_dir():
         raise ValueError(f"path must be a file, and {str(path)!r} is a folder")
     _require("onnx", "onnxscript", *["onnxruntime"] * check)
-    content = _serialize(_translate(export_program(model, example_input, dynamic_batch), dynamic_batch, opset))
+    described = _described(metadata or {})
+    proto = _translate(export_program(model, example_input, dynamic_batch), dynamic_batch, opset)
+    for name, text in described.items():
+        proto.metadata_props.add(key=name, value=text)
+    content = _serialize(proto)
     if check:
         batches = [example_input, torch.cat([example_input, example_input[:1]])] if dynamic_batch else [example_input]
         _compare(model, content, [batch.detach() for batch in batches])
     write_atomically(path, content)
+
+
+def _described(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The values as texts; a ValueError for one that JSON does not hold."""
+    try:
+        return {
+            str(name): value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+            for name, value in metadata.items()
+        }
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"metadata must be text, or what JSON holds: {error}") from None
 
 
 def _shapes(dynamic_batch: bool) -> tuple[dict[int, Any]] | None:

@@ -245,3 +245,15 @@ def test_half_precision_is_compared_in_its_own_steps(tmp_path: Path, monkeypatch
     with pytest.raises(ArithmeticError, match="differs from torch's"):
         export_onnx(model, example, tmp_path / "other.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_metadata_is_read_back_by_onnxruntime(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    given = {"classes": ["Käse", "b"], "note": "as it is", "size": 3}
+    export_onnx(seen(nn.Linear(3, 2), 3), torch.randn(2, 3), tmp_path / "m.onnx", metadata=given)
+    found = onnxruntime.InferenceSession(tmp_path / "m.onnx").get_modelmeta().custom_metadata_map
+    assert {name: found[name] for name in given} == {"classes": '["Käse", "b"]', "note": "as it is", "size": "3"}
+    for wrong in (object(), float("nan")):
+        with pytest.raises(ValueError, match="metadata must be text, or what JSON holds"):
+            export_onnx(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "n.onnx", metadata={"a": wrong})
+    assert not (tmp_path / "n.onnx").exists()

@@ -67,3 +67,22 @@ def _pixels(image: Image, size: int, side: int) -> Tensor:
     array = np.array(resized.crop((begin, begin, begin + size, begin + size)))
     channels_last = torch.from_numpy(array).view(size, size, -1)
     return channels_last.permute(2, 0, 1).float() / 255
+
+
+def preprocessing(record: dict[str, Any]) -> dict[str, Any]:
+    """What `read_images` does with an image, in words that other programs can read.
+
+    The image is converted to `mode`, resized to `resize` (width, height), and its centre cut to `crop`; the pixels are
+    then divided so that they are in `value_range`, in the order of `layout`.
+    """
+    size, side = record["data"]["image_size"], _side(record)
+    mode = MODES.get(record["data"]["channels"])
+    return {
+        "mode": mode,
+        "channel_order": list(mode or ""),
+        "resize": [side, side],
+        "interpolation": "bilinear",
+        "crop": [size, size],
+        "value_range": [0, 1],
+        "layout": "NCHW",
+    }

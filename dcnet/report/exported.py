@@ -1,7 +1,9 @@
 """A network as an ONNX file, and how far it is from torch."""
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +15,12 @@ IMAGES = 16
 
 
 @torch.no_grad()
-def export(model: nn.Module, shape: tuple[int, int, int], path: Path) -> dict[str, float]:
+def export(
+    model: nn.Module, shape: tuple[int, int, int], path: Path, metadata: Mapping[str, Any] | None = None
+) -> dict[str, float]:
     """Folds the network, writes it, and compares what onnxruntime makes of the file with the network as it was."""
     images = torch.rand(IMAGES, *shape, generator=torch.Generator().manual_seed(0))
-    export_onnx(fold(model), images[:2], path)
+    export_onnx(fold(model), images[:2], path, metadata=metadata)
     expected, found = model(images).double(), _run(path, images).double()
     return {
         "bytes": path.stat().st_size,

@@ -1,5 +1,6 @@
 """`dcnet convert`: a run with another operator is a run, and an ONNX file computes what torch computes."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from tiny_runs import answer, call, complaint, root, trained
+from docs_pages import ROOT, blocks
+from PIL import Image
+from tiny_runs import answer, call, colour_run, complaint, root, trained
 
 from dcnet.cli.convert_options import find_source
 from dcnet.layers import Decoupled
@@ -108,8 +111,36 @@ def test_onnx_is_compared_with_torch(capsys: Capture, tmp_path: Path):
     torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["grey", "colour"])
+def test_an_onnx_file_has_what_it_takes_to_predict(
+    kind: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As docs/inference.md reads it, in another program; the image is neither square nor small."""
+    monkeypatch.chdir(tmp_path)
+    run = trained()["tanh-cos"] if kind == "grey" else colour_run(tmp_path / "run", tmp_path / "images")
+    noise = np.random.default_rng(0).integers(0, 255, (7, 5, 3), np.uint8)
+    Image.fromarray(noise).resize((45, 63)).save("photo.jpg")
+    answer(capsys, "convert", run.folder, "--onnx", "network.onnx")
+    ((found,), names) = answer(capsys, "predict", run.folder, "photo.jpg", "--top", "2"), {}
+    exec(onnx_block(), names)
+    assert names["classes"] == run.record()["data"]["classes"]
+    for best in found["classes"]:
+        assert names["probabilities"][best["index"]] == pytest.approx(best["probability"], rel=1e-3)
+    assert capsys.readouterr().out.startswith(f"{found['classes'][0]['class']}: ")
+    about = onnxruntime.InferenceSession("network.onnx").get_modelmeta().custom_metadata_map
+    assert about["operator"] == run.record()["config"]["operator"]
+    assert json.loads(about["preprocessing"])["channel_order"] == (["L"] if kind == "grey" else ["R", "G", "B"])
+    assert json.loads(about["preprocessing"])["normalization_in_network"] == {"mean": [0.0], "std": [1.0]}
+
+
+def onnx_block() -> str:
+    """The code of the docs that reads an ONNX file."""
+    (code,) = (block.code for block in blocks(ROOT / "docs" / "inference.md", "python") if "network.onnx" in block.code)
+    return code
+
+
 def test_a_file_that_differs_is_a_failure_in_one_line(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def differ(*_: object) -> None:
+    def differ(*_: object, **__: object) -> None:
         raise ArithmeticError("output 0 of the ONNX model differs")
 
     monkeypatch.setattr("dcnet.report.exported.export_onnx", differ)

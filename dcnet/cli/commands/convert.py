@@ -31,7 +31,7 @@ class Command(RunsOptions):
     a start for `dcnet train --pretrained`, and its accuracy has to be looked at.
 
     An ONNX file has the batch normalisation folded in, takes pixels from 0 to 1, and is compared with torch in
-    onnxruntime.
+    onnxruntime. Its metadata has the names of the classes and what is done with an image first.
     """
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_FILE")]
@@ -110,7 +110,7 @@ class Command(RunsOptions):
         try:
             # Whatever torch says while it exports is not what was asked for.
             with contextlib.redirect_stdout(sys.stderr):
-                found = export(model, (channels, size, size), path)
+                found = export(model, (channels, size, size), path, _metadata(model, source))
         except (ArithmeticError, RuntimeError) as error:
             print(f"dcnet convert: {error}", file=sys.stderr)
             return FAILED
@@ -124,6 +124,27 @@ class Command(RunsOptions):
             print_json(found)
         else:
             print(words(found))
+
+
+def _metadata(model: nn.Module, source: Source) -> dict[str, Any]:
+    """What a program needs to know beside the network to predict as `dcnet predict` does."""
+    import dcnet
+    from dcnet.cli.image_options import preprocessing
+
+    config = source.record["config"]
+    about = {name: config[name] for name in ("dataset", "model", "operator")}
+    steps = preprocessing(source.record) | _normalization(model)
+    return {"classes": source.record["data"]["classes"], "preprocessing": steps, "dcnet": dcnet.__version__, **about}
+
+
+def _normalization(model: nn.Module) -> dict[str, Any]:
+    """What the network itself does with pixels from 0 to 1, for whoever wants to know."""
+    from dcnet.models.normalized import Normalized
+
+    if not isinstance(model, Normalized):
+        return {}
+    own = {name: getattr(model, name).flatten().tolist() for name in ("mean", "std")}
+    return {"normalization_in_network": own}
 
 
 def _check_norms(model: nn.Module, source: Source) -> None:
