@@ -62,10 +62,11 @@ def attacked_images(
     record: dict[str, Any], count: int, data_dir: Path | None, workers: int
 ) -> tuple[Tensor, Tensor, str]:
     """Test images uint8 [N, C, H, W] of all classes alike, their labels, and the name of the dataset."""
-    from dcnet.data import FolderDataset, load_dataset
+    from dcnet.data import FolderDataset
     from dcnet.report.evaluation import check_dataset
+    from dcnet.training.identity import data_of
 
-    dataset = load_dataset(record["config"]["dataset"], data_dir)
+    dataset = data_of(record, data_dir)
     check_dataset(dataset, record)
     if isinstance(dataset, FolderDataset):
         return (*_read(dataset, record, count, workers), dataset.name)

@@ -19,9 +19,9 @@ IMAGES, BATCH = 512, 64
 def calibrated(source: Source, operator: str, data_dir: Path | None) -> tuple[RunConfig, nn.Module, list[str]]:
     """As `with_operator`, but radius and scale of each layer are set by images that the run was trained on."""
     from dcnet.convert import decouple
-    from dcnet.data import load_dataset
     from dcnet.layers import Decoupled
     from dcnet.operator import is_plain
+    from dcnet.training.identity import data_of
     from dcnet.training.pretrained import training_images
 
     if not is_plain(source.config().operator) or is_plain(operator):
@@ -30,7 +30,7 @@ def calibrated(source: Source, operator: str, data_dir: Path | None) -> tuple[Ru
     before = source.model()
     config, twin, _ = with_operator(source, operator)
     chosen = {name for name, layer in twin.named_modules() if isinstance(layer, Decoupled)}
-    dataset = load_dataset(source.record["config"]["dataset"], data_dir)
+    dataset = data_of(source.record, data_dir)
     images = training_images(dataset, source.shape[2], IMAGES, BATCH)
     model = decouple(
         before, operator, where=lambda name, _: name in chosen, linear=True, start="calibrated", data=images

@@ -52,6 +52,7 @@ class Source:
 def find_source(text: str, root: Path) -> Source:
     """A run by its folder or name, or a file of weights in the folder of one."""
     from dcnet.training import Run, find_run
+    from dcnet.training.identity import check_has_builder
 
     path = Path(text)
     if path.suffix != ".safetensors":
@@ -60,6 +61,7 @@ def find_source(text: str, root: Path) -> Source:
     else:
         run = Run(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
     record = run.record()
+    check_has_builder(record, run.folder.name)
     if not path.is_file():
         raise ValueError(f"there are no weights at {str(path)!r}: the status of the run is {record['status']!r}")
     return Source(run, path, record)

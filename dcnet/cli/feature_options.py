@@ -35,12 +35,13 @@ class Drawn:
 
     @classmethod
     def _of_run(cls, run: Run, data_dir: Path | None) -> Drawn:
-        from dcnet.data import FolderDataset, load_dataset
+        from dcnet.data import FolderDataset
         from dcnet.report.evaluation import check_dataset
         from dcnet.report.features import features_of
+        from dcnet.training.identity import data_of
 
         model, record = loaded(run)
-        dataset = load_dataset(record["config"]["dataset"], data_dir)
+        dataset = data_of(record, data_dir)
         check_dataset(dataset, record)
         if isinstance(dataset, FolderDataset):
             raise ValueError(f"{run.folder.name} was trained on a folder of images: only datasets in memory are drawn")

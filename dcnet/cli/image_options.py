@@ -39,7 +39,9 @@ def _side(record: dict[str, Any]) -> int:
     from dcnet.data.decode import CROPPED, RESIZED
 
     size: int = record["data"]["image_size"]
-    return round(size * RESIZED / CROPPED) if record["config"]["dataset"] == "imagefolder" else size
+    # Old records do not say so, and only one dataset was of files.
+    of_folder = record["data"].get("image_files") or record["config"]["dataset"] == "imagefolder"
+    return round(size * RESIZED / CROPPED) if of_folder else size
 
 
 def _read(path: Path, mode: str) -> Image:

@@ -10,11 +10,13 @@ from dcnet.cli.run_options import described
 
 if TYPE_CHECKING:
     from dcnet.training import Run, RunConfig
+    from dcnet.training.identity import Data
 
 
 def begun(name: str, root: Path | None) -> tuple[RunConfig, Run]:
     """The config of a run that was begun, and its folder, whatever that is called by now."""
     from dcnet.training import config_of, find_run
+    from dcnet.training.identity import check_has_builder
 
     run = find_run(name, root)
     record = run.record()
@@ -22,8 +24,24 @@ def begun(name: str, root: Path | None) -> tuple[RunConfig, Run]:
         raise ValueError(
             f"the run {name!r} was converted and never begun, so that it cannot go on: give it to --pretrained"
         )
+    check_has_builder(record, run.folder.name)
     with described(run):
         return config_of(record["config"]), run
+
+
+def run_of(config: RunConfig, dataset: Data, root: Path | None) -> tuple[RunConfig, Run]:
+    """The config with the fingerprint of a user's folder, and its run.
+
+    A run from before configs had fingerprints is taken for it if its record tells of the same images.
+    """
+    from dcnet.training import Run
+    from dcnet.training.identity import described_data, same_data, with_data
+
+    own, older = with_data(config, dataset), Run.of(config, root)
+    run = Run.of(own, root)
+    if not run.exists and older.exists and same_data(older.record()["data"], described_data(dataset)):
+        return config, older
+    return own, run
 
 
 def weights_of(name: str, root: Path | None) -> str:

@@ -140,7 +140,10 @@ class MachineOptions:
     """Where the folders of runs are."""
 
     data_dir: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: DCNET_DATA)")] = None
-    """Where the datasets are; what is missing is downloaded to a cache."""
+    """Where the datasets are; what is missing is downloaded to a cache. --resume knows the folder of its images."""
+
+    skip_bad_images: bool = False
+    """Leave out images of a folder that cannot be read; they are named, and noted in the record."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto is cuda where there is a GPU."""

@@ -1,9 +1,11 @@
 """Images and labels that lie in memory as bytes, on any device."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from dcnet.data.provenance import Origin
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Dataset:
     train: Split
     test: Split
     classes: tuple[str, ...]
+    # Set by `load_dataset`; a changed copy has none.
+    origin: Origin | None = field(init=False, default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         shapes = [tuple(split.images.shape[1:]) for split in (self.train, self.test)]

@@ -1,14 +1,20 @@
 """Data sets that are too large for the memory: image files, read batch by batch."""
 
+import dataclasses
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
 
+import numpy as np
 import torch
 
-from dcnet.data.decode import CROPPED, Files, Images, Key, Loader
+from dcnet.data.decode import CROPPED, Files, Images, Key, Loader, read_rgb
 from dcnet.data.order import seeded, share
-from dcnet.environment import default_workers
+from dcnet.data.provenance import Origin
+from dcnet.environment import available_cores, default_workers
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,13 @@ class TrainKeys:
 
 @dataclass(frozen=True)
 class FolderDataset:
-    """Image files to train on and to test with, and the names of the classes, in the order of the labels."""
+    """Image files to train on and to test with, and the names of the classes, in the order of the labels.
+
+    Attributes:
+        folder: where all of them are.
+        held_out: the share of images that were set apart for the test, in a folder that does not do so itself.
+        skipped: images that are left out, by their paths in the folder.
+    """
 
     name: str
     train: Files
@@ -51,10 +63,48 @@ class FolderDataset:
     classes: tuple[str, ...]
     channels: int = 3
     image_size: int = CROPPED
+    folder: Path | None = None
+    held_out: float | None = None
+    skipped: tuple[str, ...] = ()
+    # Set by `load_dataset`; a changed copy has none.
+    origin: Origin | None = field(init=False, default=None, compare=False, repr=False)
 
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+    def bad_images(self) -> dict[str, str]:
+        """The images that cannot be read, by their paths in the folder, and why; every image is decoded once."""
+        paths = [files.path(index) for files in (self.train, self.val) for index in range(len(files))]
+        # Pillow decodes outside of the interpreter's lock.
+        with ThreadPoolExecutor(available_cores()) as threads:
+            found = zip(paths, threads.map(_why_unreadable, paths), strict=True)
+            return {self._inside(path): reason for path, reason in found if reason}
+
+    def without(self, names: Collection[str]) -> "FolderDataset":
+        """The same images but those with these paths in the folder."""
+        if not names:
+            return self
+        left = dataclasses.replace(
+            self,
+            train=self._kept(self.train, set(names)),
+            val=self._kept(self.val, set(names)),
+            skipped=(*self.skipped, *sorted(names)),
+        )
+        for part, files in {"train on": left.train, "test with": left.val}.items():
+            if not len(files):
+                raise ValueError(f"{self.folder or self.name} has no images to {part} that can be read: expected some")
+        object.__setattr__(left, "origin", self.origin)
+        return left
+
+    def _kept(self, files: Files, names: set[str]) -> Files:
+        index = [index for index in range(len(files)) if self._inside(files.path(index)) not in names]
+        return dataclasses.replace(files, names=files.names[np.array(index, int)], labels=files.labels[index])
+
+    def _inside(self, path: Path) -> str:
+        """The path in the folder, as text that can be written down."""
+        text = str(path.relative_to(self.folder) if self.folder else path)
+        return os.fsencode(text).decode(errors="backslashreplace")
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Whole batches of all processes together; the rest of an epoch is left out."""
@@ -108,6 +158,14 @@ class FolderDataset:
         keys: list[Key] = [(None, index) for index in range(rank, len(self.val), world)]
         batches = [keys[begin : begin + own] for begin in range(0, len(keys), own)]
         return Loader(Images(self.val, size, seed=0), batches, _number(workers), device)
+
+
+def _why_unreadable(path: Path) -> str:
+    try:
+        read_rgb(path)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _number(workers: int | None) -> int:

@@ -1,4 +1,4 @@
-"""Folders in the layout of ImageNet: train/<class>/*.jpg and val/<class>/*.jpg."""
+"""Folders of images: train/<class>/*.jpg and val/<class>/*.jpg as of ImageNet, or <class>/*.jpg alone."""
 
 import os
 from collections.abc import Sequence
@@ -10,33 +10,77 @@ import torch
 from dcnet.data.decode import Files
 from dcnet.data.download import ELSEWHERE
 from dcnet.data.folder import FolderDataset
+from dcnet.data.order import seeded
 from dcnet.data.registry import register
 
+NAME = "imagefolder"
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
+# Of the images of each class, where nothing says which are for the test: one in so many.
+ONE_IN = 5
+# Which images these are must not change from run to run.
+SPLIT_SEED = 0
+ABOUT = "your own images, or ImageNet: <class>/*.jpg, or that in train and in val; read while training"
 
 
-@register("imagefolder", "your own images, or ImageNet: train/<class>/*.jpg and val/<class>/*.jpg, read while training")
+@register(NAME, ABOUT, from_folder=True)
 def load_image_folder(folder: Path, download: bool = False) -> FolderDataset:
-    """The images of the folder, or of imagenet or imagefolder in it; there is nothing to download."""
-    root = image_root(folder) or folder
-    train = _part(root, "train")
-    test = _part(root, "val", "test")
+    """The images of the folder, or of imagenet or imagefolder in it; there is nothing to download.
+
+    A folder without train and val, with a folder of images for each class, is split: one image in five is for the
+    test, always the same ones.
+    """
+    root = image_root(folder)
+    if root is None and (unsplit := _unsplit_root(folder)):
+        return _split(unsplit)
+    train = _part(root or folder, "train", or_else=" and val/<class>/*.jpg, or <class>/*.jpg,")
+    test = _part(root or folder, "val", "test")
     classes = _classes(train)
-    return FolderDataset("imagefolder", scan(train, classes), scan(test, classes), tuple(classes))
+    files = scan(train, classes), scan(test, classes)
+    return FolderDataset(NAME, *files, tuple(classes), folder=root)
 
 
 def image_root(folder: Path) -> Path | None:
     """The folder with images to train on: the one given, or imagenet or imagefolder in it."""
-    roots = (folder, folder / "imagenet", folder / "imagefolder")
-    return next((root for root in roots if (root / "train").is_dir()), None)
+    return next((root for root in _roots(folder) if (root / "train").is_dir()), None)
 
 
-def _part(root: Path, *names: str) -> Path:
+def _roots(folder: Path) -> tuple[Path, ...]:
+    return folder, folder / "imagenet", folder / NAME
+
+
+def _unsplit_root(folder: Path) -> Path | None:
+    """The first of the same folders that has no part for the test, and images right in its folders."""
+    for root in _roots(folder):
+        whole = root.is_dir() and not any((root / name).is_dir() for name in ("val", "test"))
+        if whole and any(image_names(root / name) for name in _classes(root)):
+            return root
+    return None
+
+
+def _split(root: Path) -> FolderDataset:
+    """The images of a folder, of which some of each class are set apart; one stays to train on."""
+    classes = _classes(root)
+    files = scan(root, classes)
+    counts = torch.bincount(files.labels, minlength=len(classes)).tolist()
+    apart = torch.zeros(len(files), dtype=torch.bool)
+    begin = 0
+    for label, count in enumerate(counts):
+        number = min(count - 1, max(1, (count + ONE_IN // 2) // ONE_IN))
+        chosen = torch.randperm(count, generator=seeded(SPLIT_SEED, label))[:number]
+        apart[begin + chosen] = True
+        begin += count
+    if not apart.any():
+        raise ValueError(f"{root} has one image of each class: expected more, some of them for the test")
+    train, test = (Files(root, files.names[part.numpy()], files.labels[part]) for part in (~apart, apart))
+    return FolderDataset(NAME, train, test, tuple(classes), folder=root, held_out=1 / ONE_IN)
+
+
+def _part(root: Path, *names: str, or_else: str = "") -> Path:
     for name in names:
         if (root / name).is_dir():
             return root / name
     expected = " or ".join(f"{name}/<class>/*.jpg" for name in names)
-    raise ValueError(f"imagefolder is not in {root}: expected {expected} there; {ELSEWHERE}")
+    raise ValueError(f"{NAME} is not in {root}: expected {expected}{or_else} there; {ELSEWHERE}")
 
 
 def _classes(folder: Path) -> list[str]:

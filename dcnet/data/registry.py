@@ -10,6 +10,7 @@ import pooch
 from dcnet.data.dataset import Dataset
 from dcnet.data.download import Remote
 from dcnet.data.folder import FolderDataset
+from dcnet.data.provenance import Origin, fingerprint_of
 from dcnet.spec import unknown
 
 # From the folder with the user's data, and whether what is not there may be downloaded into it.
@@ -18,23 +19,36 @@ Loader = Callable[[Path, bool], Dataset | FolderDataset]
 
 @dataclass(frozen=True)
 class Entry:
-    """How a data set is loaded, a line about it, and the files that are downloaded for it."""
+    """How a data set is loaded, a line about it, and the files that are downloaded for it.
+
+    With `from_folder` its contents are whatever is in the user's folder, and its name does not tell one from another.
+    """
 
     load: Loader
     about: str
     files: tuple[Remote, ...] = ()
+    from_folder: bool = False
 
 
 datasets: dict[str, Entry] = {}
 
 
-def register(name: str, about: str, files: tuple[Remote, ...] = ()) -> Callable[[Loader], Loader]:
-    """A decorator that enters the function that loads a data set under its name."""
+def register(
+    name: str, about: str, files: tuple[Remote, ...] = (), from_folder: bool = False
+) -> Callable[[Loader], Loader]:
+    """A decorator that enters the function that loads a data set under its name.
+
+    Args:
+        name: of the data set.
+        about: a line about it.
+        files: that are downloaded for it.
+        from_folder: whether its contents are whatever is in the user's folder; they are then part of what a run is.
+    """
 
     def enter(load: Loader) -> Loader:
         if name in datasets:
             raise ValueError(f"{name!r} is taken: there is a data set of that name")
-        datasets[name] = Entry(load, about, files)
+        datasets[name] = Entry(load, about, files, from_folder)
         return load
 
     return enter
@@ -56,4 +70,12 @@ def load_dataset(name: str, folder: Path | str | None = None, download: bool = T
     """
     if name not in datasets:
         raise unknown("dataset", name, datasets)
-    return datasets[name].load(data_folder(folder), download)
+    entry, place = datasets[name], data_folder(folder)
+    found = entry.load(place, download)
+    if not entry.from_folder:
+        origin = Origin(name)
+    else:
+        within = found.folder if isinstance(found, FolderDataset) else None
+        origin = Origin(name, (within or place).absolute(), fingerprint_of(found))
+    object.__setattr__(found, "origin", origin)
+    return found

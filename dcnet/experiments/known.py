@@ -6,6 +6,7 @@ from pathlib import Path
 from dcnet.experiments.experiment import Record
 from dcnet.files import read_json
 from dcnet.training import Run, RunConfig, read_record
+from dcnet.training.identity import is_of
 from dcnet.training.runs import record_problem
 
 # What a run comes to in the end, be it that it does not converge.
@@ -40,6 +41,7 @@ class Known:
     def record(self, config: RunConfig) -> Record | None:
         """The record of a config that was run to its end."""
         own = final_record(Run.of(config, self.runs).record_file)
+        own = own if own is None or is_of(own, config) else None
         brought = self.brought.get(f"{config.name}-{config.hash}")
         return own if brought is None else _joined(own, brought)
 

@@ -12,6 +12,7 @@ import torch
 from dcnet.experiments.evaluations import carry_out
 from dcnet.experiments.tasks import Task
 from dcnet.training import DivergenceError, Execution, Run, Trainer, Watcher
+from dcnet.training.identity import check_is_of
 from dcnet.training.lock import locked
 from dcnet.training.records import add_evaluation
 
@@ -74,6 +75,8 @@ def attempt(task: Task, place: Place, watcher: Watcher) -> tuple[str, str]:
 def _carry_out(task: Task, place: Place, watcher: Watcher) -> str:
     run = Run.of(task.config, place.runs)
     with locked(run.folder):
+        if run.exists:
+            check_is_of(run.record(), task.config, run.folder)
         if not run.done:
             record = Trainer(task.config, run, place.execution, watcher).run()
             if record["status"] != DONE:

@@ -66,6 +66,9 @@ class RunConfig:
             network starts calibrated, and its layers learn a scale per channel. With `pretrained` as well, the weights
             are those of that run, whose layers have such a scale.
         evaluate_every: steps from one evaluation to the next; None for every epoch.
+        data: the fingerprint of the images, where the name of the dataset does not tell what is in it: of a folder of
+            images, or of a custom dataset; None otherwise. See `dcnet.training.identity`.
+        network: the fingerprint of the structure of a custom network, which `model` is a name of; None otherwise.
     """
 
     recipe: str = "digits"
@@ -105,6 +108,8 @@ class RunConfig:
     weights: str | None = None
     precision: str = "float32"
     evaluate_every: int | None = None
+    data: str | None = None
+    network: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -223,7 +228,9 @@ class RunConfig:
     @property
     def name(self) -> str:
         """What the run is, in words that a folder can have."""
-        words = [self.dataset, self.model, self.operator, *(word for word in (self.margin, self.adversary) if word)]
+        # Of a custom network, the class tells more than an operator of some of its layers.
+        operator = self.operator if self.network is None else None
+        words = [word for word in (self.dataset, self.model, operator, self.margin, self.adversary) if word]
         name = "-".join(re.sub(r"[^A-Za-z0-9.-]+", "_", word).strip("_") for word in words)
         seed = f"-seed{self.seed}"
         return name[: LONGEST_NAME - len(seed)] + seed

@@ -123,7 +123,7 @@ def finetune() -> RunConfig:
 
 # The options of `dcnet train` that are not named as the value they replace, and those that are.
 _OWN_NAMES = {"operator": "--operators", "seed": "--seeds"}
-_NOT_OPTIONS = ("recipe", "augmentation", "schedule", "pixel_mean", "pixel_std", "log_floor")
+_NOT_OPTIONS = ("recipe", "augmentation", "schedule", "pixel_mean", "pixel_std", "log_floor", "data", "network")
 OPTIONS = {
     declared.name: _OWN_NAMES.get(declared.name, "--" + declared.name.replace("_", "-"))
     for declared in dataclasses.fields(RunConfig)

@@ -1,16 +1,15 @@
 """What is written down about a run: the one schema on disk."""
 
 import math
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from dcnet.data import Dataset, FolderDataset, load_dataset
-from dcnet.data.registry import data_folder
 from dcnet.environment import commit, environment
 from dcnet.training.config import RunConfig
+from dcnet.training.identity import Data, described_data, from_folder
 from dcnet.training.lock import in_turn
 from dcnet.training.meter import Reading
 from dcnet.training.recipes import command_of
@@ -18,8 +17,6 @@ from dcnet.training.runs import Run
 
 CURVES = ("step", "epoch", "learning_rate", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "seconds")
 PHASES = ("start", "training", "evaluation", "saving")
-# What is in this dataset is for the user to say.
-OWN_IMAGES = "imagefolder"
 # Training writes the record of these, and knows nothing of what others add to it.
 UNFINISHED = ("running", "interrupted", "diverged")
 Record = dict[str, Any]
@@ -44,17 +41,20 @@ class Clock:
         return sum(self.seconds.values())
 
 
-def new_record(config: RunConfig, dataset: Dataset | FolderDataset, image_size: int) -> Record:
+def new_record(config: RunConfig, dataset: Data, image_size: int) -> Record:
     """The record of a run that has not begun."""
+    data = described_data(dataset) | {"image_size": image_size}
+    if config.train_images:
+        data["train_images"] = config.train_images
     return {
         "name": config.name,
         "hash": config.hash,
         "status": "running",
-        "command": command_of(config),
+        "command": _command(config, data),
         "commit": commit(),
         "config": config.described(),
         "environment": environment(),
-        "data": _described(config, dataset, image_size),
+        "data": data,
         "curves": {name: [] for name in CURVES},
         "results": None,
     }
@@ -66,6 +66,8 @@ def notes_of(config: RunConfig, record: Record, clock: Clock) -> dict[str, Any]:
         "hash": config.hash,
         "classes": record["data"]["classes"],
         "train_images": record["data"]["train_images"],
+        "fingerprint": record["data"].get("fingerprint"),
+        "network": config.network,
         "curves": record["curves"],
         "weights": record.get("weights"),
         "seconds": clock.seconds,
@@ -73,52 +75,34 @@ def notes_of(config: RunConfig, record: Record, clock: Clock) -> dict[str, Any]:
     }
 
 
-def _described(config: RunConfig, dataset: Dataset | FolderDataset, image_size: int) -> dict[str, Any]:
-    return {
-        "name": dataset.name,
-        "classes": list(dataset.classes),
-        "channels": dataset.channels,
-        "image_size": image_size,
-        "train_images": config.train_images or len(dataset.train),
-        "test_images": len(dataset.test if isinstance(dataset, Dataset) else dataset.val),
-    }
+def _command(config: RunConfig, data: Mapping[str, Any]) -> str | None:
+    """The command that would train the same, if there is one."""
+    if config.network is not None or (config.data is not None and not from_folder(config.dataset)):
+        return None
+    words = [command_of(config)]
+    if data.get("folder"):
+        words += ["--data-dir", shlex.quote(data["folder"])]
+    return " ".join([*words, "--skip-bad-images"] if data.get("skipped") else words)
 
 
-def check_own_images(record: Record, config: RunConfig, data_dir: Path | None) -> None:
-    """Refuses to take a run that is done for one on other images: a config does not tell one folder from another.
+def go_on(record: Record, notes: dict[str, Any], step: int, given: str) -> Clock:
+    """Takes over into a new record what a checkpoint of this step noted, and gives the time that was spent.
 
-    Images that are no longer there are no reason to do without the record.
+    Args:
+        record: of the run, which is changed.
+        notes: of the checkpoint.
+        step: of the checkpoint.
+        given: the hash of the config without custom data and networks, which is all that old checkpoints know.
     """
-    if config.dataset != OWN_IMAGES:
-        return
-    try:
-        dataset = load_dataset(config.dataset, data_dir)
-    except (OSError, ValueError):
-        return
-    found, known = _described(config, dataset, 0), record["data"]
-    if any(found[name] != known[name] for name in ("classes", "train_images", "test_images")):
-        raise ValueError(
-            f"{config.name}-{config.hash} is done, with other images: {_in_words(known)}, and in "
-            f"{str(data_folder(data_dir))!r} there are {_in_words(found)}; "
-            "--again trains it anew, and another folder of --runs keeps both"
-        )
-
-
-def _in_words(data: dict[str, Any]) -> str:
-    classes = data["classes"]
-    some = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
-    return f"{data['train_images']} + {data['test_images']} of {len(classes)} classes, {some}"
-
-
-def go_on(record: Record, notes: dict[str, Any], step: int) -> Clock:
-    """Takes over into a new record what a checkpoint of this step noted, and gives the time that was spent."""
     try:
         curves, resumed_at, clock = notes["curves"], [*notes["resumed_at"], step], Clock(notes["seconds"])
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"the checkpoint at step {step} does not say what was done before it: remove it") from None
-    if notes.get("hash") != record["hash"]:
-        raise ValueError(f"the checkpoints of the run are of another config, {notes.get('hash')}")
     _check_data(record["data"], notes)
+    if notes.get("network") is not None and notes["network"] != record["config"]["network"]:
+        raise ValueError(f"the checkpoints of the run are of another network than {record['config']['model']}")
+    if notes.get("hash") != (record["hash"] if "network" in notes else given):
+        raise ValueError(f"the checkpoints of the run are of another config, {notes.get('hash')}")
     record["curves"], record["resumed_at"] = curves, resumed_at
     if notes.get("weights") is not None:
         record["weights"] = notes["weights"]
@@ -135,6 +119,8 @@ def _check_data(data: dict[str, Any], notes: dict[str, Any]) -> None:
     if count is not None and count != data["train_images"]:
         # Epochs would have another length from here on, and other images.
         raise ValueError(f"the run was begun with {count} training images, and there are {data['train_images']} now")
+    if notes.get("fingerprint") and notes["fingerprint"] != data.get("fingerprint"):
+        raise ValueError(f"the run was begun with other data than {data.get('folder') or data['name']} has now")
 
 
 def add_point(record: Record, **values: float) -> None:

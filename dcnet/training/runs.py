@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from dcnet.files import read_json, write_json
 from dcnet.training.build import build_model
 from dcnet.training.checkpoints import Checkpoints, read_tensors
 from dcnet.training.config import RunConfig, config_of
+from dcnet.training.identity import Data, check_has_builder, with_data, with_network
 from dcnet.training.record_checks import problem_of
 from dcnet.training.state import load_weights_
 
@@ -37,8 +39,25 @@ class Run:
     folder: Path
 
     @classmethod
-    def of(cls, config: RunConfig, root: Path | None = None) -> "Run":
-        return cls((root or runs_root()) / f"{config.name}-{config.hash}")
+    def of(
+        cls,
+        config: RunConfig,
+        root: Path | None = None,
+        model: nn.Module | None = None,
+        dataset: Data | None = None,
+        model_name: str | None = None,
+    ) -> "Run":
+        """The run of a config in the folder of runs, `runs` by default.
+
+        Args:
+            config: what is trained.
+            root: the folder of runs.
+            model: a custom network that the `Trainer` is given, which has a run of its own.
+            dataset: a custom dataset, likewise.
+            model_name: what to call the network; None for its class.
+        """
+        own = identified(config, model, dataset, model_name)
+        return cls((root or runs_root()) / f"{own.name}-{own.hash}")
 
     @property
     def record_file(self) -> Path:
@@ -89,6 +108,14 @@ class Run:
     @property
     def done(self) -> bool:
         return self.exists and self.record()["status"] == "done"
+
+
+def identified(
+    config: RunConfig, model: nn.Module | None = None, dataset: Data | None = None, model_name: str | None = None
+) -> RunConfig:
+    """The config, with the identity of a custom network and of a dataset that is given."""
+    of_data = config if dataset is None else with_data(config, dataset)
+    return of_data if model is None else with_network(of_data, model, model_name)
 
 
 def read_record(path: Path) -> Record:
@@ -149,14 +176,28 @@ def all_runs(root: Path | None = None) -> list[Run]:
     return [Run(path.parent) for path in sorted(root.glob("*/record.json"))]
 
 
-def load_model(run: Run) -> tuple[nn.Module, Record]:
-    """The trained network of a run, in evaluation mode, and its record."""
+def load_model(run: Run, builder: Callable[[], nn.Module] | None = None) -> tuple[nn.Module, Record]:
+    """The trained network of a run, in evaluation mode, and its record.
+
+    Args:
+        run: a run that is done.
+        builder: makes the network, for a run of a custom one; its class will do where that needs no arguments.
+    """
     record = run.record()
+    if builder is None:
+        check_has_builder(record, run.folder.name)
     if not run.model_file.exists():
         raise ValueError(_without_weights(run, record["status"]))
-    data = record["data"]
-    model = build_model(config_of(record["config"]), len(data["classes"]), data["channels"], data["image_size"])
-    load_weights_(model, read_tensors(run.model_file)[0])
+    tensors = read_tensors(run.model_file)[0]
+    if builder is None:
+        data = record["data"]
+        shape = len(data["classes"]), data["channels"], data["image_size"]
+        model: nn.Module = build_model(config_of(record["config"]), *shape)
+    else:
+        model, tensors = builder(), {name.replace("_orig_mod.", ""): value for name, value in tensors.items()}
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"builder must give an nn.Module, not {model!r}")
+    load_weights_(model, tensors)
     return model.eval(), record
 
 

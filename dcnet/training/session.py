@@ -4,28 +4,42 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rich.console import Console
 
+from dcnet.data import FolderDataset
 from dcnet.training.config import RunConfig
 from dcnet.training.divergence import DivergenceError
 from dcnet.training.execution import Execution
+from dcnet.training.identity import Data, check_is_of, data_of, from_folder, load_data
 from dcnet.training.lock import locked
 from dcnet.training.pretrained import check_weights
 from dcnet.training.progress import Shown
-from dcnet.training.records import check_own_images
 from dcnet.training.runs import Record, Run
 from dcnet.training.summary import summary_table
 from dcnet.training.trainer import Trainer
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+# Damaged images that are named.
+MOST_NAMED = 1000
+# Images that take a while to look at.
+MANY = 5000
 
 
 class Session:
-    """Carries out configs, each in the folder of its run, unless they are done; shows how it goes, and compares."""
+    """Carries out configs, each in the folder of its run, unless they are done; shows how it goes, and compares.
+
+    Args:
+        work: configs, and the folders of their runs.
+        execution: where and how to compute.
+        again: train anew what is done.
+        as_json: print what came out as JSON.
+        datasets: those that are loaded already, by their names in the configs.
+        skip_bad_images: leave out the images of a folder that cannot be read.
+    """
 
     def __init__(
         self,
@@ -33,8 +47,12 @@ class Session:
         execution: Execution,
         again: bool = False,
         as_json: bool = False,
+        datasets: Mapping[str, Data] | None = None,
+        skip_bad_images: bool = False,
     ):
         self.work, self.execution, self.again = work, execution, again
+        self.datasets, self.skip_bad_images = dict(datasets or {}), skip_bad_images
+        self.looked_at: dict[str, FolderDataset] = {}
         self.runs: list[tuple[Run, Record]] = []
         self.trained: list[Run] = []
         self.stopped = False
@@ -72,12 +90,14 @@ class Session:
 
     def _carry_out(self, config: RunConfig, run: Run, shown: Shown) -> Record:
         with self._hold(run):
+            if run.exists:
+                check_is_of(run.record(), config, run.folder)
             if not self.again and run.done:
-                check_own_images(run.record(), config, self.execution.data_dir)
                 check_weights(run.record(), config)
                 shown.note(f"{run.folder.name}: is done already, see {run.record_file}; --again trains it anew")
                 return run.record()
-            trainer = Trainer(config, run, self.execution, shown, again=self.again)
+            dataset = self._images_of(config, run, shown) if from_folder(config.dataset) else None
+            trainer = Trainer(config, run, self.execution, shown, dataset, again=self.again)
             record = trainer.run()
         self.stopped = trainer.stopped
         if record["status"] == "interrupted":
@@ -86,6 +106,41 @@ class Session:
         else:
             self.trained.append(run)
         return record
+
+    def _images_of(self, config: RunConfig, run: Run, shown: Shown) -> Data:
+        """The data of a folder: as a run had them that goes on, and looked at where it begins."""
+        found, folder = self.datasets.get(config.dataset), self.execution.data_dir
+        record = run.record() if run.exists else None
+        if found is None:
+            found = load_data(config, folder) if record is None else data_of(record, folder)
+        if not isinstance(found, FolderDataset):
+            return found
+        if record is not None and not self.again and run.checkpoints.files():
+            left_out = set(record["data"].get("skipped", [])) - set(found.skipped)
+            return found.without(left_out)
+        if config.dataset not in self.looked_at:
+            self.looked_at[config.dataset] = self._looked_at(found, shown)
+        return self.looked_at[config.dataset]
+
+    def _looked_at(self, found: FolderDataset, shown: Shown) -> FolderDataset:
+        """The images that can be read; the others are all named at once, before the first step."""
+        if found.held_out:
+            shown.note(
+                f"{found.folder} has no train and val: split into {len(found.train):,} images to train on and "
+                f"{len(found.val):,} to test with, {found.held_out:.0%} of each class, always the same ones"
+            )
+        count = len(found.train) + len(found.val)
+        if count > MANY:
+            shown.note(f"reading all {count:,} images once, to name those that are damaged")
+        bad = found.bad_images()
+        if not bad:
+            return found
+        names = ", ".join(list(bad)[:MOST_NAMED]) + (", ..." if len(bad) > MOST_NAMED else "")
+        told = f"{len(bad):,} of {count:,} images in {found.folder} cannot be read: {names}"
+        if not self.skip_bad_images:
+            raise ValueError(f"{told}; replace or delete them, or leave them out with --skip-bad-images")
+        shown.note(f"{told}; they are left out, as the record says")
+        return found.without(list(bad))
 
     def _hold(self, run: Run) -> AbstractContextManager[None]:
         """Of several processes of one run, the first holds its folder."""

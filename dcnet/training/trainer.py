@@ -6,18 +6,18 @@ from itertools import pairwise
 
 from torch import nn
 
-from dcnet.data import Dataset, FolderDataset
 from dcnet.training.checkpoints import Checkpoint, check_room, write_tensors
 from dcnet.training.config import RunConfig
 from dcnet.training.divergence import DivergenceError, first_bad_layer
 from dcnet.training.execution import Execution
+from dcnet.training.identity import Data, check_is_of, class_of
 from dcnet.training.interruption import Interruption, interruptible
 from dcnet.training.meter import Reading
 from dcnet.training.records import Clock, Record, add_point, go_on, new_record, notes_of, results, timings
-from dcnet.training.runs import Run
+from dcnet.training.runs import Run, identified
 from dcnet.training.state import MODEL
 from dcnet.training.watching import Watcher
-from dcnet.training.workspace import Workspace
+from dcnet.training.workspace import Workspace, check_network
 
 # Steps from one look at the device to the next: on a GPU it would have to wait for each.
 LOOK_EVERY = {"cpu": 1, "cuda": 50}
@@ -28,7 +28,18 @@ STARTING = 5
 class Trainer:
     """One run; `run` carries it out, from its newest checkpoint if it has one, or anew if it is to be done again.
 
-    `stopped` says afterwards whether somebody asked to stop, be it too late for this run.
+    `stopped` says afterwards whether somebody asked to stop, be it too late for this run. `config` is that of the
+    record: a custom network or dataset has its own name there, and a fingerprint, which make this another run.
+
+    Args:
+        config: what is trained.
+        run: its folder; `Run.of(config, model=model, dataset=dataset)` gives one with the right name.
+        execution: where and how to compute.
+        watcher: is told how it goes.
+        dataset: a custom dataset in place of that of the config.
+        model: a custom network in place of that of the config; it is given pixels from 0 to 1.
+        again: train anew what has been trained.
+        model_name: what to call the network; None for its class.
     """
 
     def __init__(
@@ -37,15 +48,19 @@ class Trainer:
         run: Run,
         execution: Execution | None = None,
         watcher: Watcher | None = None,
-        dataset: Dataset | FolderDataset | None = None,
+        dataset: Data | None = None,
         model: nn.Module | None = None,
         again: bool = False,
+        model_name: str | None = None,
     ):
+        check_network(model, config)
+        given, config = config, _own_config(config, run, model, dataset, model_name)
         self.config, self.folder, self.execution = config, run, execution or Execution()
         self.watcher, self.stopped = watcher or Watcher(), False
         found, complaints = (None, []) if again else run.checkpoints.newest()
         self.space = Workspace(config, run, self.execution, dataset, model, begins=found is None)
         self.record = new_record(config, self.space.dataset, self.space.image_size) | self.space.described()
+        self.record |= {} if model is None else {"network_class": class_of(model)}
         self.total, self.done, self.begun_at = self.space.total_steps, 0, 0
         self.clock, self.last_saved = Clock(), time.monotonic()
         self.look_every = LOOK_EVERY[self.space.device.type]
@@ -58,7 +73,7 @@ class Trainer:
         if self.space.loaded is not None:
             self.watcher.note(f"{config.name}: {self.space.loaded}")
         if found is not None:
-            self._go_on_from(found)
+            self._go_on_from(found, given.hash)
         elif self.space.is_first:
             self._begin(again)
 
@@ -69,8 +84,8 @@ class Trainer:
             self.folder.empty()
         self._write("running")
 
-    def _go_on_from(self, checkpoint: Checkpoint) -> None:
-        self.clock = go_on(self.record, checkpoint.notes, checkpoint.step)
+    def _go_on_from(self, checkpoint: Checkpoint, given: str) -> None:
+        self.clock = go_on(self.record, checkpoint.notes, checkpoint.step, given)
         self.space.restore_(checkpoint.step, checkpoint.tensors)
         self.done = self.begun_at = checkpoint.step
 
@@ -211,3 +226,22 @@ class Trainer:
         described = self.record if status == "done" else self.record | {"results": None}
         if self.space.is_first:
             self.folder.write(described)
+
+
+def _own_config(
+    config: RunConfig, run: Run, model: nn.Module | None, dataset: Data | None, model_name: str | None
+) -> RunConfig:
+    """The config of the record; a ValueError if the folder holds another run, which would be lost."""
+    known = run.record() if run.exists else None
+    if known is not None and dataset is not None and _is_older(known, config, dataset):
+        dataset = None
+    config = identified(config, model, dataset, model_name)
+    if known is not None:
+        check_is_of(known, config, run.folder)
+    return config
+
+
+def _is_older(record: Record, config: RunConfig, dataset: Data) -> bool:
+    """Whether a run on a folder of images has an identity without them, as all had once."""
+    loaded_by_name = dataset.origin is not None and dataset.origin.name == config.dataset
+    return loaded_by_name and config.data is None and record.get("hash") == config.hash

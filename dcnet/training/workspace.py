@@ -8,13 +8,14 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dcnet.data import Dataset, FolderDataset, load_dataset
+from dcnet.data import Dataset, FolderDataset
 from dcnet.norm_tracking import sync_norms
 from dcnet.optim import WeightedGradients, WeightProjection
 from dcnet.training.build import build_model, build_optimizer, set_learning_rate, start_from_, statistics_behind
 from dcnet.training.config import RunConfig
 from dcnet.training.evaluate import Evaluator
 from dcnet.training.execution import Execution, make_accelerator, uses_graph
+from dcnet.training.identity import load_data
 from dcnet.training.meter import Meter, Reading
 from dcnet.training.objective import Objective
 from dcnet.training.pretrained import Loaded, start_from_weights
@@ -44,11 +45,11 @@ class Workspace:
         self.config, self.execution, self.begins = config, execution, begins
         self.accelerator = make_accelerator(config, execution, run.folder)
         self.device, self.processes = self.accelerator.device, int(self.accelerator.num_processes)
-        self.dataset = dataset or load_dataset(config.dataset, execution.data_dir)
+        self.dataset = dataset or load_data(config, execution.data_dir)
         self.image_size = config.image_size or self.dataset.image_size
         self.loaded: Loaded | None = None
         self.graph = uses_graph(execution, self.accelerator)
-        self.model = self._placed(self._new_model() if model is None else _checked(model, config))
+        self.model = self._placed(self._new_model() if model is None else model)
         shared = self.accelerator.distributed_type == DistributedType.FSDP
         if shared and config.adversary is not None:
             raise ValueError(f"adversary={config.adversary!r} needs whole weights in each process: use DDP, not FSDP")
@@ -69,6 +70,8 @@ class Workspace:
         self._add_tricks()
 
     def _new_model(self) -> nn.Module:
+        if self.config.network is not None:
+            raise ValueError(f"the config is of a custom network, {self.config.model!r}: give it as model=...")
         torch.manual_seed(self.config.seed)
         data = self.dataset
         if len(data.classes) < 2:
@@ -183,8 +186,10 @@ class Workspace:
         }
 
 
-def _checked(model: nn.Module, config: RunConfig) -> nn.Module:
-    """A network of one's own, which has to have a head of its own where the config asks for a margin."""
+def check_network(model: nn.Module | None, config: RunConfig) -> None:
+    """A custom network, if there is one, has to have a head of its own where the config asks for a margin."""
+    if model is None:
+        return
     if not isinstance(model, nn.Module):
         raise TypeError(f"a network to train is an nn.Module, not {model!r}")
     if config.margin is not None:
@@ -195,4 +200,3 @@ def _checked(model: nn.Module, config: RunConfig) -> nn.Module:
                 f"margin={config.margin!r} is part of a network whose forward takes images and labels, and gives "
                 f"loss and logits, which {type(model).__name__} does not: omit margin, or train a MarginNetwork"
             ) from None
-    return model

@@ -38,13 +38,13 @@ class Command(OneRun):
     """Print one JSON document, with all classes, and nothing else."""
 
     def prepare(self) -> Callable[[], int]:
-        from dcnet.data import load_dataset
         from dcnet.report.evaluation import check_dataset
+        from dcnet.training.identity import data_of
 
         at_least(0, "--workers", self.workers)
         device, run = chosen_device(self.device), self.found()
         model, record = loaded(run)
-        dataset = load_dataset(record["config"]["dataset"], self.data_dir)
+        dataset = data_of(record, self.data_dir)
         check_dataset(dataset, record)
         return lambda: self._evaluate(run, model, record, dataset, device)
 

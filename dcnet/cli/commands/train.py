@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from dcnet.cli.resume_options import begun, weights_of
+from dcnet.cli.resume_options import begun, run_of, weights_of
 from dcnet.cli.run_options import check_runs_to_be
 from dcnet.cli.train_options import MachineOptions, NetworkOptions, RecipeOptions, given
 
 if TYPE_CHECKING:
     from dcnet.training import Execution, Run, RunConfig
+    from dcnet.training.identity import Data
     from dcnet.training.session import Session
 
 AUGMENTATION = ("pad", "flip", "cutout")
@@ -68,11 +69,14 @@ class Command:
         from dcnet.report.options import writable
         from dcnet.training.session import Session
 
-        work = self._work()
+        datasets: dict[str, Data] = {}
+        work = self._work(datasets)
         if self.plot is not None:
             check_plot(self.plot)
             writable(str(self.plot))
-        session = Session(work, self._execution(), self.again, self.json)
+        session = Session(
+            work, self._execution(), self.again, self.json, datasets, skip_bad_images=self.machine.skip_bad_images
+        )
         return lambda: self._draw(session, session.run())
 
     def _draw(self, session: Session, code: int) -> int:
@@ -85,16 +89,27 @@ class Command:
             session.say(f"wrote {self.plot}")
         return code
 
-    def _work(self) -> list[tuple[RunConfig, Run]]:
-        """What to train, and in which folders."""
-        from dcnet.training import Run
+    def _work(self, datasets: dict[str, Data]) -> list[tuple[RunConfig, Run]]:
+        """What to train, and in which folders; keeps what has to be loaded to know that."""
 
         if self.resume is not None:
             if self.again:
                 raise ValueError("--resume goes on with a run, and --again trains it anew: give one of them")
             return [begun(self.resume, self.machine.runs)]
         check_runs_to_be(self.machine.runs)
-        return [(config, Run.of(config, self.machine.runs)) for config in self._configs()]
+        return [self._placed(config, datasets) for config in self._configs()]
+
+    def _placed(self, config: RunConfig, datasets: dict[str, Data]) -> tuple[RunConfig, Run]:
+        from dcnet.data import load_dataset
+        from dcnet.training import Run
+        from dcnet.training.identity import from_folder
+
+        name = config.dataset
+        if not from_folder(name):
+            return config, Run.of(config, self.machine.runs)
+        if name not in datasets:
+            datasets[name] = load_dataset(name, self.machine.data_dir)
+        return run_of(config, datasets[name], self.machine.runs)
 
     def _configs(self) -> list[RunConfig]:
         """What to train, and nothing twice, however its operator may be written."""

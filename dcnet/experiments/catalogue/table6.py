@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcnet.data import FolderDataset, load_dataset
+from dcnet.data import FolderDataset
 from dcnet.data.imagefolder import image_root
 from dcnet.data.registry import data_folder
 from dcnet.environment import default_workers
@@ -14,6 +14,7 @@ from dcnet.experiments.evaluations import register as register_evaluation
 from dcnet.experiments.experiment import NOT_CONVERGED, Cell, Experiment, register
 from dcnet.operator import PLAIN
 from dcnet.training import config_of, recipe
+from dcnet.training.identity import data_of
 
 COLUMNS: dict[str, dict[str, Any]] = {
     "standard, BN": {"model": "resnet18"},
@@ -33,7 +34,7 @@ PAPER: dict[str, tuple[float | str, ...]] = {
 def top_5_of(model: nn.Module, record: dict[str, Any], runs: Path, data_dir: Path | None) -> dict[str, float]:
     """The share of test images whose class is not among the five that the network takes for the likeliest."""
     own, device = config_of(record["config"]), next(model.parameters()).device
-    data = load_dataset(own.dataset, data_dir)
+    data = data_of(record, data_dir)
     assert isinstance(data, FolderDataset)
     missed, workers = 0, default_workers()
     for images, labels in data.test_loader(own.batch_size, size=own.image_size or data.image_size, workers=workers):
