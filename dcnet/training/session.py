@@ -127,7 +127,7 @@ class Session:
         if found.held_out:
             shown.note(
                 f"{found.folder} has no train and val: split into {len(found.train):,} images to train on and "
-                f"{len(found.val):,} to test with, {found.held_out:.0%} of each class, always the same ones"
+                f"{len(found.val):,} to test with, {100 * found.held_out:.0f} % of each class, always the same ones"
             )
         count = len(found.train) + len(found.val)
         if count > MANY:

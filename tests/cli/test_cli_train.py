@@ -112,15 +112,21 @@ def test_a_run_on_a_folder_of_images_is_not_taken_for_one_on_another(tmp_path, c
         return ["train", *small, "--workers", "0", "--device", "cpu", "--runs", str(tmp_path), "--data-dir", name]
 
     assert main(words(str(tmp_path / "one"))) == 0
-    for folder in ("one", "nowhere"):
-        capsys.readouterr()
-        assert main(words(str(tmp_path / folder))) == 0
-        assert "is done already" in capsys.readouterr().out
-    assert main(words(str(tmp_path / "two"))) == 2
-    out, err = capsys.readouterr()
-    assert "2 classes, dark, light, and in" in err
-    assert "2 classes, dim, light; --again trains it anew" in err
-    assert "is done already" not in out
+    capsys.readouterr()
+    assert main(words(str(tmp_path / "one"))) == 0
+    assert "is done already" in capsys.readouterr().out
+    assert main(words(str(tmp_path / "nowhere"))) == 2
+    assert f"imagefolder is not in {tmp_path / 'nowhere'}" in capsys.readouterr().err
+    assert main(words(str(tmp_path / "two"))) == 0
+    assert "is done already" not in capsys.readouterr().out
+    # Both are kept, and the place of a folder does not matter.
+    (tmp_path / "one").rename(tmp_path / "moved")
+    for name, folder in {"moved": "one", "two": "two"}.items():
+        assert main(words(str(tmp_path / name))) == 0
+        out = capsys.readouterr().out
+        assert "is done already" in out
+        (run,) = [run for run in all_runs(tmp_path) if run.folder.name in out]
+        assert run.record()["data"]["folder"] == str(tmp_path / folder)
 
 
 def test_one_operator_in_two_spellings_is_one_run(tmp_path, capsys):

@@ -1,5 +1,7 @@
 """Folders of images: what is found, how it is decoded, and in which order."""
 
+import dataclasses
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -10,8 +12,9 @@ from data_files import pixels, sentence_of
 from PIL import Image
 
 from dcnet.data import FolderDataset, decode, load_dataset
-from dcnet.data.decode import Images
+from dcnet.data.decode import Files, Images
 from dcnet.data.imagefolder import scan
+from dcnet.data.provenance import Origin
 
 CLASSES = ("ant", "bee", "cat")
 PER_CLASS = 4
@@ -230,7 +233,8 @@ def test_a_lost_image_is_named(coloured: FolderDataset):
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path):
     load = lambda: load_dataset("imagefolder", tmp_path)  # noqa: E731
     other = "name another folder with --data-dir or DCNET_DATA"
-    assert sentence_of(load) == f"imagefolder is not in {tmp_path}: expected train/<class>/*.jpg there; {other}"
+    layouts = "train/<class>/*.jpg and val/<class>/*.jpg, or <class>/*.jpg,"
+    assert sentence_of(load) == f"imagefolder is not in {tmp_path}: expected {layouts} there; {other}"
     write_images(tmp_path)
     expected = f"imagefolder is not in {tmp_path}: expected val/<class>/*.jpg or test/<class>/*.jpg there; {other}"
     assert sentence_of(load) == expected
@@ -281,3 +285,100 @@ def test_many_classes_are_not_looked_for_one_by_one(tmp_path: Path):
 
     write_images(tmp_path)
     assert scan(tmp_path / "train", Listed(CLASSES)).labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+# --- folders without train and val ---
+
+
+def write_unsplit(root: Path, counts: dict[str, int]) -> Path:
+    for label, (name, count) in enumerate(counts.items()):
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (9, 7), (label * 50, number * 2, 0)).save(root / name / f"{number:03d}.png")
+    return root
+
+
+def names_of(files: Files) -> list[str]:
+    return [str(files.path(index).relative_to(files.root)) for index in range(len(files))]
+
+
+@pytest.mark.parametrize("below", ["", "imagefolder"])
+def test_a_folder_of_classes_is_split_always_alike(below: str, tmp_path: Path):
+    counts = {"ant": 20, "bee": 3, "cat": 1, "dog": 2}
+    write_unsplit(tmp_path / below, counts)
+    found, again = (load_dataset("imagefolder", tmp_path) for _ in range(2))
+    assert found.classes == tuple(counts)
+    assert torch.bincount(found.val.labels, minlength=4).tolist() == [4, 1, 0, 1]
+    train, val = names_of(found.train), names_of(found.val)
+    assert not set(train) & set(val)
+    assert sorted(train + val) == sorted(f"{name}/{i:03d}.png" for name, n in counts.items() for i in range(n))
+    assert [name.split("/")[0] for name in train] == [found.classes[label] for label in found.train.labels]
+    # Not the first ones, which may be alike.
+    assert val[:4] != [f"ant/{i:03d}.png" for i in range(4)]
+    assert (train, val) == (names_of(again.train), names_of(again.val))
+    assert found.origin == again.origin
+    assert found.held_out == 0.2
+
+
+def test_what_cannot_be_split_is_said(tmp_path: Path):
+    load = lambda: load_dataset("imagefolder", tmp_path)  # noqa: E731
+    write_unsplit(tmp_path, {"ant": 1, "bee": 1})
+    assert sentence_of(load) == f"{tmp_path} has one image of each class: expected more, some of them for the test"
+    (tmp_path / "empty").mkdir()
+    assert sentence_of(load).startswith(f"{tmp_path / 'empty'} has no images")
+    # Half of the other layout.
+    (tmp_path / "val").mkdir()
+    assert sentence_of(load).startswith(f"imagefolder is not in {tmp_path}: expected train/<class>/*.jpg and val/")
+
+
+# --- what is in a folder ---
+
+
+def fingerprint(folder: Path) -> str:
+    return load_dataset("imagefolder", folder).origin.fingerprint
+
+
+def test_a_fingerprint_tells_files_and_not_their_place(coloured: FolderDataset, tmp_path: Path):
+    before = fingerprint(tmp_path)
+    moved = shutil.copytree(tmp_path / "train", tmp_path / "elsewhere" / "train").parent
+    shutil.copytree(tmp_path / "val", moved / "val")
+    assert fingerprint(moved) == before
+    assert load_dataset("imagefolder", moved).origin.folder == moved
+    changes = {
+        "another size": lambda: (moved / "val" / "bee" / "1.png").write_bytes(b"longer than it was" * 100),
+        "another name": lambda: (moved / "val" / "bee" / "1.png").rename(moved / "val" / "bee" / "x.png"),
+        "one fewer": lambda: (moved / "train" / "cat" / "0.png").unlink(),
+        "another class": lambda: [(moved / part / "ant").rename(moved / part / "ape") for part in ("train", "val")],
+    }
+    seen = {before}
+    for change in changes.values():
+        change()
+        seen.add(fingerprint(moved))
+    assert len(seen) == 1 + len(changes)
+
+
+def test_data_sets_of_known_contents_have_none():
+    assert load_dataset("digits").origin == Origin("digits")
+    # A changed copy is somebody's own.
+    assert dataclasses.replace(load_dataset("digits"), name="mine").origin is None
+
+
+# --- damaged images ---
+
+
+def test_all_damaged_images_are_named_at_once_and_may_be_left_out(coloured: FolderDataset):
+    bad = {"train/ant/1.png": b"", "train/cat/3.png": b"no image", "val/bee/0.png": None}
+    for name, content in bad.items():
+        path = coloured.folder / name
+        path.write_bytes(path.read_bytes()[:45] if content is None else content)
+    found = coloured.bad_images()
+    assert list(found) == list(bad)
+    assert all("cannot be read as an image" in reason for reason in found.values())
+    left = coloured.without(list(found))
+    assert (len(left.train), len(left.val), left.skipped) == (10, 8, tuple(bad))
+    assert not left.bad_images()
+    assert left.train.labels.tolist() == [0] * 3 + [1] * 4 + [2] * 3
+    # They are still part of what the folder is known by.
+    assert left.origin is coloured.origin
+    everything = [str(path.relative_to(coloured.folder)) for path in (coloured.folder / "val").glob("*/*.png")]
+    assert "has no images to test with that can be read" in sentence_of(lambda: coloured.without(everything))
