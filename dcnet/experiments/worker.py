@@ -75,8 +75,8 @@ def attempt(task: Task, place: Place, watcher: Watcher) -> tuple[str, str]:
 def _carry_out(task: Task, place: Place, watcher: Watcher) -> str:
     run = Run.of(task.config, place.runs)
     with locked(run.folder):
-        if run.exists:
-            check_is_of(run.record(), task.config, run.folder)
+        if (known := run.record_if_any()) is not None:
+            check_is_of(known, task.config, run.folder)
         if not run.done:
             record = Trainer(task.config, run, place.execution, watcher).run()
             if record["status"] != DONE:

@@ -85,7 +85,7 @@ def _command(config: RunConfig, data: Mapping[str, Any]) -> str | None:
     return " ".join([*words, "--skip-bad-images"] if data.get("skipped") else words)
 
 
-def go_on(record: Record, notes: dict[str, Any], step: int, given: str) -> Clock:
+def go_on(record: Record, notes: dict[str, Any], step: int, given: str | None = None) -> Clock:
     """Takes over into a new record what a checkpoint of this step noted, and gives the time that was spent.
 
     Args:
@@ -101,7 +101,8 @@ def go_on(record: Record, notes: dict[str, Any], step: int, given: str) -> Clock
     _check_data(record["data"], notes)
     if notes.get("network") is not None and notes["network"] != record["config"]["network"]:
         raise ValueError(f"the checkpoints of the run are of another network than {record['config']['model']}")
-    if notes.get("hash") != (record["hash"] if "network" in notes else given):
+    older = given is not None and "network" not in notes
+    if notes.get("hash") != (given if older else record["hash"]):
         raise ValueError(f"the checkpoints of the run are of another config, {notes.get('hash')}")
     record["curves"], record["resumed_at"] = curves, resumed_at
     if notes.get("weights") is not None:

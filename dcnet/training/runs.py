@@ -84,6 +84,13 @@ class Run:
         """The record; a ValueError in one sentence where there is none, or none that can be read."""
         return read_record(self.record_file)
 
+    def record_if_any(self) -> Record | None:
+        """The record, or None where there is none that can be read."""
+        try:
+            return self.record()
+        except ValueError:
+            return None
+
     def write(self, record: Record) -> None:
         write_json(self.record_file, record)
 

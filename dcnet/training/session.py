@@ -90,8 +90,8 @@ class Session:
 
     def _carry_out(self, config: RunConfig, run: Run, shown: Shown) -> Record:
         with self._hold(run):
-            if run.exists:
-                check_is_of(run.record(), config, run.folder)
+            if (known := run.record_if_any()) is not None:
+                check_is_of(known, config, run.folder)
             if not self.again and run.done:
                 check_weights(run.record(), config)
                 shown.note(f"{run.folder.name}: is done already, see {run.record_file}; --again trains it anew")
@@ -110,7 +110,7 @@ class Session:
     def _images_of(self, config: RunConfig, run: Run, shown: Shown) -> Data:
         """The data of a folder: as a run had them that goes on, and looked at where it begins."""
         found, folder = self.datasets.get(config.dataset), self.execution.data_dir
-        record = run.record() if run.exists else None
+        record = run.record_if_any()
         if found is None:
             found = load_data(config, folder) if record is None else data_of(record, folder)
         if not isinstance(found, FolderDataset):

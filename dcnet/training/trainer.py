@@ -54,10 +54,14 @@ class Trainer:
         model_name: str | None = None,
     ):
         check_network(model, config)
-        given, config = config, _own_config(config, run, model, dataset, model_name)
+        known = run.record_if_any()
+        own_data = None if dataset is None or _is_older(known, config, dataset) else dataset
+        given, config = config, identified(config, model, own_data, model_name)
         self.config, self.folder, self.execution = config, run, execution or Execution()
         self.watcher, self.stopped = watcher or Watcher(), False
         found, complaints = (None, []) if again else run.checkpoints.newest()
+        if known is not None and found is None:
+            check_is_of(known, config, run.folder)
         self.space = Workspace(config, run, self.execution, dataset, model, begins=found is None)
         self.record = new_record(config, self.space.dataset, self.space.image_size) | self.space.described()
         self.record |= {} if model is None else {"network_class": class_of(model)}
@@ -228,20 +232,9 @@ class Trainer:
             self.folder.write(described)
 
 
-def _own_config(
-    config: RunConfig, run: Run, model: nn.Module | None, dataset: Data | None, model_name: str | None
-) -> RunConfig:
-    """The config of the record; a ValueError if the folder holds another run, which would be lost."""
-    known = run.record() if run.exists else None
-    if known is not None and dataset is not None and _is_older(known, config, dataset):
-        dataset = None
-    config = identified(config, model, dataset, model_name)
-    if known is not None:
-        check_is_of(known, config, run.folder)
-    return config
-
-
-def _is_older(record: Record, config: RunConfig, dataset: Data) -> bool:
+def _is_older(record: Record | None, config: RunConfig, dataset: Data) -> bool:
     """Whether a run on a folder of images has an identity without them, as all had once."""
+    if record is None:
+        return False
     loaded_by_name = dataset.origin is not None and dataset.origin.name == config.dataset
     return loaded_by_name and config.data is None and record.get("hash") == config.hash

@@ -10,7 +10,7 @@ from small_runs import ON_CPU, tiny
 
 from dcnet.training import Run
 from dcnet.training import session as sessions
-from dcnet.training import workspace as workspaces
+from dcnet.training import identity
 from dcnet.training.session import INTERRUPTED, USAGE, Session
 from dcnet.training.summary import summary_table
 
@@ -77,7 +77,7 @@ def test_a_run_is_kept_until_it_can_be_done_again(tmp_path, monkeypatch, capsys)
         raise ValueError("the data are gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(workspaces, "load_dataset", missing)
+        patched.setattr(identity, "load_dataset", missing)
         assert Session([(config, run)], ON_CPU, again=True).run() == USAGE
     assert "the data are gone" in capsys.readouterr().err
     assert run.model_file.read_bytes() == weights
