@@ -233,7 +233,8 @@ class RunConfig:
         words = [word for word in (self.dataset, self.model, operator, self.margin, self.adversary) if word]
         name = "-".join(re.sub(r"[^A-Za-z0-9.-]+", "_", word).strip("_") for word in words)
         seed = f"-seed{self.seed}"
-        return name[: LONGEST_NAME - len(seed)] + seed
+        # Names of custom datasets may begin with anything, and folders that begin with a point are hidden.
+        return name.lstrip(".")[: LONGEST_NAME - len(seed)] + seed
 
 
 def _changed(made: Any) -> dict[str, Any]:

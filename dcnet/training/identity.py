@@ -130,7 +130,7 @@ def _check_by_name(name: str, data: str | None) -> None:
 
 def data_of(record: Record, data_dir: Path | None = None) -> Data:
     """The dataset that a run was trained on, from the folder in its record, or from another that has the same files."""
-    name, known = record["config"]["dataset"], record["data"]
+    name, known = record["config"]["dataset"], record.get("data", {})
     _check_by_name(name, record["config"].get("data"))
     folder = data_dir or _recorded_folder(known)
     dataset = load_dataset(name, folder)

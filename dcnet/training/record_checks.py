@@ -69,7 +69,8 @@ CHECKS: dict[str, tuple[Check, str]] = {
     **dict.fromkeys(("command", "commit"), (_or_none(_text), "text")),
     **dict.fromkeys(("steps", "steps_done", "parameters"), (_or_none(_whole), "a whole number")),
     "environment.date": (_or_none(_date), "a date such as 2026-11-15T00:00:00+00:00"),
-    "data.classes": (_list_of(_text), "a list of names"),
+    **dict.fromkeys(("data.classes", "data.skipped"), (_list_of(_text), "a list of names")),
+    **dict.fromkeys(("data.folder", "data.fingerprint", "network_class"), (_text, "text")),
     **dict.fromkeys(
         ("data.channels", "data.image_size", "data.train_images", "data.test_images"), (_whole, "a whole number")
     ),

@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 from small_runs import ON_CPU, tiny
 
-from dcnet.training import Run
+from dcnet.training import Run, identity
 from dcnet.training import session as sessions
-from dcnet.training import identity
 from dcnet.training.session import INTERRUPTED, USAGE, Session
 from dcnet.training.summary import summary_table
 
