@@ -52,15 +52,17 @@ class Comparer:
         return cls(run, model, record, device)
 
     def scores(self, paths: Sequence[Path], first: Tensor, second: Tensor, flip: bool) -> Tensor:
-        """The cosines float32 [P] of the files at the indices `first` with those at `second`, on the CPU.
+        """The cosines float32 [P] of the files at the indices `first` with those at `second`, on the CPU."""
+        from dcnet.verification import pair_scores
 
-        The network is computed in float32 whatever it was trained in.
-        """
-        from dcnet.verification import embed, pair_scores
+        return pair_scores(self.embeddings(paths, flip), first, second).cpu()
+
+    def embeddings(self, paths: Sequence[Path], flip: bool) -> Tensor:
+        """Those of the files, on the device, in float32 whatever the network was trained in."""
+        from dcnet.verification import embed
 
         names = [str(path) for path in paths]
-        embeddings = embed(self.model, self._batches(paths), self.device, flip, names=names)
-        return pair_scores(embeddings, first, second).cpu()
+        return embed(self.model, self._batches(paths), self.device, flip, names=names)
 
     def _batches(self, paths: Sequence[Path]) -> Iterator[Tensor]:
         """The images as the run takes them, with a bar on stderr."""

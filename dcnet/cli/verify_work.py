@@ -101,13 +101,15 @@ def report(comparer: Comparer, listed: Listed, folds: Folds, path: Path, flip: b
     from dcnet.report import plots
     from dcnet.report.roc_plot import roc_plot
     from dcnet.report.verification import measures
-    from dcnet.verification import roc
-    from dcnet.verification.measures import measured
+    from dcnet.verification import pair_scores, roc
+    from dcnet.verification.measures import measured, retrieval_measures
 
     pairs = listed.pairs
-    scores = comparer.scores(listed.paths, pairs.first, pairs.second, flip)
+    embeddings = comparer.embeddings(listed.paths, flip)
+    scores = pair_scores(embeddings, pairs.first, pairs.second).cpu()
     curve = roc(scores, pairs.same)
     found = measured(scores, pairs.same, folds.numbers, curve)
+    found["retrieval"] = retrieval_measures(embeddings, pairs)
     plots.save(roc_plot(_title(comparer, listed), curve, scores, pairs.same, found), path)
     notes = {"fold_note": folds.note, "flip_note": _flip_note(comparer, flip)}
     values = {"run": comparer.name, "data": listed.about, "flip": flip, **found, **notes}

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dcnet.arrays import Numbers, as_tensor
 from dcnet.learnable import check_number
 from dcnet.losses.annealing import BY_MARGIN, Easing
 from dcnet.losses.cosine import cosines, directions
@@ -166,11 +167,15 @@ class MarginSoftmax(Eased):
         """Weights and biases of all classes, wherever they are held."""
         return self.weight, self.bias
 
-    def diagnose(self, features: Tensor, labels: Tensor) -> Diagnosis:
+    def diagnose(self, features: Numbers, labels: Numbers) -> Diagnosis:
         """The angles of features [N, in_features] to the weights of their labels [N], and what the margin asks of them.
 
-        Samples that are ignored are left out.
+        Both may be tensors, NumPy arrays or lists. Samples that are ignored are left out.
         """
+        features, labels = (
+            as_tensor(given, name).to(self.weight.device)
+            for given, name in ((features, "features"), (labels, "labels"))
+        )
         labels = self._checked(features, labels)
         share = 1.0 if self.annealing is None else float(self.eased_in)
         kept = labels != self.ignore_index

@@ -18,6 +18,7 @@ def measures(found: Record) -> Listing:
         {"measure": "area under the ROC curve (AUC)", "value": percent(found["auc"])},
         {"measure": "equal error rate (EER)", "value": percent(found["eer"])},
         *map(_tar_row, found["tar_at_far"]),
+        *_retrieval_rows(found.get("retrieval")),
     ]
     columns = {
         "measure": lambda row: row["measure"],
@@ -37,6 +38,16 @@ def _tar_row(found: Record) -> Record:
     if found["tar"] is None:
         return {"measure": name, "value": "too few pairs"}
     return {"measure": name, "value": percent(found["tar"]), "threshold": f"{found['threshold']:.3f}"}
+
+
+def _retrieval_rows(found: Record | None) -> list[Record]:
+    """None for pairs whose images have no classes."""
+    if found is None:
+        return []
+    of = f"{found['queries']:,} images, each among {found['gallery']:,} others"
+    recall = [{"measure": f"recall@{at['k']}, {of}", "value": percent(at["recall"])} for at in found["recall"]]
+    precision = {"measure": "mean average precision (mAP) of these", "value": percent(found["mean_average_precision"])}
+    return [*recall, precision]
 
 
 def percent(share: float) -> str:

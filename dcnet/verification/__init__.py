@@ -20,6 +20,7 @@ from dcnet.verification.protocol import (
     fold_accuracy,
     make_folds,
 )
+from dcnet.verification.retrieval import Retrieved, retrieve
 from dcnet.verification.sampling import sample_pairs
 from dcnet.verification.scores import Neighbours, ScoreHistogram, nearest, pair_scores, score_histogram
 from dcnet.verification.threshold import Decision, Verdict, calibrate, calibrate_curve
@@ -38,6 +39,7 @@ __all__ = [
     "OpenSet",
     "OpenSetRate",
     "Pairs",
+    "Retrieved",
     "Roc",
     "ScoreHistogram",
     "TarAtFar",
@@ -64,6 +66,7 @@ __all__ = [
     "people_disjoint",
     "people_folders",
     "read_pairs",
+    "retrieve",
     "roc",
     "roc_of_histogram",
     "sample_pairs",

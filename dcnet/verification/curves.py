@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dcnet.arrays import Numbers, as_tensor
 from dcnet.verification.scores import ScoreHistogram
 
 
@@ -106,7 +107,7 @@ class Roc:
         return TarAtFar(far, float(self.tar[at]), float(self.thresholds[at]))
 
 
-def roc(scores: Tensor, same: Tensor) -> Roc:
+def roc(scores: Numbers, same: Numbers) -> Roc:
     """The curve of pairs, by their scores [P] and whether they are the same [P]; equal scores are one point."""
     return Roc(*accepted(scores, same))
 
@@ -126,7 +127,7 @@ def roc_of_histogram(histogram: ScoreHistogram) -> Roc:
     return Roc(*_from_none(above, edges[filled], *counts), width)
 
 
-def accepted(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def accepted(scores: Numbers, same: Numbers) -> tuple[Tensor, Tensor, Tensor]:
     """Thresholds, and the genuine and impostor pairs that are accepted at each, as in `Roc`; one kind may be absent."""
     scores, same = checked_scores(scores, same)
     order = scores.argsort(descending=True)
@@ -143,10 +144,10 @@ def _from_none(above: float, thresholds: Tensor, genuine: Tensor, impostor: Tens
     return torch.cat([above_all, thresholds]), torch.cat([zero, genuine]), torch.cat([zero, impostor])
 
 
-def checked_scores(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
+def checked_scores(scores: Numbers, same: Numbers) -> tuple[Tensor, Tensor]:
     """Scores as float64 and answers as bool, on the CPU; what is no score of a pair is an error."""
     scores = in_double(scores)
-    same = torch.as_tensor(same, device="cpu").detach()
+    same = as_tensor(same, "same").detach().cpu()
     if scores.dim() != 1 or scores.shape != same.shape or not len(scores):
         raise ValueError(f"scores and same must be [P] and not empty, not {list(scores.shape)} and {list(same.shape)}")
     if not torch.isfinite(scores).all():
@@ -155,16 +156,14 @@ def checked_scores(scores: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
     return scores, checked_answers(same)
 
 
-def in_double(scores: Tensor) -> Tensor:
+def in_double(scores: Numbers) -> Tensor:
     """Scores as float64 on the CPU; those of a list not by way of float32, in which its numbers would be others."""
-    if isinstance(scores, Tensor):
-        return scores.detach().cpu().double()
-    return torch.as_tensor(scores, dtype=torch.float64, device="cpu")
+    return as_tensor(scores, "scores").detach().cpu().double()
 
 
-def checked_answers(same: Tensor) -> Tensor:
+def checked_answers(same: Numbers) -> Tensor:
     """Answers as bool, on the CPU, of which 0 and 1 are two."""
-    same = torch.as_tensor(same, device="cpu").detach()
+    same = as_tensor(same, "same").detach().cpu()
     if not ((same == 0) | (same == 1)).all():
         raise ValueError(f"same must be True or False for each pair, not {same[(same != 0) & (same != 1)][0].item()}")
     return same.bool()

@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from dcnet.arrays import Numbers, as_tensor
 
 JOINS = ("sum", "concatenate")
 # Resizing may leave a float image a little beyond its range; bytes as floats, and normalised images, are far beyond.
@@ -14,7 +17,7 @@ SLACK = 1e-3
 @torch.no_grad()
 def embed(
     model: nn.Module,
-    batches: Iterable[Tensor | Sequence[Tensor]],
+    batches: Iterable[Numbers | Sequence[Numbers]],
     device: torch.device | str = "cpu",
     flip: bool = True,
     join: str = "sum",
@@ -24,7 +27,8 @@ def embed(
 
     Args:
         model: a network with `features`, which is moved to the device.
-        batches: images [B, C, H, W], uint8 or float from 0 to 1; of a batch with labels the images are taken.
+        batches: images [B, C, H, W], uint8 or float from 0 to 1, as tensors or NumPy arrays; of a batch with labels
+            the images are taken.
         device: where it is computed.
         flip: takes the mirrored image into account, too.
         join: how: "sum" adds the two embeddings, "concatenate" makes [N, 2 D] of them.
@@ -37,7 +41,7 @@ def embed(
     found: list[Tensor] = []
     with evaluating(model.to(device)), precisely():
         for number, batch in enumerate(batches):
-            images = batch if isinstance(batch, Tensor) else batch[0]
+            images = as_tensor(batch if isinstance(batch, Tensor | np.ndarray) else batch[0], "images")
             found.append(_embedded(model, _pixels(images.to(device), number), flip, join))
     if not found:
         raise ValueError("there are no images to embed: expected one batch or more, found none")
@@ -74,8 +78,9 @@ def precisely() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def normalized(embeddings: Tensor) -> Tensor:
-    """The embeddings [N, D] in float32 with norm 1; an embedding without a direction is an error."""
+def normalized(embeddings: Numbers) -> Tensor:
+    """The embeddings [N, D] in float32 with norm 1; an embedding of zero, or one that is not finite, is an error."""
+    embeddings = as_tensor(embeddings, "embeddings").detach()
     _check(embeddings, None)
     # Divided by the largest entry first, since squares leave the range of float32 long before the entries do.
     scaled = embeddings.float() / embeddings.float().abs().amax(1, keepdim=True)

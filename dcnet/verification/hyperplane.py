@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from dcnet.arrays import Numbers, as_tensor
 from dcnet.verification.embeddings import precisely
 
 
@@ -27,7 +28,8 @@ class HyperplaneSimilarity:
         ridge: what is added to the covariance, as a share of its mean variance.
     """
 
-    def __init__(self, background: Tensor, ridge: float = 0.1):
+    def __init__(self, background: Numbers, ridge: float = 0.1):
+        background = as_tensor(background, "background").detach()
         if background.dim() != 2 or len(background) < 2 or not torch.isfinite(background).all():
             raise ValueError(f"background must be finite features [N, D] of two or more, not {list(background.shape)}")
         if not 0 < ridge < math.inf:
@@ -41,7 +43,7 @@ class HyperplaneSimilarity:
         covariance.diagonal().add_(ridge * variance)
         self.factor = torch.linalg.cholesky(covariance)
 
-    def normals(self, features: Tensor) -> Tensor:
+    def normals(self, features: Numbers) -> Tensor:
         """The normals of norm 1 of the features' hyperplanes, float64 [N, D]."""
         solved = torch.cholesky_solve(self._centred(features).T, self.factor).T
         size = torch.linalg.vector_norm(solved, dim=1, keepdim=True)
@@ -49,20 +51,22 @@ class HyperplaneSimilarity:
             raise ValueError("a feature that is the mean of the background has no hyperplane: give another background")
         return solved / size
 
-    def distances(self, hyperplanes_of: Tensor, features: Tensor) -> Tensor:
+    def distances(self, hyperplanes_of: Numbers, features: Numbers) -> Tensor:
         """How far each feature lies beyond the hyperplane of its partner, float64 [N]; negative on the other side."""
         normals = self.normals(hyperplanes_of)
         halfway = self._centred(hyperplanes_of) / 2
         return (normals * (self._centred(features) - halfway)).sum(1)
 
-    def __call__(self, first: Tensor, second: Tensor) -> Tensor:
+    def __call__(self, first: Numbers, second: Numbers) -> Tensor:
         """The mean of the distances from each other's hyperplane, float64 [N], of features [N, D] each."""
+        first, second = as_tensor(first, "features"), as_tensor(second, "features")
         if first.shape != second.shape:
             raise ValueError(f"pairs need features of one shape, not {list(first.shape)} and {list(second.shape)}")
         with precisely():
             return (self.distances(first, second) + self.distances(second, first)) / 2
 
-    def _centred(self, features: Tensor) -> Tensor:
+    def _centred(self, features: Numbers) -> Tensor:
+        features = as_tensor(features, "features")
         if features.dim() != 2 or features.shape[1] != len(self.mean):
             raise ValueError(f"features must be [N, {len(self.mean)}] as the background, not {list(features.shape)}")
         if bad := int((~torch.isfinite(features)).any(1).sum()):

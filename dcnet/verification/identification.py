@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dcnet.arrays import Numbers
 from dcnet.verification.curves import check_rate, roc, unresolved
 from dcnet.verification.embeddings import normalized
 from dcnet.verification.scores import BLOCK, checked_labels, cosines
@@ -55,10 +56,10 @@ class OpenSetRate:
 
 
 def identify(
-    probes: Tensor,
-    probe_people: Tensor,
-    gallery: Tensor,
-    gallery_people: Tensor,
+    probes: Numbers,
+    probe_people: Numbers,
+    gallery: Numbers,
+    gallery_people: Numbers,
     pool: str = "max",
     block: int = BLOCK,
 ) -> Identified:
@@ -76,7 +77,8 @@ def identify(
         raise ValueError(f"pool must be one of {', '.join(POOLS)}, not {pool!r}")
     if block < 1:
         raise ValueError(f"block must be at least 1, not {block}")
-    rows, columns = normalized(probes), normalized(gallery).to(probes.device)
+    rows = normalized(probes)
+    columns = normalized(gallery).to(rows.device)
     probe_people, gallery_people = checked_labels(probe_people, rows), checked_labels(gallery_people, columns)
     people, owner = gallery_people.unique(return_inverse=True)
     if pool == "mean":

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from dcnet.verification.curves import Roc, roc
-from dcnet.verification.pairs import Pairs
+from dcnet.verification.pairs import Pairs, labels_by_folder
 from dcnet.verification.protocol import FoldAccuracy, fold_accuracy, make_folds
+from dcnet.verification.retrieval import retrieve
 
 Record = dict[str, Any]
 RATES = (1e-1, 1e-2, 1e-3, 1e-4)
@@ -63,6 +64,15 @@ def curve_measures(curve: Roc) -> Record:
         "eer": curve.eer(),
         "tar_at_far": [vars(curve.tar_at_far(rate)) for rate in RATES],
     }
+
+
+def retrieval_measures(embeddings: Tensor, pairs: Pairs) -> Record | None:
+    """Recall@k and mAP of the images of the pairs among themselves; None where their folders are no classes."""
+    labels = labels_by_folder(pairs)
+    if labels is None:
+        return None
+    found = retrieve(embeddings, labels)
+    return {**vars(found), "recall": [{"k": k, "recall": share} for k, share in found.recall.items()]}
 
 
 def _accuracy(found: FoldAccuracy) -> Record:

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 import torch
 from torch import Tensor
 
+from dcnet.arrays import as_tensor
 from dcnet.data.lists import bad_line, numbered_lines
 
 ANSWERS = {"1": True, "same": True, "0": False, "different": False}
@@ -29,6 +30,11 @@ class Pairs:
     same: Tensor
     folds: Tensor | None = None
     names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("first", "second", "same", "folds"):
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, as_tensor(given, f"{name} of pairs"))
 
     def __len__(self) -> int:
         return len(self.same)
@@ -76,6 +82,21 @@ class Disjoint:
 def folder_of(name: str) -> str:
     """The name of the folder that an image is in, which may be that of a person; nothing for one that is in none."""
     return PurePosixPath(name).parent.name
+
+
+def labels_by_folder(pairs: Pairs) -> Tensor | None:
+    """The class of each image as a number int64, by the folder it is in; None where the folders are no classes.
+
+    They are where each image is in a folder, two images of a pair are in one folder exactly if they show the same, and
+    some folder has two images.
+    """
+    folders = [folder_of(name) for name in pairs.names]
+    numbers = {folder: number for number, folder in enumerate(dict.fromkeys(folders))}
+    labels = torch.tensor([numbers[folder] for folder in folders], dtype=torch.int64, device="cpu")
+    if "" in numbers or len(numbers) == len(folders):
+        return None
+    agree = (labels[pairs.first] == labels[pairs.second]) == pairs.same
+    return labels if agree.all() else None
 
 
 def people_disjoint(pairs: Pairs, trained_people: Iterable[str]) -> Disjoint:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dcnet.arrays import Numbers, as_tensor
 from dcnet.verification.curves import accepted, checked_answers, checked_scores, middle
 
 FOLDS = 10
@@ -39,7 +40,7 @@ class DevelopmentAccuracy:
     development_accuracy: float
 
 
-def best_threshold(scores: Tensor, same: Tensor, balanced: bool = False) -> float:
+def best_threshold(scores: Numbers, same: Numbers, balanced: bool = False) -> float:
     """The threshold with the best accuracy: a pair is the same where score >= threshold.
 
     It lies in the middle between two neighbouring scores, at the lowest score where all are accepted, or just above the
@@ -53,7 +54,7 @@ def best_threshold(scores: Tensor, same: Tensor, balanced: bool = False) -> floa
     return _midway(thresholds, int((right == right.max()).nonzero()[0]))
 
 
-def accuracy(scores: Tensor, same: Tensor, threshold: float, balanced: bool = False) -> float:
+def accuracy(scores: Numbers, same: Numbers, threshold: float, balanced: bool = False) -> float:
     """The share of pairs that are told right; balanced, the mean of that of the same and that of different pairs."""
     scores, same = checked_scores(scores, same)
     right = (scores >= threshold) == same
@@ -63,7 +64,7 @@ def accuracy(scores: Tensor, same: Tensor, threshold: float, balanced: bool = Fa
     return float((right[same].double().mean() + right[~same].double().mean()) / 2)
 
 
-def fold_accuracy(scores: Tensor, same: Tensor, folds: Tensor, balanced: bool = False) -> FoldAccuracy:
+def fold_accuracy(scores: Numbers, same: Numbers, folds: Numbers, balanced: bool = False) -> FoldAccuracy:
     """The protocol of LFW: for each fold, the threshold that is best on all others, and the accuracy on the fold.
 
     Args:
@@ -73,7 +74,7 @@ def fold_accuracy(scores: Tensor, same: Tensor, folds: Tensor, balanced: bool = 
         balanced: counts the same and the different half each, however many there are of them.
     """
     scores, same = checked_scores(scores, same)
-    folds = torch.as_tensor(folds, device="cpu")
+    folds = as_tensor(folds, "folds").cpu()
     if folds.shape != scores.shape:
         raise ValueError(f"folds must be [{len(scores)}], one number for each pair, not {list(folds.shape)}")
     numbers = folds.unique().tolist()
@@ -87,7 +88,7 @@ def fold_accuracy(scores: Tensor, same: Tensor, folds: Tensor, balanced: bool = 
     return FoldAccuracy(tuple(found), tuple(thresholds))
 
 
-def make_folds(same: Tensor, count: int = FOLDS, seed: int = 0) -> Tensor:
+def make_folds(same: Numbers, count: int = FOLDS, seed: int = 0) -> Tensor:
     """Folds by chance, int64 [P], for pairs without any; the same and the different are shared out evenly.
 
     Where there are fewer pairs of a kind than folds, there are as many folds as pairs of it.
@@ -108,7 +109,7 @@ def make_folds(same: Tensor, count: int = FOLDS, seed: int = 0) -> Tensor:
 
 
 def development_accuracy(
-    development: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], balanced: bool = False
+    development: tuple[Numbers, Numbers], test: tuple[Numbers, Numbers], balanced: bool = False
 ) -> DevelopmentAccuracy:
     """View 1 of LFW: the threshold from scores and answers to develop with, applied to those of the test."""
     threshold = best_threshold(*development, balanced)

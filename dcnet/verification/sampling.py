@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from dcnet.arrays import Numbers, as_tensor
 from dcnet.data.order import seeded
 from dcnet.verification.pairs import Pairs
 
@@ -12,14 +13,16 @@ from dcnet.verification.pairs import Pairs
 ALL_AT_ONCE = 2**24
 
 
-def sample_pairs(labels: Tensor, count: int, seed: int = 0) -> Pairs:
+def sample_pairs(labels: Numbers, count: int, seed: int = 0) -> Pairs:
     """Pairs of images by their labels: half of one class, half of two, none twice, the same for the same seed.
 
     Those of one class are shared evenly among the classes, as far as these have enough; those of two are any.
     """
     if count < 2 or count % 2:
         raise ValueError(f"count must be even and at least 2, for pairs of both kinds, not {count}")
-    labels = labels.cpu()
+    labels = as_tensor(labels, "labels").cpu()
+    if labels.dim() != 1 or labels.is_floating_point():
+        raise ValueError(f"labels must be integers [N], not {labels.dtype} {list(labels.shape)}")
     genuine = _genuine(labels, count // 2, seeded(seed, 1))
     impostor = _impostor(labels, count // 2, seeded(seed, 2))
     both = torch.cat([genuine, impostor])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dcnet.arrays import Numbers, as_tensor
 from dcnet.verification.embeddings import normalized, precisely
 
 BINS = 20_000
@@ -44,24 +45,35 @@ class Neighbours:
 
 def cosines(rows: Tensor, columns: Tensor) -> Tensor:
     """The cosines [R, C] of embeddings of norm 1, in full float32 whatever training left as the precision."""
-    if rows.shape[1] != columns.shape[1]:
-        sizes = f"{rows.shape[1]} and {columns.shape[1]}"
-        raise ValueError(f"embeddings that are compared must have as many values each, not {sizes}")
+    check_sizes(rows, columns)
     with precisely(), torch.autocast(rows.device.type, enabled=False):
         return (rows @ columns.T).clamp_(-1, 1)
 
 
-def pair_scores(embeddings: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """The cosines float32 [P] of the embeddings at the indices `first` with those at `second`, both int64 [P]."""
+def check_sizes(rows: Tensor, columns: Tensor) -> None:
+    """Refuses embeddings of two sizes."""
+    if rows.shape[1] != columns.shape[1]:
+        sizes = f"{rows.shape[1]} and {columns.shape[1]}"
+        raise ValueError(f"embeddings that are compared must have as many values each, not {sizes}")
+
+
+def pair_scores(embeddings: Numbers, first: Numbers, second: Numbers) -> Tensor:
+    """The cosines float32 [P] of pairs of embeddings.
+
+    Args:
+        embeddings: [N, D], a tensor, an array or lists.
+        first: integers [P], the index of the one embedding of each pair.
+        second: integers [P], of the other.
+    """
     unit = normalized(embeddings)
-    first, second = (_index(part, len(unit)).to(unit.device) for part in (first, second))
+    first, second = (_index(as_tensor(part, "indices of pairs"), len(unit)).to(unit.device) for part in (first, second))
     if first.shape != second.shape:
         raise ValueError(f"pairs need as many first as second images, not {len(first)} and {len(second)}")
     blocks = zip(first.split(PAIR_BLOCK), second.split(PAIR_BLOCK), strict=True)
     return torch.cat([(unit[left] * unit[right]).sum(1).clamp_(-1, 1) for left, right in blocks])
 
 
-def score_histogram(embeddings: Tensor, labels: Tensor, bins: int = BINS, block: int = BLOCK) -> ScoreHistogram:
+def score_histogram(embeddings: Numbers, labels: Numbers, bins: int = BINS, block: int = BLOCK) -> ScoreHistogram:
     """Every pair of two embeddings once: genuine where their labels are equal; holds block x block scores at a time."""
     if bins < 2:
         raise ValueError(f"bins must be at least 2, not {bins}")
@@ -79,7 +91,7 @@ def score_histogram(embeddings: Tensor, labels: Tensor, bins: int = BINS, block:
     return ScoreHistogram(genuine.cpu(), (every - genuine).cpu())
 
 
-def nearest(probes: Tensor, gallery: Tensor | None = None, count: int = 1, block: int = BLOCK) -> Neighbours:
+def nearest(probes: Numbers, gallery: Numbers | None = None, count: int = 1, block: int = BLOCK) -> Neighbours:
     """The `count` most similar of the gallery for each probe, of equal ones any.
 
     Without a gallery the probes are compared with each other, and none with itself.
@@ -109,8 +121,9 @@ def _nearest(probes: Tensor, part: slice, gallery: Tensor, same: bool, count: in
     return scores, indices
 
 
-def checked_labels(labels: Tensor, embeddings: Tensor) -> Tensor:
+def checked_labels(labels: Numbers, embeddings: Tensor) -> Tensor:
     """The labels on the device of the embeddings; one whole number for each is wanted."""
+    labels = as_tensor(labels, "labels")
     if labels.shape != embeddings.shape[:1] or labels.is_floating_point():
         raise ValueError(f"labels must be integers [{len(embeddings)}], not {labels.dtype} {list(labels.shape)}")
     return labels.to(embeddings.device)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dcnet.arrays import Numbers
 from dcnet.files import read_json, write_json
 from dcnet.verification.curves import Roc, check_rate, in_double, roc
 
@@ -118,14 +119,14 @@ def _keys(values: Any) -> str:
     return ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
 
 
-def calibrate(genuine: Tensor, impostor: Tensor, far: float = 1e-3, frr: float = 1e-2) -> Decision:
+def calibrate(genuine: Numbers, impostor: Numbers, far: float = 1e-3, frr: float = 1e-2) -> Decision:
     """The decision that scores of genuine and of impostor pairs lead to; see `calibrate_curve`."""
     genuine, impostor = _scores("genuine", genuine), _scores("impostor", impostor)
     same = torch.cat([torch.ones(len(genuine), device="cpu"), torch.zeros(len(impostor), device="cpu")]).bool()
     return calibrate_curve(roc(torch.cat([genuine, impostor]), same), far, frr)
 
 
-def _scores(kind: str, given: Tensor) -> Tensor:
+def _scores(kind: str, given: Numbers) -> Tensor:
     scores = in_double(given)
     if scores.dim() != 1:
         raise ValueError(f"scores of {kind} pairs must be [P], not {list(scores.shape)}")

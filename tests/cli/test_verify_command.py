@@ -25,8 +25,9 @@ from verify_cases import (
 from dcnet.cli.image_options import read_images
 from dcnet.data import load_dataset
 from dcnet.training import Run, load_model
-from dcnet.verification import Calibration, Pairs, calibrate, fold_accuracy, make_folds, pair_scores, roc
+from dcnet.verification import Calibration, Pairs, calibrate, fold_accuracy, make_folds, pair_scores, retrieve, roc
 from dcnet.verification.measures import Folds
+from dcnet.verification.pairs import labels_by_folder
 
 Capture = pytest.CaptureFixture[str]
 RATES = ("--far", "0.1", "--frr", "0.1")
@@ -236,3 +237,46 @@ def test_help_says_what_there_is_to_do(capsys: Capture):
         assert f"{option} " in text
     assert "dcnet verify RUN a.jpg b.jpg says the same, different, or too close to call" in text
     assert "None" not in text
+
+
+def test_a_report_has_recall_and_precision_where_folders_are_classes(capsys: Capture, run: Run, pairs: Path):
+    """Those of the embeddings, in the table, as JSON and in the record; without such folders there are none."""
+    test = load_dataset("digits").test
+    assert answer(capsys, "verify", run.folder, "--pairs", pairs)["retrieval"] is None
+    for place, label in enumerate(test.labels[:IMAGES].tolist()):
+        (pairs.parent / str(label)).mkdir(exist_ok=True)
+        (pairs.parent / f"{place}.png").rename(pairs.parent / str(label) / f"{place}.png")
+    lines = [line.split(",") for line in pairs.read_text().splitlines()]
+    labels = [int(test.labels[place]) for place in range(IMAGES)]
+
+    def moved(name: str) -> str:
+        return f"{labels[int(name.removesuffix('.png'))]}/{name}"
+
+    sorted_by_class = listed(pairs, ((moved(one), moved(two), same == "1") for one, two, same in lines))
+    found = answer(capsys, "verify", run.folder, "--pairs", sorted_by_class)["retrieval"]
+    expected = retrieve(embeddings(load_model(run)[0], test.images[:IMAGES]), test.labels[:IMAGES])
+    assert {at["k"]: at["recall"] for at in found["recall"]} == pytest.approx(expected.recall)
+    assert found["mean_average_precision"] == pytest.approx(expected.mean_average_precision)
+    assert (found["queries"], found["gallery"]) == (IMAGES, IMAGES - 1)
+    assert run.record()["evaluations"]["pairs-pairs"]["retrieval"] == found
+    capsys.readouterr()
+    assert call("verify", run.folder, "--pairs", sorted_by_class) == 0
+    shown = capsys.readouterr().out
+    assert f"recall@1, {IMAGES} images, each among {IMAGES - 1} others" in shown
+    assert f"{100 * expected.mean_average_precision:.2f}" in shown
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels"),
+    [
+        ([("a/1", "a/2", True), ("a/1", "b/1", False)], [0, 0, 1]),
+        ([("x/a/1", "y/a/2", True), ("x/a/1", "x/b/1", False)], [0, 0, 1]),
+        ([("a/1", "b/1", True), ("a/1", "a/2", True)], None),
+        ([("a/1", "a/2", False), ("a/1", "a/3", True)], None),
+        ([("1", "2", True), ("1", "a/3", False)], None),
+        ([("a/1", "b/1", False), ("a/1", "c/1", False)], None),
+    ],
+)
+def test_folders_are_classes_where_all_answers_agree(rows: list[tuple[str, str, bool]], labels: list[int] | None):
+    found = labels_by_folder(Pairs.of_names(rows))
+    assert (None if found is None else found.tolist()) == labels

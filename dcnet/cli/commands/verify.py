@@ -23,7 +23,8 @@ class Command(RunPlotOptions, PairOptions, OneRun):
 
     dcnet verify RUN --calibrate --pairs FILE sets the thresholds of a run by pairs whose answers are known; after that,
     dcnet verify RUN a.jpg b.jpg says the same, different, or too close to call. With pairs and without --calibrate it
-    tells how well the run does on them: accuracy over folds, AUC, EER, TAR@FAR, and a picture of the ROC curve.
+    tells how well the run does on them: accuracy over folds, AUC, EER, TAR@FAR, and a picture of the ROC curve; also
+    recall@k and mAP where the images of each class are in a folder of their own.
 
     What is compared are the features before the last layer, of each image and its mirror image, by their cosine.
     """
