@@ -6,10 +6,14 @@ from dcnet.norms import accumulation_dtype
 
 
 def feature_incay(features: Tensor, eps: float = 1e-6) -> Tensor:
-    """The mean of 1 / (||x||^2 + eps): added to the loss, it lets features grow, and small ones most of all.
+    """The mean of 1 / (||x||^2 + eps), to be added to a loss: it makes features grow, and small ones most of all.
 
-    Feature incay (Yuan et al., 2017): what weight decay is to weights, the other way round. For losses in which ||x||
+    Feature incay (Yuan et al., 2017) is the opposite of weight decay, for features. Use it with losses in which ||x||
     counts.
+
+    Args:
+        features: [N, D]; the mean over an empty batch is nan.
+        eps: keeps the value and its gradient finite for features of zeros.
     """
     if features.dim() != 2:
         raise ValueError(f"features must be [N, features], not {list(features.shape)}")

@@ -91,8 +91,10 @@ def check_tensor(what: str, value: Any) -> None:
 def checked_images(x: Tensor) -> Tensor:
     """The images in float32, or in float64 if they are, from 0 to 1; bytes count as pixels."""
     check_tensor("images", x)
-    if x.dim() < 2 or not x.numel():
-        raise ValueError(f"images must be [N, ...] and not none, not {list(x.shape)}")
+    if x.dim() < 2:
+        raise ValueError(f"images must be [N, ...], not {list(x.shape)}")
+    if not x.numel():
+        raise ValueError(f"there are no images: expected [N, ...] with one image or more, not {list(x.shape)}")
     pixels = x / 255 if x.dtype == torch.uint8 else x if x.dtype == torch.float64 else x.float()
     low, high = (float(end) for end in pixels.aminmax())
     if math.isnan(low + high):

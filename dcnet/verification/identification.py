@@ -94,6 +94,8 @@ def cmc(found: Identified, ranks: int = 10) -> tuple[float, ...]:
     """Closed set: the share of probes whose right person is among the first 1, 2, ... `ranks`; ties count against."""
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, not {ranks}")
+    if not len(found.ranks):
+        raise ValueError("there are no probes, and so no shares of them: identify one or more")
     if strangers := int((~found.known).sum()):
         raise ValueError(
             f"the gallery must have the person of every probe, but {strangers} of {len(found.ranks)} are not in it: "

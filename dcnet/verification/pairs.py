@@ -106,6 +106,8 @@ def people_disjoint(pairs: Pairs, trained_people: Iterable[str]) -> Disjoint:
     """
     trained, rows = set(trained_people) - {""}, pairs.rows()
     people = {name: folder_of(name) for name in pairs.names}
+    if not rows:
+        raise ValueError("there are no pairs to leave any out of: give one or more")
     keep = [at for at, row in enumerate(rows) if not {people[row[0]], people[row[1]]} & trained]
     if not keep:
         raise ValueError(f"no pair is left: all {len(rows):,} pairs have a person who was trained on")
