@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
 from dcnet import functional
-from dcnet.equation import Processes
+from dcnet.equation import Processes, settled_count
 from dcnet.functional import Options
 from dcnet.learnable import check_number
 from dcnet.meeting import Size, check_input
@@ -27,7 +27,8 @@ class Decoupled(Opaque):
 
     Each learned constant is a parameter by its own name: `radius`, `k`, `scale`, ... Where it must be positive the
     parameter is r, and the constant r^2 + 1e-4; `constants()` gives the constants. `mean_norm` is the running mean of
-    ||x||, zero until the first batch, and there only if a radius is relative to it. `blend` is t in
+    ||x||, zero until the first batch, and `num_batches_tracked` the number of batches in it; both are there only if a
+    radius is relative to it. `blend` is t in
     (1 - t) * plain + t * decoupled, and there only if it was asked for. `sync` is set by `dcnet.sync_norms`.
     """
 
@@ -53,6 +54,8 @@ class Decoupled(Opaque):
         if operator.decay is not None:
             dtype = accumulation_dtype(self.weight.dtype)
             self.register_buffer("mean_norm", torch.zeros((), dtype=dtype, device=self.weight.device))
+            count = torch.zeros((), dtype=torch.long, device=self.weight.device)
+            self.register_buffer("num_batches_tracked", count)
         self.initial_blend = blend
         if blend is not None:
             self.register_buffer("blend", torch.tensor(float(blend), device=self.weight.device))
@@ -102,6 +105,7 @@ class Decoupled(Opaque):
                 self.get_parameter(name).copy_(initial)
         if self.operator.decay is not None:
             self.get_buffer("mean_norm").zero_()
+            self.get_buffer("num_batches_tracked").zero_()
         if self.initial_blend is not None and "blend" in self._buffers:
             self.get_buffer("blend").fill_(self.initial_blend)
 
@@ -118,9 +122,20 @@ class Decoupled(Opaque):
             "eps": self.eps,
             "constants": self._learned(),
             "mean_norm": self._buffers.get("mean_norm"),
+            "num_batches_tracked": self._buffers.get("num_batches_tracked"),
             "training": self.training,
             "sync": self.sync,
         }
+
+    def add_missing_count(self, state: MutableMapping[str, Any], prefix: str) -> None:
+        """Adds the count of batches to a state dict written before layers had one, as of a mean norm that has settled."""
+        count = f"{prefix}num_batches_tracked"
+        if self.operator.decay is not None and f"{prefix}mean_norm" in state and count not in state:
+            state[count] = torch.tensor(settled_count(self.operator.decay), device="cpu")
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.add_missing_count(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoupled:
         """Moves and casts as torch does, but keeps the running mean, whose steps of 0.1 % half precision would lose."""

@@ -37,8 +37,8 @@ def sync_norms(model: Model, group: Any = None) -> Model:
 def update_norms(model: nn.Module, data: Iterable[Any]) -> None:
     """Sets each running mean norm to the mean over the data, as `torch.optim.swa_utils.update_bn` does for statistics.
 
-    With its decay of 0.999 a running mean still holds 37 % of its first batch after 1,000 steps, when the network was
-    not yet trained. All but the mean norms is left as it is; where batch normalisation needs it too, call `update_bn`
+    A running mean follows training with a delay: of a tenth of the steps at first, of 1,000 steps later. All but the
+    mean norms and their counts of batches is left as it is; where batch normalisation needs it too, call `update_bn`
     first. After `sync_norms` all processes have to call it, with as many batches each.
 
     Args:
@@ -50,18 +50,20 @@ def update_norms(model: nn.Module, data: Iterable[Any]) -> None:
     layers = [module for module in model.modules() if isinstance(module, Decoupled)]
     tracked = [layer for layer in layers if layer.operator.decay is not None]
     means = [layer.get_buffer("mean_norm") for layer in tracked]
+    counts = [layer.get_buffer("num_batches_tracked") for layer in tracked]
     found: list[list[float]] = [[] for _ in means]
-    before = [mean.clone() for mean in means]
+    before = [buffer.clone() for buffer in (*means, *counts)]
     try:
         with _only_norms_in_training(model), _every_call(tracked, found):
             for batch in data:
                 model(_input(batch, model))
     finally:
-        for mean, old in zip(means, before, strict=True):
-            mean.copy_(old)
-    for seen, mean in zip(found, means, strict=True):
+        for buffer, old in zip((*means, *counts), before, strict=True):
+            buffer.copy_(old)
+    for seen, mean, count in zip(found, means, counts, strict=True):
         if seen:
             mean.fill_(statistics.fmean(seen))
+            count.fill_(len(seen))
 
 
 @contextlib.contextmanager

@@ -91,7 +91,7 @@ def test_a_plain_checkpoint_loads_but_for_what_the_operator_owns():
     plain = nn.Conv2d(4, 6, 3)
     layer = dcnet.DecoupledConv2d(4, 6, 3, operator="tanh-cos")
     report = layer.load_state_dict(plain.state_dict(), strict=False)
-    assert report.missing_keys == ["radius", "mean_norm"]
+    assert report.missing_keys == ["radius", "mean_norm", "num_batches_tracked"]
     assert report.unexpected_keys == []
     assert torch.equal(layer.weight, plain.weight)
     assert isinstance(layer, nn.Conv2d)
@@ -110,6 +110,7 @@ def test_state_is_flat_and_named_after_the_constants():
         "radius_1": (6,),
         "k": (1,),
         "mean_norm": (),
+        "num_batches_tracked": (),
     }
 
 

@@ -168,19 +168,23 @@ def test_a_nan_stays_in_the_patches_that_hold_it(operator, bad):
             assert y[touched].isnan().all()
 
 
-def test_running_mean_starts_from_the_first_batch_and_decays():
+def test_running_mean_starts_from_the_first_batch_and_its_decay_warms_up():
     layer = dcnet.DecoupledConv2d(3, 4, 3, operator="tanh(radius=Radius(decay=0.9))-cos")
-    batches = [torch.randn(2, 3, 5, 5) * scale for scale in (1, 3, 2)]
+    # From the 81st batch on the decay is 0.9 itself.
+    batches = [torch.randn(2, 3, 5, 5) * scale for scale in [1, 3, 2] * 30]
     assert layer.mean_norm == 0
     expected = None
-    for batch in batches:
+    for seen, batch in enumerate(batches):
         layer(batch)
         mean = dcnet.functional.patch_norm(batch, (3, 3), (1, 1), [(0, 0)] * 2, (1, 1)).mean().item()
-        expected = mean if expected is None else 0.9 * expected + 0.1 * mean
+        share = min(0.9, (1 + seen) / (10 + seen))
+        expected = mean if expected is None else share * expected + (1 - share) * mean
         assert layer.mean_norm.item() == pytest.approx(expected, rel=1e-5)
+        assert layer.num_batches_tracked == seen + 1
     layer.eval()
     layer(batches[0])
     assert layer.mean_norm.item() == pytest.approx(expected, rel=1e-5)
+    assert layer.num_batches_tracked == len(batches)
 
 
 def test_the_running_mean_keeps_no_batch_for_a_gradient():
@@ -217,9 +221,11 @@ def test_a_non_finite_or_empty_batch_never_enters_the_running_mean(bad):
     poisoned[0, 0, 0, 0] = bad
     for start in (0.0, 2.5):
         layer.mean_norm.fill_(start)
+        layer.num_batches_tracked.fill_(7)
         layer(poisoned)
         layer(torch.zeros(0, 3, 5, 5))
         assert layer.mean_norm == start
+        assert layer.num_batches_tracked == 7
 
 
 def test_casting_a_layer_to_half_precision_keeps_the_running_mean_exact():

@@ -42,7 +42,8 @@ def change_(layer: nn.Module, operator: Operator | str, eps: float, blend: float
 
 def _drop_state_(layer: Decoupled) -> None:
     drop_blend_(layer)
-    layer._buffers.pop("mean_norm", None)
+    for name in ("mean_norm", "num_batches_tracked"):
+        layer._buffers.pop(name, None)
     for name in layer.operator.learned:
         delattr(layer, name)
     del layer.operator, layer.eps, layer.initial_blend

@@ -44,7 +44,7 @@ def evaluate(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The output, and what its gradient would need."""
     results = run_forward(call, call.convolution(in_place=True))
     if call.mean == 1 and call.running is not None:
-        torch.autograd.graph.increment_version(call.running)
+        torch.autograd.graph.increment_version([call.running] if call.tracked is None else [call.running, call.tracked])
     return results
 
 

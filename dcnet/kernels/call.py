@@ -26,6 +26,7 @@ class Call(NamedTuple):
     bias: Tensor | None
     constants: Sequence[Tensor]
     running: Tensor | None
+    tracked: Tensor | None
     operator: str
     eps: float
     stride: Sequence[int]
@@ -53,7 +54,7 @@ class Call(NamedTuple):
     def convolution(self, in_place: bool) -> Convolution:
         """The convolution for tensors such as these, compiled once; the running mean is updated in place or beside."""
         x, w = self.x, self.w
-        dtypes = tuple(None if t is None else t.dtype for t in (x, w, self.bias, self.running, *self.constants))
+        dtypes = tuple(None if t is None else t.dtype for t in (x, w, self.bias, self.running, self.tracked, *self.constants))
         layout = (x.shape, x.stride(), w.shape, w.stride(), x.device)
         numbers = (self.eps, tuple(self.stride), tuple(self.padding), tuple(self.dilation), self.groups, self.mean)
         key = (self.operator, dtypes, layout, numbers, in_place)
@@ -66,7 +67,7 @@ class Call(NamedTuple):
     def _compile(self, in_place: bool) -> Convolution:
         update = 0 if self.running is None or self.mean != 1 else 2 if in_place else 1
         tensors = (self.x.device, self.x.dtype, dense(self.w).stride(), self.bias is not None)
-        return Convolution(self.plan, self.window, Settings(*tensors, self.eps, self.mean, update))
+        return Convolution(self.plan, self.window, Settings(*tensors, self.eps, self.mean, update, self.tracked is not None))
 
 
 def dense(w: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ def run_forward(call: Call, fused: Convolution) -> tuple[Tensor, Tensor, Tensor,
     """The output and what the backward needs, on the GPU of the input, in the layout that the kernels expect."""
     call = _laid_out(call, fused)
     with torch.cuda._DeviceGuard(_index(call.x)):
-        return fused.forward(call.x, call.w, call.bias, call.constants, call.running)
+        return fused.forward(call.x, call.w, call.bias, call.constants, call.running, call.tracked)
 
 
 def run_backward(

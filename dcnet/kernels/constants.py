@@ -58,13 +58,28 @@ def mean_norm(sums: Block, running: Block, count: Block, of: Block, MEAN: conste
 
 
 @device_function
-def keep_means(mean: Block, running: Block, kept: Block, decay: Block, UPDATE: constexpr) -> None:
-    """Writes the mean norm for the backward, and where the running mean goes from here, beside it or in its place."""
+def keep_means(
+    mean: Block, running: Block, tracked: Block, kept: Block, decay: Block, UPDATE: constexpr, COUNTED: constexpr
+) -> None:
+    """Writes the mean norm for the backward, and the next running mean with its count, beside them or in their place.
+
+    The decay warms up with the count, as in `dcnet.equation.warmed_up`.
+    """
     tl.store(kept, mean)
     if UPDATE > 0:
         before = tl.load(running).to(tl.float32)
-        after = tl.where(before > 0, decay * before + (1 - decay) * mean, mean)
         usable = (mean > 0) & (mean < float("inf"))
+        share = decay
+        if COUNTED:
+            count = tl.load(tracked)
+            seen = tl.where(before > 0, count, 0)
+            share = tl.minimum(decay, (1 + seen).to(tl.float32) / (10 + seen).to(tl.float32))
+            count = tl.where(usable, seen + 1, count)
+            if UPDATE == 1:
+                tl.store(kept + 2, count.to(tl.float32))
+            else:
+                tl.store(tracked, count)
+        after = tl.where(before > 0, share * before + (1 - share) * mean, mean)
         after = tl.where(usable, after, before)
         if UPDATE == 1:
             tl.store(kept + 1, after)

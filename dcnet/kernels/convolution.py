@@ -20,7 +20,7 @@ class Convolution:
     """Forward and backward of one fused convolution.
 
     What the backward needs of the norms is one tensor: the norms, [group, image, *out], the table of the channels, a
-    row for each constant and for a, b and ||w||, and the mean norm with the running mean that follows from it.
+    row for each constant and for a, b and ||w||, and the mean norm with the running mean that follows from it and its count.
     """
 
     def __init__(self, plan: Plan, window: Window, settings: Settings):
@@ -33,10 +33,16 @@ class Convolution:
         self.sizes = (window.stride, window.padding, window.dilation, False, (0, 0), window.groups)
 
     def forward(
-        self, x: Tensor, w: Tensor, bias: Tensor | None, constants: Sequence[Tensor], running: Tensor | None
+        self,
+        x: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        constants: Sequence[Tensor],
+        running: Tensor | None,
+        tracked: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The output, and what the backward needs: inner products, unit filters and state."""
-        passes, device, ok = self.passes, x.device, aligned(x, w, bias, running, *constants)
+        passes, device, ok = self.passes, x.device, aligned(x, w, bias, running, tracked, *constants)
         state, scratch = self.state.allocate(device), self.forward_scratch.allocate(device)
         norm, table, kept = self.state.places(state)
         squares, sums = self.forward_scratch.places(scratch)
@@ -49,7 +55,8 @@ class Convolution:
         beside.join()
         output = torch.empty_like(product)
         given = (table if bias is None else bias, sums, table if running is None else running)
-        passes.apply(product, norm, table, *given, output, kept, stream=stream, aligned=ok)
+        count = table if tracked is None else tracked
+        passes.apply(product, norm, table, *given, count, output, kept, stream=stream, aligned=ok)
         return output, product, unit, state
 
     def mean(self, state: Tensor) -> Tensor:
@@ -138,7 +145,7 @@ class Convolution:
 def state_memory(plan: Plan, window: Window) -> Memory:
     """What a state holds: norms, table and means."""
     patches = window.groups * window.batch * window.outs
-    return Memory(patches, (len(plan.starts) + 3) * window.filters, 2)
+    return Memory(patches, (len(plan.starts) + 3) * window.filters, 3)
 
 
 def mean_of(plan: Plan, window: Window, state: Tensor) -> Tensor:

@@ -78,6 +78,6 @@ def folded_conv2d(
         passes.norms(squares, norm, sums, stream=stream, aligned=True)
         sizes = (shape.stride, shape.padding, shape.dilation, False, (0, 0), shape.groups)
         product = torch.ops.aten.convolution.default(x, filters, None, *sizes).contiguous(memory_format=shape.format)
-        given = (table if bias is None else bias, sums, table)
+        given = (table if bias is None else bias, sums, table, table)
         passes.apply(product, norm, table, *given, product, table, stream=stream, aligned=ok)
     return product

@@ -148,7 +148,8 @@ def conv2d(
         return _with_filters(op, x, w, bias, options.get("eps", 1e-4), (stride, padding, dilation, groups))
     mean = mean_kind(op.decay, running, options.get("training", False))
     sizes = (_pair(stride), _pads(w, padding, dilation), _pair(dilation), groups, mean)
-    settings = (running, str(op), options.get("eps", 1e-4), *sizes)
+    tracked = options.get("num_batches_tracked") if running is not None else None
+    settings = (running, tracked, str(op), options.get("eps", 1e-4), *sizes)
     constants = _stored(op, options, w)
     if plainly_eager(x):
         x = x.to(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else x
@@ -157,7 +158,9 @@ def conv2d(
         return evaluate(Call(x, w, bias, constants, *settings))[0]
     output, *_, updated = torch.ops.dcnet.conv2d.default(*flat(Call(x, w, bias, constants, *settings)))
     if mean == 1 and running is not None:
-        running.copy_(updated)
+        running.copy_(updated[0])
+        if tracked is not None:
+            tracked.copy_(updated[1])
     return output
 
 

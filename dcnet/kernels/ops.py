@@ -1,7 +1,7 @@
 """The fused convolution as operations of torch, for whatever traces: torch.compile, export, modes, autocast.
 
-`dcnet::conv2d` gives the output, what its gradient needs, and the running mean that follows; `dcnet::conv2d_backward`
-gives the gradients.
+`dcnet::conv2d` gives the output, what its gradient needs, and the next running mean with its count;
+`dcnet::conv2d_backward` gives the gradients.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from dcnet.kernels.plan import MOST_LEARNED
 # Lists of tensors would take torch longer than all the rest; so each learned constant has an argument of its own.
 _CONSTANTS = ", ".join(f"Tensor? constant_{i}" for i in range(MOST_LEARNED))
 _ARGUMENTS = (
-    f"Tensor x, Tensor w, Tensor? bias, {_CONSTANTS}, Tensor? running, str operator, float eps, SymInt[] stride, "
-    "SymInt[] padding, SymInt[] dilation, SymInt groups, int mean"
+    f"Tensor x, Tensor w, Tensor? bias, {_CONSTANTS}, Tensor? running, Tensor? tracked, str operator, float eps, "
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, int mean"
 )
-_COUNT = 3 + MOST_LEARNED + 8
+_COUNT = 3 + MOST_LEARNED + 9
 _LIBRARY = Library("dcnet", "DEF")
 _LIBRARY.define(
     f"conv2d({_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,)
@@ -49,7 +49,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     call = _call(arguments)
     fused = call.convolution(in_place=False)
     output, product, unit, state = run_forward(call, fused)
-    updated = fused.state.places(state)[-1].tensor()[1].clone()
+    updated = fused.state.places(state)[-1].tensor()[1:].clone()
     return output, call.x.new_empty(0) if call.keeps_output else product, unit, state, updated
 
 
@@ -68,7 +68,7 @@ def _forward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     product = x.new_empty(0) if call.keeps_output else torch.empty_like(output)
     unit = torch.empty(call.w.shape, dtype=x.dtype, device=x.device, memory_format=window.format)
     state = x.new_empty(state_memory(call.plan, window).total, dtype=torch.float32)
-    return output, product, unit, state, state.new_empty(())
+    return output, product, unit, state, state.new_empty(2)
 
 
 def _backward_shapes(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
@@ -93,7 +93,7 @@ class _Traced(torch.autograd.Function):
         call = _call(arguments)
         ctx.mark_non_differentiable(product, unit, state, updated)
         ctx.set_materialize_grads(False)
-        ctx.settings = arguments[4 + MOST_LEARNED :]
+        ctx.settings = (None, *arguments[5 + MOST_LEARNED :])
         kept, ctx.watch = watched(output) if call.keeps_output else (product, None)
         # The batch's own mean is in the state, and the running one is about to be changed.
         running = call.running if call.mean == 2 else None

@@ -45,6 +45,7 @@ class Settings:
 
     mean: 0 if no radius is relative to the mean norm, 1 if it is the batch's own, 2 if it is the running one.
     update: 0 if the running mean stays as it is, 1 if what follows is written beside it, 2 if in its place.
+    counted: whether the running mean has a count of batches, by which its decay warms up.
     """
 
     device: torch.device
@@ -54,6 +55,7 @@ class Settings:
     eps: float
     mean: int
     update: int
+    counted: bool = False
 
     @property
     def fast(self) -> bool:
@@ -148,6 +150,7 @@ class Passes:
             "BIAS": self.settings.has_bias,
             "MEAN": settings.mean,
             "UPDATE": settings.update,
+            "COUNTED": settings.counted,
             "SUMS": power_of_two(self.norm_sums),
             "FAST": settings.fast,
         }

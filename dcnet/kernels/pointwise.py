@@ -17,6 +17,7 @@ def apply_kernel(
     bias: Block,
     sums: Block,
     running: Block,
+    tracked: Block,
     output: Block,
     kept: Block,
     count: Block,
@@ -38,6 +39,7 @@ def apply_kernel(
     BIAS: constexpr,
     MEAN: constexpr,
     UPDATE: constexpr,
+    COUNTED: constexpr,
     SUMS: constexpr,
     ONE: constexpr,
     CHUNKS: constexpr,
@@ -49,7 +51,7 @@ def apply_kernel(
     """y = a h(b n) g(z / n) + bias."""
     mean = mean_norm(sums, running, count, of, MEAN, SUMS)
     if (MEAN > 0) & (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
-        keep_means(mean, running, kept, decay, UPDATE)
+        keep_means(mean, running, tracked, kept, decay, UPDATE, COUNTED)
     constants = channel_constants(table, mean, channels, total, KNOWN, RELATIVE, CHUNKS, WIDTH)
     blocks = tl.cdiv(pixels, BLOCK)
     positions = images * pixels

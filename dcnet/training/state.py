@@ -1,10 +1,12 @@
 """All that a run changes, as tensors by name: the weights, and what the optimizer remembers of each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from dcnet.layers import Decoupled
 
 MODEL, OPTIMIZER = "model.", "optimizer."
 
@@ -36,6 +38,7 @@ def restore_(model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tenso
 def load_weights_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copies weights and buffers, with or without `model.` in front of their names, into those of the model."""
     given = {name.removeprefix(MODEL): value for name, value in tensors.items()}
+    add_missing_counts(model, given)
     own = model.state_dict()
     if own.keys() != given.keys():
         missing, strange = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
@@ -46,6 +49,13 @@ def load_weights_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 f"{name!r} is {list(value.shape)} in this network and {list(given[name].shape)} in the file"
             )
         value.copy_(_placed(given[name].to(value.dtype), value))
+
+
+def add_missing_counts(model: nn.Module, state: MutableMapping[str, Tensor]) -> None:
+    """Adds to a state dict the counts of batches that checkpoints of older versions do not have."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, Decoupled):
+            layer.add_missing_count(state, f"{name}." if name else "")
 
 
 def whole(value: Tensor) -> Tensor:

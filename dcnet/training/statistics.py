@@ -51,7 +51,7 @@ def forget_statistics_(model: nn.Module) -> None:
 def forget_norms_(model: nn.Module) -> None:
     """Lets every running mean norm begin with the next training batch, for layers that compute something else by now.
 
-    With the authors' decay of 0.999 the old ones would be those that a short training is evaluated with.
+    Otherwise a short training would be evaluated with the old ones.
     """
     for layer in model.modules():
         if isinstance(layer, Decoupled) and layer.operator.decay is not None:

@@ -133,14 +133,14 @@ def scales(layer, x, cotangent, run=by_torch):
     """How large each result is; a sum that happens to cancel is as large as with other signs of its terms."""
     found = [expected(layer, x, cotangent, run)]
     found += [expected(layer, x, cotangent * torch.randn_like(cotangent).sign(), run) for _ in range(2)]
-    return {name: max(result[name].norm().item() for result in found) for name in found[0]}
+    return {name: max(result[name].double().norm().item() for result in found) for name in found[0]}
 
 
 def assert_close(found, wanted, tolerance, scale=None):
     """||difference|| is less than the tolerance times the scale, or times ||wanted||."""
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
-        size = value.norm().item() if scale is None else scale[name]
+        size = value.double().norm().item() if scale is None else scale[name]
         assert found[name].shape == value.shape, name
         assert (found[name].double() - value).norm() <= tolerance * size, name
 

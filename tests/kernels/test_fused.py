@@ -138,11 +138,13 @@ def test_mean_norms(operator, training, mean_norm):
 def test_running_mean_follows_batch_after_batch():
     layer = make_layer("ball(radius=Radius(decay=0.6))-cos")
     double = exact(layer)
-    for scale in (1, 3, 0.5):
+    # From the 14th batch on the decay is 0.6 itself.
+    for scale in (1, 3, 0.5, 2) * 4:
         x = scale * images(1, 3, 5, 6)
         by_kernels(layer, x)
         double(x.double())
         torch.testing.assert_close(layer.mean_norm.double(), double.mean_norm, rtol=1e-6, atol=0)
+        assert layer.num_batches_tracked == double.num_batches_tracked
 
 
 @quiet_numpy
@@ -151,7 +153,30 @@ def test_running_mean_follows_batch_after_batch():
 def test_a_batch_that_is_not_finite_never_enters_the_running_mean(before, bad):
     layer = make_layer("tanh-cos")
     layer.mean_norm.fill_(before)
+    layer.num_batches_tracked.fill_(7)
     x = images(1, 3, 5, 6)
     x[0, 0, 0, 0] = bad
     by_kernels(layer, x)
     assert layer.mean_norm == before
+    assert layer.num_batches_tracked == 7
+
+
+def test_a_mean_norm_set_to_zero_starts_over_whatever_its_count():
+    layer = make_layer("tanh-cos")
+    layer.num_batches_tracked.fill_(1000)
+    check(layer, images(1, 3, 5, 6))
+    assert layer.num_batches_tracked == 1
+
+
+def test_a_running_mean_without_a_count_has_its_decay_from_the_start():
+    layer = make_layer("ball(radius=Radius(decay=0.6))-cos")
+    layer.num_batches_tracked = None
+    double = exact(layer)
+    for scale in (1, 3, 0.5):
+        x = scale * images(1, 3, 5, 6)
+        before = double.mean_norm.item()
+        by_kernels(layer, x)
+        double(x.double())
+        torch.testing.assert_close(layer.mean_norm.double(), double.mean_norm, rtol=1e-6, atol=0)
+    own = dcnet.functional.patch_norm(x.double(), (3, 3), (1, 1), [(0, 0)] * 2, (1, 1), eps=layer.eps).mean().item()
+    assert layer.mean_norm.item() == pytest.approx(0.6 * before + 0.4 * own, rel=1e-5)

@@ -65,7 +65,7 @@ def test_a_start_from_a_plain_network(tmp_path):
     model = build_model(tiny(), 10, 1, 8)
     missing = start_from_(model, str(plain.folder))
     assert missing
-    assert all(name.endswith(("radius", "mean_norm")) for name in missing)
+    assert all(name.endswith(("radius", "mean_norm", "num_batches_tracked")) for name in missing)
     trained, _ = read_tensors(plain.model_file)
     own = model.state_dict()
     assert all(torch.equal(own[name.removeprefix("model.")], value) for name, value in trained.items())
