@@ -128,7 +128,7 @@ class Decoupled(Opaque):
         }
 
     def add_missing_count(self, state: MutableMapping[str, Any], prefix: str) -> None:
-        """Adds the count of batches to a state dict written before layers had one, as of a mean norm that has settled."""
+        """Adds to a state dict of an older version the count of batches that it lacks: past the warm-up."""
         count = f"{prefix}num_batches_tracked"
         if self.operator.decay is not None and f"{prefix}mean_norm" in state and count not in state:
             state[count] = torch.tensor(settled_count(self.operator.decay), device="cpu")

@@ -44,7 +44,8 @@ def evaluate(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The output, and what its gradient would need."""
     results = run_forward(call, call.convolution(in_place=True))
     if call.mean == 1 and call.running is not None:
-        torch.autograd.graph.increment_version([call.running] if call.tracked is None else [call.running, call.tracked])
+        changed = (call.running, call.tracked)
+        torch.autograd.graph.increment_version([tensor for tensor in changed if tensor is not None])
     return results
 
 

@@ -54,7 +54,8 @@ class Call(NamedTuple):
     def convolution(self, in_place: bool) -> Convolution:
         """The convolution for tensors such as these, compiled once; the running mean is updated in place or beside."""
         x, w = self.x, self.w
-        dtypes = tuple(None if t is None else t.dtype for t in (x, w, self.bias, self.running, self.tracked, *self.constants))
+        tensors = (x, w, self.bias, self.running, self.tracked, *self.constants)
+        dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
         layout = (x.shape, x.stride(), w.shape, w.stride(), x.device)
         numbers = (self.eps, tuple(self.stride), tuple(self.padding), tuple(self.dilation), self.groups, self.mean)
         key = (self.operator, dtypes, layout, numbers, in_place)
@@ -67,7 +68,8 @@ class Call(NamedTuple):
     def _compile(self, in_place: bool) -> Convolution:
         update = 0 if self.running is None or self.mean != 1 else 2 if in_place else 1
         tensors = (self.x.device, self.x.dtype, dense(self.w).stride(), self.bias is not None)
-        return Convolution(self.plan, self.window, Settings(*tensors, self.eps, self.mean, update, self.tracked is not None))
+        settings = Settings(*tensors, self.eps, self.mean, update, counted=self.tracked is not None)
+        return Convolution(self.plan, self.window, settings)
 
 
 def dense(w: Tensor) -> Tensor:

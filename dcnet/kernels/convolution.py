@@ -20,7 +20,7 @@ class Convolution:
     """Forward and backward of one fused convolution.
 
     What the backward needs of the norms is one tensor: the norms, [group, image, *out], the table of the channels, a
-    row for each constant and for a, b and ||w||, and the mean norm with the running mean that follows from it and its count.
+    row for each constant and for a, b and ||w||, and the mean norm with the next running mean and its count.
     """
 
     def __init__(self, plan: Plan, window: Window, settings: Settings):
