@@ -8,8 +8,10 @@ import pytest
 import torch
 from small_runs import ON_CPU, InterruptsAt, tiny, train
 
+import dcnet
 from dcnet.cli.app import main
 from dcnet.training import Run, Trainer, find_run, load_model
+from dcnet.training.checkpoints import read_tensors, write_tensors
 from dcnet.training.runs import runs_root
 
 SMALL = ["--train-images", "60", "--batch-size", "20", "--width", "0.1", "--epochs", "1", "--device", "cpu"]
@@ -118,3 +120,14 @@ def test_mean_norms_of_a_converted_run_are_those_of_its_operator_before(tmp_path
     assert main(["convert", str(out), "--operator", "ball-cos", "--out", str(again)]) == 0
     assert set(norms_to_begin_with("tanh-sqcos", Run(again), tmp_path)) == {0.0}
     assert min(norms_to_begin_with("tanh-cos", Run(again), tmp_path)) > 0
+
+
+def test_weights_of_older_versions_have_no_counts_of_batches_and_load(tmp_path):
+    run, _ = train(tiny(epochs=1), tmp_path)
+    tensors, notes = read_tensors(run.model_file)
+    norms = {name.removesuffix("mean_norm") for name in tensors if name.endswith("mean_norm")}
+    old = {name: value for name, value in tensors.items() if name.removesuffix("num_batches_tracked") not in norms}
+    assert len(old) == len(tensors) - len(norms) < len(tensors)
+    write_tensors(run.model_file, old, notes)
+    layers = [layer for layer in load_model(run)[0].modules() if isinstance(layer, dcnet.layers.Decoupled)]
+    assert {layer.num_batches_tracked.item() for layer in layers} == {8990}
