@@ -154,7 +154,9 @@ def test_without_it_they_do_not(found, kind):
     for rank, results in enumerate(found):
         wanted = expected(kind, rank)
         for name, value in results[f"{kind} apart"].items():
-            assert (value - wanted[name]).norm() > 1e-4 * wanted[name].norm(), name
+            # Both have seen as many batches.
+            if value.is_floating_point():
+                assert (value - wanted[name]).norm() > 1e-4 * wanted[name].norm(), name
 
 
 def test_a_group_may_be_named(found):
