@@ -1,7 +1,7 @@
 """Decouples a trained network of timm and fine-tunes it, on scikit-learn's digits enlarged to 32 x 32.
 
 Give `timm.create_model` `pretrained=True` and your own images to do the same with a network that timm has weights for.
-Needs the extra `timm`, and a torchvision that was built for the torch beside it.
+Needs the extra `timm`.
 """
 
 import torch
@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import dcnet
-from dcnet.models.timm_models import import_timm
+from dcnet.models.timm_import import import_timm
 from dcnet.report.options import Parser, run
 
 Images = tuple[Tensor, Tensor]

@@ -2,6 +2,7 @@ import dataclasses
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ if not torch.cuda.is_available():
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import dcnet
+from dcnet.models.timm_import import import_timm
 
 # The workers of pytest-xdist share the cores: more threads than that only get in each other's way.
 torch.set_num_threads(1)
@@ -65,3 +67,11 @@ def fixed_radius(operator: str, radius: float) -> dcnet.Operator:
     if op.decay is None:
         return op
     return dcnet.Operator(dataclasses.replace(op.magnitude, radius=radius), op.angle, op.weighting)
+
+
+def timm_or_skip() -> Any:
+    """timm as dcnet imports it; without it the calling module or test is skipped."""
+    try:
+        return import_timm()
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error), allow_module_level=True)

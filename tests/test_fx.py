@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from timm_shim import import_timm
+from conftest import timm_or_skip
 from torch import fx, nn
 
 import dcnet
@@ -108,7 +108,7 @@ def test_hooks_and_the_forward_of_a_subclass_count_once():
 
 
 def test_torchvision_extracts_features_as_from_the_plain_twin():
-    import_timm()
+    timm_or_skip()
     feature_extraction = importlib.import_module("torchvision.models.feature_extraction")
     twin = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3))
     model = settled(dcnet.decouple(twin, "tanh-cos"), 2, 3, 8, 8)

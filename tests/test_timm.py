@@ -1,13 +1,15 @@
 """Networks of many families, as timm writes them, become decoupled ones that can be trained."""
 
+import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from timm_shim import import_timm
+from conftest import timm_or_skip
 from torch import nn
 
 import dcnet
@@ -15,7 +17,7 @@ from dcnet.convert import decouple, recouple
 from dcnet.layers import Decoupled
 from dcnet.models import create_model
 
-timm = import_timm()
+timm = timm_or_skip()
 
 # The smallest of each family, with the side of the images if it cannot do with 64.
 NETWORKS = {
@@ -121,13 +123,29 @@ def test_without_timm_the_error_says_how_to_get_it(monkeypatch):
         create_model("timm:resnet10t")
 
 
-def test_a_torchvision_of_another_torch_gets_one_sentence(monkeypatch):
+def test_a_torchvision_that_fails_otherwise_gets_one_sentence(monkeypatch):
     def fail(name):
-        raise RuntimeError("operator torchvision::nms does not exist")
+        raise RuntimeError("torchvision was compiled with another CUDA")
 
-    monkeypatch.setattr("dcnet.models.timm_models.importlib.import_module", fail)
-    with pytest.raises(ImportError, match=r"timm needs a torchvision that was built for torch .*nms does not exist"):
+    monkeypatch.setattr("dcnet.models.timm_import.importlib.import_module", fail)
+    with pytest.raises(ImportError, match=r"a torchvision that works beside torch .* does not: .* another CUDA"):
         create_model("timm:resnet10t")
+
+
+def test_timm_works_beside_a_torch_that_torchvision_was_not_built_for(tmp_path):
+    """A torchvision as it is beside a CPU torch: no operators of its own, and code that registers them."""
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text("from torchvision import first, second\n")
+    for name, operator in (("first", "nms"), ("second", "other_nms")):
+        fake = f'@torch.library.register_fake("torchvision::{operator}")\ndef fake(*_): ...\n'
+        (package / f"{name}.py").write_text(f"import torch\n\n{fake}")
+    (tmp_path / "timm.py").write_text("import torchvision\n\nvalue = torchvision.second.__name__\n")
+    program = "from dcnet.models.timm_import import import_timm; print(import_timm().value, import_timm().value)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(dcnet.__file__).parents[1])])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "torchvision.second torchvision.second\n", done.stderr
 
 
 def test_the_example_decouples_and_tunes(capsys):

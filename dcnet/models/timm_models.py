@@ -16,6 +16,7 @@ from dcnet.convert import decouple
 from dcnet.models.blocks import Network
 from dcnet.models.registry import register_prefix
 from dcnet.models.settings import Settings
+from dcnet.models.timm_import import import_timm
 from dcnet.operator import Operator
 
 PREFIX = "timm"
@@ -55,23 +56,6 @@ def timm_network(
         _check_size(body, name, in_channels, image_size)
     features = getattr(body, "head_hidden_size", body.num_features)
     return Network(settings, decouple(body, settings.operator, shortcuts=False, inplace=True), features)
-
-
-def import_timm() -> Any:
-    """The timm package, or one sentence on what it needs."""
-    try:
-        return importlib.import_module("timm")
-    except ModuleNotFoundError as error:
-        if error.name != "timm":
-            raise
-        raise ModuleNotFoundError("networks of timm need the timm package: pip install timm", name="timm") from None
-    except RuntimeError as error:
-        if "torchvision" not in str(error):
-            raise
-        raise ImportError(
-            f"timm needs a torchvision that was built for torch {torch.__version__}, and the one that is installed "
-            f"was not: {error}"
-        ) from None
 
 
 def timm_pixels(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import timm_or_skip
 from PIL import Image
 from safetensors.torch import save_file
-from timm_shim import import_timm
 
 from dcnet.cli.app import main
 from dcnet.data import load_dataset
@@ -19,7 +19,7 @@ from dcnet.layers import Decoupled
 from dcnet.training import Execution, Run, Trainer, load_model, recipe
 from dcnet.training.pretrained import fingerprint, read_weights, start_from_weights
 
-timm = import_timm()
+timm = timm_or_skip()
 
 NETWORK = "test_resnet"
 CPU = torch.device("cpu")
