@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint docs bench clean browser resolve results screenshot
+.PHONY: demo test lint docs bench clean browser package resolve results screenshot
 
 demo: $(VENV)/.core
 	$(VENV)/bin/dcnet train --operators conv tanh-cos --seeds 0 1 2 --plot runs/curves.png
@@ -22,6 +22,10 @@ lint: $(VENV)/.dev
 # pip's answer on a machine with nothing but the public index, for every supported Python; it installs nothing.
 resolve: $(VENV)/bin/python
 	$(RUN) tests/packaging/resolve.py
+
+# The sdist, the wheel from it, and the wheel in an empty environment, without constraints and outside of this folder.
+package: $(VENV)/.dev
+	$(RUN) tests/packaging/install_wheel.py
 
 # The tables and pictures of README and docs, from records; it fails where they had been stale.
 results: $(VENV)/.dev

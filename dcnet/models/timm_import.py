@@ -2,8 +2,8 @@
 
 timm imports torchvision for its transforms. The torchvision of the public index is built for a torch with CUDA. Beside
 a CPU torch its compiled library does not load, and its Python code fails where it refers to operators of that library:
-"operator torchvision::nms does not exist". No network of timm uses them, so they are declared here and the import works.
-A declared operator cannot be called; torchvision raises an error of its own.
+"operator torchvision::nms does not exist". No network of timm uses them, so they are declared here, and the import
+works. A declared operator cannot be called; torchvision raises an error of its own.
 """
 
 import importlib
