@@ -1,4 +1,4 @@
-"""Text from files as a terminal may show it: what would steer the terminal is spelled out instead."""
+"""Text from files as terminals and pictures may show it, with nothing in it that steers them."""
 
 import unicodedata
 
@@ -18,3 +18,8 @@ def _plain(sign: str) -> bool:
 
 def _spelled(sign: str) -> str:
     return sign.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def literal(text: str) -> str:
+    """The text for a picture of matplotlib's, which takes what is between two dollars for an equation."""
+    return text.replace("$", r"\$")

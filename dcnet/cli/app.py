@@ -17,6 +17,7 @@ from tyro.extras import SubcommandApp
 import dcnet
 from dcnet.cli import commands
 from dcnet.ending import end_process
+from dcnet.escapes import visible
 from dcnet.interruption import INTERRUPTED, MESSAGE, leave_to_the_command
 from dcnet.spec import unknown
 
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_names(commands, given)
         return _run(_command(given))
     except UnknownCommandError as error:
-        print(f"dcnet: {error}", file=sys.stderr)
+        print(f"dcnet: {visible(error)}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         print(MESSAGE, file=sys.stderr)
@@ -105,10 +106,10 @@ def _run(command: Command) -> int:
         raise
     except OSError as error:
         # Of a name that is too long, or a folder that nobody may look into.
-        print(f"dcnet: {_sentence(error)}", file=sys.stderr)
+        print(f"dcnet: {visible(_sentence(error))}", file=sys.stderr)
         return USAGE
     except (ValueError, argparse.ArgumentTypeError) as error:
-        print(f"dcnet: {error}", file=sys.stderr)
+        print(f"dcnet: {visible(error)}", file=sys.stderr)
         return USAGE
     try:
         code = work()
@@ -116,14 +117,14 @@ def _run(command: Command) -> int:
         raise
     except OSError as error:
         # Such as a disk that is full.
-        print(f"dcnet: {_sentence(error)}", file=sys.stderr)
+        print(f"dcnet: {visible(_sentence(error))}", file=sys.stderr)
         return FAILED
     except (MemoryError, RuntimeError) as error:
         from dcnet.bench.room import out_of_memory
 
         if not out_of_memory(error):
             raise
-        print(f"dcnet: {_lack_of_memory(error)}", file=sys.stderr)
+        print(f"dcnet: {visible(_lack_of_memory(error))}", file=sys.stderr)
         return FAILED
     sys.stdout.flush()
     return code

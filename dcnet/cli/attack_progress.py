@@ -7,6 +7,7 @@ from typing import Any
 
 from rich import progress
 
+from dcnet.escapes import visible
 from dcnet.report.listing import console
 
 
@@ -49,7 +50,7 @@ class Progress:
         self._say(f"{_words(name)}: {found.get('skipped', told)} ({found['seconds']:.1f} s)")
 
     def _say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+        self.console.print(visible(text), soft_wrap=True, highlight=False, markup=False)
 
 
 def _words(name: str) -> str:

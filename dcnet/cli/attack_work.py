@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcnet.cli.attack_options import exact_words
 from dcnet.cli.run_options import WRONG_INPUT
+from dcnet.escapes import visible
 
 if TYPE_CHECKING:
     from dcnet.robustness.subject import Subject
@@ -92,11 +93,11 @@ def attack(attacked: Attacked, as_json: bool) -> Callable[[], int]:
             card = _measured(attacked)
         except KeyboardInterrupt:
             kept = "what was measured is kept" if not attacked.notes else "nothing is kept"
-            print(f"dcnet: interrupted; {kept}, go on with: {attacked.again()}", file=sys.stderr)
+            print(f"dcnet: interrupted; {kept}, go on with: {visible(attacked.again())}", file=sys.stderr)
             return INTERRUPTED
         except ValueError as error:
             # Of some networks it is known only now that they cannot be attacked.
-            print(f"dcnet: {error}", file=sys.stderr)
+            print(f"dcnet: {visible(error)}", file=sys.stderr)
             return WRONG_INPUT
         _tell(attacked, card, as_json)
         return 0
@@ -135,12 +136,13 @@ def _tell(attacked: Attacked, card: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(card | {"written": [str(path) for path in written]})
         return
-    print(f"{card['run']}: {card['network']}; {card['settings']['images']:,} test images, on {card['device']}")
+    name = visible(f"{card['run']}: {card['network']}")
+    print(f"{name}; {card['settings']['images']:,} test images, on {card['device']}")
     for listing in (robustness.attacks, robustness.by_epsilon, robustness.corruptions, robustness.checks):
         console().print(listing(card))
     kept = f"kept in {attacked.run.record_file} as {attacked.name!r}"
     for line in (*card["verdict"]["words"], *(attacked.notes or [kept]), *(f"wrote {path}" for path in written)):
-        print(line)
+        print(visible(line))
 
 
 def pictures_beside(report: Path) -> list[Path]:

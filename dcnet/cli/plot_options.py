@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from dcnet.escapes import visible
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -46,7 +48,7 @@ def drawn(path: Path, draw: Callable[[], Figure]) -> Callable[[], int]:
         from dcnet.report import plots
 
         plots.save(draw(), path)
-        print(f"wrote {path}")
+        print(f"wrote {visible(path)}")
         return 0
 
     return work

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcnet.cli.kept_reports import keep
 from dcnet.cli.run_options import WRONG_INPUT
+from dcnet.escapes import visible
 
 if TYPE_CHECKING:
     from dcnet.cli.embedding import Comparer
@@ -37,10 +38,10 @@ class Told:
         if as_json:
             print_json(self.values)
             return
-        print(self.head)
+        print(visible(self.head))
         console().print(self.table)
         for line in self.lines:
-            print(line)
+            print(visible(line))
 
 
 def shown(find: Callable[[], Told], as_json: bool) -> Callable[[], int]:
@@ -50,7 +51,7 @@ def shown(find: Callable[[], Told], as_json: bool) -> Callable[[], int]:
         try:
             told = find()
         except ValueError as error:
-            print(f"dcnet: {error}", file=sys.stderr)
+            print(f"dcnet: {visible(error)}", file=sys.stderr)
             return WRONG_INPUT
         told.show(as_json)
         return 0

@@ -5,6 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import TaskID
 
+from dcnet.escapes import visible
 from dcnet.experiments.tasks import Task
 from dcnet.experiments.worker import DONE, INTERRUPTED
 from dcnet.training.progress import bars
@@ -71,4 +72,4 @@ class Board:
 
     def _say(self, text: str) -> None:
         # Without styles, since names may have brackets.
-        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+        self.console.print(visible(text), soft_wrap=True, highlight=False, markup=False)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dcnet.escapes import literal
 from dcnet.report.curve_labels import common_words, labels
 from dcnet.training.summary import grouped
 
@@ -33,7 +34,7 @@ def run_curves(records: Sequence[Record], metric: Metric = "error") -> Figure:
     tests, losses = [_test_curve(group, metric) for group in groups], [_curve(group, "train_loss") for group in groups]
     figure = Figure(figsize=(8.5, 8.5), layout="constrained")
     test, loss, rate = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.3))
-    for i, name in enumerate(labels(groups)):
+    for i, name in enumerate(map(literal, labels(groups))):
         _draw(test, tests[i], i, name)
         _draw(loss, losses[i], i, name)
     _show_late(test, tests, metric)
@@ -133,7 +134,7 @@ def _drops(record: Record) -> list[float]:
 
 def _finish(figure: Figure, axes: Axes, groups: Sequence[Sequence[Record]]) -> None:
     several = max(len(members) for members in groups) > 1
-    figure.suptitle(common_words(groups) + (": mean and range over seeds" if several else ""))
+    figure.suptitle(literal(common_words(groups)) + (": mean and range over seeds" if several else ""))
     handles, names = axes.get_legend_handles_labels()
     columns = max(1, min(4, math.floor(100 / (max(map(len, names)) + 8))))
     figure.legend(handles, names, loc="outside lower center", ncols=min(columns, len(names)), frameon=False)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from dcnet.escapes import literal
 from dcnet.report.features import Features
 
 # Of the norms, so that a few images far out do not make all others small.
@@ -44,7 +45,7 @@ def feature_grid(panels: Sequence[Features]) -> tuple[Figure, list[Any]]:
     shown = min(len(classes), MOST_NAMES)
     narrow: dict[str, Any] = {"columnspacing": 1.0, "handletextpad": 0.2, "frameon": False}
     ncols = min(shown, 5 * columns)
-    figure.legend(names[:shown], classes[:shown], loc="outside lower center", ncols=ncols, **narrow)
+    figure.legend(names[:shown], list(map(literal, classes[:shown])), loc="outside lower center", ncols=ncols, **narrow)
     return figure, grid
 
 
@@ -68,7 +69,7 @@ def draw_features(axes: Any, panel: Features, reach: float) -> None:
             unit = F.normalize(panel.directions[c].double(), dim=0)
             _draw_direction(axes, unit * reach, str(panel.classes[c]), _color(c, count))
     accuracy = "" if panel.accuracy is None else f": {panel.accuracy:.2f} %"
-    axes.set_title(textwrap.fill(f"{panel.title}{accuracy}", LINE), fontsize=12)
+    axes.set_title(literal(textwrap.fill(f"{panel.title}{accuracy}", LINE)), fontsize=12)
     # Below, since features may lie in any corner.
     above = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.02 if solid else -0.1)}
     axes.legend([], [], title=str(panel.spread), frameon=False, title_fontsize=9, **above)
@@ -90,7 +91,9 @@ def _finish(axes: Any, reach: float, solid: bool) -> None:
 def _draw_direction(axes: Any, end: Tensor, name: str, color: Any) -> None:
     """A line from the middle, with the name of the class at its end."""
     axes.plot(*zip([0.0] * len(end), end.tolist(), strict=True), color="black", linewidth=0.8, alpha=0.6)
-    axes.text(*(1.1 * end).tolist(), name, color=color, ha="center", va="center", fontweight="bold", clip_on=True)
+    axes.text(
+        *(1.1 * end).tolist(), literal(name), color=color, ha="center", va="center", fontweight="bold", clip_on=True
+    )
 
 
 def _draw_sphere(axes: Any) -> None:

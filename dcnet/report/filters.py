@@ -6,6 +6,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from dcnet.escapes import literal
+
 NETWORK = "network."
 # More than that nobody looks at.
 MOST_FILTERS, MOST_CHANNELS = 256, 16
@@ -83,7 +85,7 @@ def _figure(image: Tensor, grid: tuple[int, int], title: str) -> Figure:
     axes = figure.subplots()
     axes.imshow(image.numpy(), interpolation="nearest")
     axes.set_axis_off()
-    axes.set_title(title, fontsize=10)
+    axes.set_title(literal(title), fontsize=10)
     return figure
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dcnet.escapes import literal
 from dcnet.report.words import Record, where
 
 Row = Mapping[str, Any]
@@ -34,7 +35,7 @@ def head_costs(record: Record) -> Figure:
         _draw_time(left, rows, config, f"Time, batch {batch}")
         _draw_memory(right, rows, config, record.get("free_gib"), f"Memory, batch {batch}")
     about = f"{config['margin']}, {config['features']} features, {config['dtype']}, {where(record)}"
-    figure.suptitle(f"Forward, backward and SGD of a head: {about}")
+    figure.suptitle(f"Forward, backward and SGD of a head: {literal(about)}")
     handles = {label: handle for axes in figure.axes for handle, label in zip(*_legend(axes), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False)
     return figure

@@ -49,7 +49,9 @@ class Listing:
 
     def _table(self, fold_all: bool) -> Table:
         """What is not long is cut off where it does not fit, unless all is folded."""
-        table = Table(title=Text(visible(self.title)), caption=self.caption or None, caption_justify="left")
+        table = Table(
+            title=Text(visible(self.title), style="table.title"), caption=self.caption or None, caption_justify="left"
+        )
         for heading in self.columns:
             side: Literal["right", "left"] = "right" if heading in self.numbers else "left"
             table.add_column(heading, justify=side, overflow="fold", no_wrap=not (fold_all or heading in self.long))
@@ -74,7 +76,9 @@ def show(listings: Mapping[str, Listing], as_json: bool) -> int:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False))
+    """JSON as people read it, with escapes for what would steer the terminal."""
+    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+    print("".join(sign if sign == "\n" or sign.isprintable() else json.dumps(sign)[1:-1] for sign in text))
 
 
 def console(stderr: bool = False) -> Console:

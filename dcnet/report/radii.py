@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from dcnet.escapes import literal
 from dcnet.layers import Decoupled
 from dcnet.operator import Operator
 from dcnet.part import Slot
@@ -73,8 +74,8 @@ def radius_boxes(found: Sequence[Radii], title: str) -> Figure:
         axes.plot([radii.start] * 2, [place - 0.45, place + 0.45], color="tab:red", linewidth=1.6, zorder=4)
     boxed = [(place, radii.values) for place, radii in zip(places, found, strict=True) if len(radii.values) > 3]
     _draw_boxes(axes, boxed)
-    axes.set(title=title, xlabel=rf"radius $\rho$, {_unit(found)}", ylim=(len(found) - 0.4, -0.6))
-    axes.set_yticks(places, [radii.layer for radii in found])
+    axes.set(title=literal(title), xlabel=rf"radius $\rho$, {_unit(found)}", ylim=(len(found) - 0.4, -0.6))
+    axes.set_yticks(places, [literal(radii.layer) for radii in found])
     axes.grid(axis="x", color="0.92")
     handles = [axes.lines[0], axes.lines[1]]
     figure.legend(

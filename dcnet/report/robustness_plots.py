@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dcnet.escapes import literal
 from dcnet.report.robustness import attack_rows
 from dcnet.robustness.checks import words_for
 
@@ -81,7 +82,7 @@ def _finished(figure: Figure, axes: Axes) -> Figure:
 
 
 def _title(card: Card, what: str) -> str:
-    return f"{what}\n" + textwrap.fill(card["network"], WIDTH)
+    return f"{what}\n" + literal(textwrap.fill(card["network"], WIDTH))
 
 
 def _steps(amount: float) -> str:

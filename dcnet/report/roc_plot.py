@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from dcnet.escapes import literal
 from dcnet.verification import Roc
 
 BINS = 60
@@ -20,7 +21,7 @@ def roc_plot(title: str, curve: Roc, scores: Tensor, same: Tensor, found: dict[s
     left, right = figure.subplots(1, 2)
     _draw_curve(left, curve, found)
     _draw_scores(right, scores.double().cpu(), same.cpu(), found["accuracy"]["threshold"])
-    figure.suptitle(title)
+    figure.suptitle(literal(title))
     for axes in (left, right):
         axes.set_axisbelow(True)
         axes.grid(color="0.92")

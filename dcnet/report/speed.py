@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dcnet.escapes import literal
 from dcnet.report.words import VARIANTS, Record, form, spell, where
 
 BARS_WIDTH = 0.84
@@ -33,8 +34,10 @@ def speed(record: Record) -> Figure:
     rows = figure.subplots(len(panels), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, panel in zip(rows, panels, strict=True):
         _draw_panel(axes, [bar for bar in bars if bar.panel == panel], groups, names)
-        axes.set(title=panel, ylabel=f"time, x {_base(record)}", ylim=(0, 1.15 * max(bar.ratio for bar in bars)))
-    figure.suptitle(_title(record))
+        axes.set(
+            title=literal(panel), ylabel=f"time, x {_base(record)}", ylim=(0, 1.15 * max(bar.ratio for bar in bars))
+        )
+    figure.suptitle(literal(_title(record)))
     handles, labels = rows[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5), frameon=False)
     return figure
@@ -46,13 +49,13 @@ def _draw_panel(axes: Axes, bars: Sequence[Bar], groups: Sequence[str], names: S
     for i, name in enumerate(names):
         ratios = [heights.get((group, name), math.nan) for group in groups]
         places = [place - BARS_WIDTH / 2 + (i + 0.5) * width for place in range(len(groups))]
-        drawn = axes.bar(places, ratios, 0.92 * width, label=name, color=f"C{i}", zorder=2)
+        drawn = axes.bar(places, ratios, 0.92 * width, label=literal(name), color=f"C{i}", zorder=2)
         labels = ["" if math.isnan(ratio) else f"{ratio:.2f}" for ratio in ratios]
         axes.bar_label(drawn, labels, fontsize=8, padding=1)
     axes.axhline(1.0, color="0.2", linestyle="--", linewidth=1, zorder=3)
     # The last word below the others, where names would run into each other.
     labels = ["\n".join(group.rsplit(" ", 1)) if len(groups) > 3 else group for group in groups]
-    axes.set_xticks(range(len(groups)), labels)
+    axes.set_xticks(range(len(groups)), list(map(literal, labels)))
     axes.tick_params(labelbottom=True)
     axes.grid(axis="y", color="0.9", zorder=0)
 

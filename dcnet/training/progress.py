@@ -5,6 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from dcnet.escapes import visible
 from dcnet.training.watching import Point, Watcher
 
 # Below, a name and all numbers would leave no room for the bar, the steps and the time.
@@ -64,4 +65,4 @@ class Shown(Watcher):
 
     def note(self, text: str) -> None:
         # Without styles, since paths may have brackets.
-        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+        self.console.print(visible(text), soft_wrap=True, highlight=False, markup=False)

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from dcnet.data import FolderDataset
+from dcnet.escapes import visible
 from dcnet.training.config import RunConfig
 from dcnet.training.divergence import DivergenceError
 from dcnet.training.execution import Execution
@@ -149,10 +150,10 @@ class Session:
     def _complain(self, text: str, run: Run) -> None:
         if not self.is_first:
             return
-        print(f"dcnet train: {text}", file=sys.stderr)
+        print(f"dcnet train: {visible(text)}", file=sys.stderr)
         files = run.checkpoints.files()
         if files:
-            print(f"dcnet train: the last good checkpoint is {files[-1]}", file=sys.stderr)
+            print(f"dcnet train: the last good checkpoint is {visible(files[-1])}", file=sys.stderr)
 
     @property
     def finished(self) -> list[Record]:
@@ -169,7 +170,7 @@ class Session:
 
     def say(self, text: str) -> None:
         """One line as it is, whatever there is in it."""
-        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+        self.console.print(visible(text), soft_wrap=True, highlight=False, markup=False)
 
 
 def _short(record: Record, run: Run) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from dcnet.escapes import visible
 from dcnet.training.config import completed
 
 Record = dict[str, Any]
@@ -44,7 +45,9 @@ def summary_table(records: Sequence[Record]) -> Table:
     shared = ", ".join(next(iter(rows))[i] for i in range(2) if common[i])
     same = all(len(members) == seeds for members in rows.values())
     about = f"mean ± deviation of {'' if same else 'up to '}{seeds} seeds" if seeds > 1 else "one seed"
-    table = Table(title=", ".join(word for word in (shared, "last step", about) if word))
+    table = Table(
+        title=Text(visible(", ".join(word for word in (shared, "last step", about) if word)), style="table.title")
+    )
     headings = [heading for heading, same in zip(("dataset", "network"), common, strict=False) if not same]
     for heading in (*headings, "operator"):
         table.add_column(heading, overflow="fold")
@@ -53,7 +56,7 @@ def summary_table(records: Sequence[Record]) -> Table:
     for name, members in rows.items():
         own = [name[i] for i in range(2) if not common[i]]
         # As text, since specs may have brackets that rich would take for styles.
-        table.add_row(*(Text(word) for word in (*own, name[2], *_numbers(members))))
+        table.add_row(*(Text(visible(word)) for word in (*own, name[2], *_numbers(members))))
     return table
 
 

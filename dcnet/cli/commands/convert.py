@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from dcnet.cli.run_options import DataFolder, RunsOptions, described
+from dcnet.escapes import visible
 
 if TYPE_CHECKING:
     from torch import nn
@@ -112,7 +113,7 @@ class Command(RunsOptions):
             with contextlib.redirect_stdout(sys.stderr):
                 found = export(model, (channels, size, size), path, _metadata(model, source))
         except (ArithmeticError, RuntimeError) as error:
-            print(f"dcnet convert: {error}", file=sys.stderr)
+            print(f"dcnet convert: {visible(error)}", file=sys.stderr)
             return FAILED
         self._tell({"out": str(path), **found}, _onnx_words)
         return 0
@@ -123,7 +124,7 @@ class Command(RunsOptions):
         if self.json:
             print_json(found)
         else:
-            print(words(found))
+            print(visible(words(found), kept="\n"))
 
 
 def _metadata(model: nn.Module, source: Source) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import tyro
 from dcnet.cli.bench_options import Device, at_least, chosen_device
 from dcnet.cli.run_options import WRONG_INPUT, DataFolder, OneRun, loaded
 from dcnet.environment import default_workers
+from dcnet.escapes import visible
 
 if TYPE_CHECKING:
     from dcnet.data import Dataset, FolderDataset
@@ -58,7 +59,7 @@ class Command(OneRun):
             found = evaluate(model, record, dataset, torch.device(device), self.workers)
         except ValueError as error:
             # Of images in a folder it is known only now whether they can be read.
-            print(f"dcnet: {error}", file=sys.stderr)
+            print(f"dcnet: {visible(error)}", file=sys.stderr)
             return WRONG_INPUT
         about = {"run": run.folder.name, "dataset": dataset.name, "device": device}
         if self.json:
@@ -72,6 +73,7 @@ class Command(OneRun):
         from dcnet.report.listing import console
 
         loss = "not finite" if found["loss"] is None else format(found["loss"], ".4f" if found["loss"] < 1e4 else ".3g")
-        print(f"{about['run']}: {found['images']:,} test images of {about['dataset']}, on {about['device']}")
+        run, dataset = visible(about["run"]), visible(about["dataset"])
+        print(f"{run}: {found['images']:,} test images of {dataset}, on {about['device']}")
         print(f"accuracy {found['accuracy']:.2f} %, error {found['error']:.2f} %, loss {loss}; {verdict(found)}")
         console().print(worst(found))

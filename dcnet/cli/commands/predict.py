@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from dcnet.cli.run_options import WRONG_INPUT, OneRun, loaded
+from dcnet.escapes import visible
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,10 +74,10 @@ class Command(OneRun):
         bad = [entry for entry in found if "error" in entry]
         if len(bad) == len(found):
             more = f"; and none of the {len(bad) - 1} others can" if len(bad) > 1 else ""
-            print(f"dcnet: {bad[0]['error']}{more}", file=sys.stderr)
+            print(f"dcnet: {visible(bad[0]['error'])}{more}", file=sys.stderr)
             return WRONG_INPUT
         for entry in bad:
-            print(f"dcnet predict: {entry['error']}", file=sys.stderr)
+            print(f"dcnet predict: {visible(entry['error'])}", file=sys.stderr)
         if out is not None:
             write_atomically(out, _as_csv(found, top).encode(errors="surrogateescape"))
         if self.json:
@@ -164,6 +165,6 @@ def _table(found: list[Entry]) -> Any:
     for entry in found:
         for i, best in enumerate(entry["classes"]):
             name = "" if i else entry["image"]
-            table.add_row(Text(name), Text(best["class"]), f"{100 * best['probability']:.2f}")
+            table.add_row(Text(visible(name)), Text(visible(best["class"])), f"{100 * best['probability']:.2f}")
         table.add_section()
     return table

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from dcnet.cli.run_options import RunsOptions
+from dcnet.escapes import visible
 
 FORMATS = (".html", ".htm")
 
@@ -71,5 +72,5 @@ def _write(path: Path, content: bytes, runs: int, unfinished: list[str], damaged
     write_atomically(path, content)
     without = f", without what is not at its end: {', '.join(unfinished)}" if unfinished else ""
     without += f", without what cannot be read: {', '.join(damaged)}" if damaged else ""
-    print(f"wrote {path}, {len(content) / 1e6:.1f} MB, from {runs} runs{without}")
+    print(f"wrote {path}, {len(content) / 1e6:.1f} MB, from {runs} runs{visible(without)}")
     return 0

@@ -13,6 +13,7 @@ import tyro
 
 from dcnet.cli.bench_options import Device, at_least, chosen_device
 from dcnet.cli.run_options import check_runs_to_be
+from dcnet.escapes import visible
 
 if TYPE_CHECKING:
     from dcnet.experiments.reproduction import Reproduction
@@ -120,7 +121,7 @@ class Command:
 
         # Before hours are spent on what may only have to be copied once more.
         for file, problem in work.known().damaged.items():
-            print(f"dcnet: left out {str(file)!r}, which cannot be read: {problem}", file=sys.stderr)
+            print(f"dcnet: left out {str(file)!r}, which cannot be read: {visible(problem)}", file=sys.stderr)
         code = 0 if self.status else work.run(Console(stderr=self.json))
         if self.collect is not None:
             work.collect(self.collect)

@@ -12,6 +12,7 @@ import tyro
 from dcnet.cli.feature_options import Drawn, frames_of_run, records_for
 from dcnet.cli.plot_options import drawn, picture
 from dcnet.cli.run_options import DataFolder, RunsOptions
+from dcnet.escapes import visible
 
 if TYPE_CHECKING:
     from dcnet.training import Run
@@ -71,7 +72,7 @@ class Command(RunsOptions):
 
             for path, record in records.items():
                 write_features(path, record)
-                print(f"wrote {path}")
+                print(f"wrote {visible(path)}")
             return draw()
 
         return work
@@ -88,7 +89,7 @@ class Command(RunsOptions):
             from dcnet.report.animation import feature_animation
 
             write_atomically(path, feature_animation(frames))
-            print(f"wrote {path}")
+            print(f"wrote {visible(path)}")
             return 0
 
         return work
