@@ -60,12 +60,14 @@ class Attacked:
     def done(self) -> dict[str, Any]:
         """What the record has of the same card: the same weights, images and effort, and the same source."""
         kept = self.run.record().get("evaluations", {}).get(self.name, {})
+        if not isinstance(kept, dict) or not isinstance(kept.get("results"), dict):
+            return {}
         # A card of an older version does not say which images it was of.
         same = kept.get("pixels", self.about["pixels"]) == self.about["pixels"]
         if not same or kept.get("weights") != self.about["weights"] or kept.get("settings") != self.settings:
             return {}
         results: dict[str, Any] = dict(kept["results"])
-        if self.source is not None and results.get("transfer", {}).get("source") != self.source:
+        if self.source is not None and (results.get("transfer") or {}).get("source") != self.source:
             results.pop("transfer", None)
         return results
 

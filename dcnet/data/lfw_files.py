@@ -80,6 +80,8 @@ class LfwFiles:
 
     def image_of(self, file: Path, line: tuple[int, str], person: str, number: int) -> str:
         """The name of an image that a line of a list names."""
+        if "/" in person or "\\" in person or person.startswith("."):
+            raise bad_line(file, *line, "names of people, which are folders, and no paths")
         name = f"{person}/{person}_{number:04d}"
         for suffix in SUFFIXES:
             if (self.root / f"{name}{suffix}").is_file():

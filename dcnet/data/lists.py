@@ -2,16 +2,26 @@
 
 from pathlib import Path
 
+# A list of a million pairs has less.
+LARGEST = 1 << 28
+# Of a line, in an error.
+SHOWN = 200
+
 
 def numbered_lines(file: Path) -> list[tuple[int, str]]:
     """The lines of a file that are not empty, with their numbers from 1."""
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        with file.open("rb") as opened:
+            content = opened.read(LARGEST + 1)
+        lines = content.decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} cannot be read as a list: {error}") from None
+    if len(content) > LARGEST:
+        raise ValueError(f"{file} cannot be read as a list: it has more than {LARGEST:,} bytes")
     return [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def bad_line(file: Path, number: int, text: str, expected: str) -> ValueError:
     """The error for a line that is not as it should be."""
-    return ValueError(f"{file}, line {number}: {text!r}: expected {expected}")
+    shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return ValueError(f"{file}, line {number}: {shown!r}: expected {expected}")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dcnet.data import Dataset, FolderDataset
 from dcnet.report.listing import Listing, console
+from dcnet.training.config import completed
 from dcnet.training.evaluate import Autocast, Evaluator, batches_of
 
 Record = dict[str, Any]
@@ -58,12 +59,12 @@ def _test_batches(
 ) -> Iterable[tuple[Tensor, Tensor]]:
     if not isinstance(dataset, FolderDataset):
         return batches_of(dataset.test.to(device))
-    size, batch = record["data"]["image_size"], record["config"]["batch_size"]
+    size, batch = record["data"]["image_size"], completed(record["config"])["batch_size"]
     return dataset.test_loader(batch, size=size, workers=workers, device=device)
 
 
 def _autocast(record: Record, device: torch.device) -> Autocast:
-    half = record["config"]["precision"] == "bfloat16"
+    half = completed(record["config"])["precision"] == "bfloat16"
     return (lambda: torch.autocast(device.type, torch.bfloat16)) if half else nullcontext
 
 
@@ -87,9 +88,9 @@ def _by_class(predicted: Tensor, labels: Tensor, classes: Iterable[str]) -> list
 
 def _compared(accuracy: float, record: Record) -> Record | None:
     """What the record says; nothing for a run that has no results, such as a network that was converted."""
-    if not record.get("results"):
+    told = (record.get("results") or {}).get("test_accuracy")
+    if told is None:
         return None
-    told = float(record["results"]["test_accuracy"])
     return {"test_accuracy": told, "equal": math.isclose(told, accuracy, abs_tol=1e-6)}
 
 

@@ -21,6 +21,8 @@ from dcnet.training.state import MODEL
 
 # What `Normalized` has of its own.
 PIXELS = ("mean", "std")
+# Beyond these a network may be larger than the memory.
+USUAL_WIDTH, USUAL_COUNT = 8.0, 10_000
 # Noted where weights have another operator by now than their running statistics are of.
 STATISTICS = "statistics"
 
@@ -42,6 +44,20 @@ def build_model(config: RunConfig, num_classes: int, channels: int, image_size: 
     )
     ended = network if config.margin is None else _with_head(config, network, num_classes)
     return Normalized(ended, mean, std)
+
+
+def check_size(config: RunConfig, shape: tuple[int, int, int], weights: Mapping[str, Tensor]) -> None:
+    """Refuses a config whose network would be much larger than its weights, before it is built.
+
+    To tell costs a second, so that only configs of unusual size are looked at.
+    """
+    if config.width <= USUAL_WIDTH and max(*shape, config.features or 0) <= USUAL_COUNT:
+        return
+    with torch.device("meta"):
+        size = sum(value.numel() for value in build_model(config, *shape).state_dict().values())
+    found = sum(value.numel() for value in weights.values())
+    if size > found:
+        raise ValueError(f"the record describes a network of {size:,} values, and there are weights of {found:,}")
 
 
 def _pixels(config: RunConfig, name: str, channels: int) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from dcnet.files import write_atomically
+from dcnet.files import open_regular, write_atomically
 
 KEPT = 2
 _FILE = re.compile(r"step-(\d+)\.safetensors")
@@ -48,6 +48,8 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `write_tensors` wrote; a ValueError in one sentence for any other file, and for a damaged one."""
     try:
+        # A pipe in its place would be waited for.
+        open_regular(path).close()
         with safe_open(path, framework="pt") as file:
             about = _read_json((file.metadata() or {}).get("dcnet", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict

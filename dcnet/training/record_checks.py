@@ -18,6 +18,8 @@ from dcnet.training.schedules import Schedule
 Check = Callable[[Any], bool]
 # Of the name of a run, which becomes that of a file.
 LONGEST_NAME = 200
+# Of images that a network takes, which are held in memory.
+LARGEST_SIDE = 10_000
 # A value may be left out, but for these of the config of a run that came to its end, by which it is shown and drawn.
 NEEDED, ENDED = ("dataset", "model", "operator"), ("done", "diverged")
 
@@ -32,6 +34,10 @@ def _number(value: Any) -> bool:
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _side(value: Any) -> bool:
+    return _whole(value) and value <= LARGEST_SIDE
 
 
 def _mapping(value: Any) -> bool:
@@ -71,9 +77,8 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "environment.date": (_or_none(_date), "a date such as 2026-11-15T00:00:00+00:00"),
     **dict.fromkeys(("data.classes", "data.skipped"), (_list_of(_text), "a list of names")),
     **dict.fromkeys(("data.folder", "data.fingerprint", "network_class"), (_text, "text")),
-    **dict.fromkeys(
-        ("data.channels", "data.image_size", "data.train_images", "data.test_images"), (_whole, "a whole number")
-    ),
+    **dict.fromkeys(("data.train_images", "data.test_images"), (_whole, "a whole number")),
+    **dict.fromkeys(("data.channels", "data.image_size"), (_side, f"a whole number up to {LARGEST_SIDE:,}")),
     **dict.fromkeys(("results.*", "timings.*"), (_or_none(_number), "a number")),
     **dict.fromkeys((f"curves.{name}" for name in ("step", "epoch", "learning_rate", "seconds")), (NUMBERS, "numbers")),
     **dict.fromkeys(

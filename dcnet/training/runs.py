@@ -3,15 +3,15 @@
 import os
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from dcnet.files import read_json, write_json
-from dcnet.training.build import build_model
+from dcnet.training.build import build_model, check_size
 from dcnet.training.checkpoints import Checkpoints, read_tensors
 from dcnet.training.config import RunConfig, config_of
 from dcnet.training.identity import Data, check_has_builder, with_data, with_network
@@ -197,15 +197,24 @@ def load_model(run: Run, builder: Callable[[], nn.Module] | None = None) -> tupl
         raise ValueError(_without_weights(run, record["status"]))
     tensors = read_tensors(run.model_file)[0]
     if builder is None:
-        data = record["data"]
-        shape = len(data["classes"]), data["channels"], data["image_size"]
-        model: nn.Module = build_model(config_of(record["config"]), *shape)
+        model: nn.Module = _described_model(run, record, tensors)
     else:
         model, tensors = builder(), {name.replace("_orig_mod.", ""): value for name, value in tensors.items()}
         if not isinstance(model, nn.Module):
             raise TypeError(f"builder must give an nn.Module, not {model!r}")
     load_weights_(model, tensors)
     return model.eval(), record
+
+
+def _described_model(run: Run, record: Record, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """The network that the record describes, for these weights."""
+    try:
+        config, data = config_of(record["config"]), record["data"]
+        shape = len(data["classes"]), data["channels"], data["image_size"]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(run.record_file)!r} does not describe its network: {error!r}") from None
+    check_size(config, shape, tensors)
+    return build_model(config, *shape)
 
 
 def _without_weights(run: Run, status: str) -> str:

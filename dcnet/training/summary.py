@@ -1,7 +1,7 @@
 """Runs side by side: plain and decoupled, over their seeds."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -32,7 +32,9 @@ def grouped(records: Sequence[Record]) -> dict[tuple[str, str, str], list[Record
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """The mean, with the deviation where there is more than one."""
+    """The mean, with the deviation where there is more than one; nothing of none."""
+    if not values:
+        return ""
     mean = f"{statistics.fmean(values):.{digits}f}"
     return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
@@ -61,10 +63,17 @@ def summary_table(records: Sequence[Record]) -> Table:
 
 
 def _numbers(members: Sequence[Record]) -> list[str]:
-    results = [record["results"] for record in members]
+    """What the records have of them; one from elsewhere may lack any."""
+    results = [record.get("results") or {} for record in members]
+    parameters = members[0].get("parameters")
+    seconds = _known(record.get("timings", {}).get("total") for record in members)
     return [
-        f"{members[0]['parameters']:,}",
-        spread([result["test_accuracy"] for result in results]),
-        spread([result["train_loss"] for result in results], 4),
-        f"{statistics.median(record['timings']['total'] for record in members):.1f}",
+        "" if parameters is None else f"{parameters:,}",
+        spread(_known(result.get("test_accuracy") for result in results)),
+        spread(_known(result.get("train_loss") for result in results), 4),
+        f"{statistics.median(seconds):.1f}" if seconds else "",
     ]
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

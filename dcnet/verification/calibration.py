@@ -42,6 +42,9 @@ class Calibration:
             values = read_json(path)
             if not isinstance(values, dict) or {key: type(value) for key, value in values.items()} != KEYS:
                 raise ValueError(f"expected {', '.join(KEYS)}, and nothing else")
+            notes = values["data"].get("notes", [])
+            if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+                raise ValueError(f"notes of its data must be a list of sentences, not {notes!r}")
             return cls(**{**values, "decision": Decision.from_json(values["decision"])})
         except (OSError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is not a calibration: {error}") from None

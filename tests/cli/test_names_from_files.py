@@ -1,0 +1,109 @@
+"""Names from files on the terminal and in pictures: shown as they are, with nothing in them that steers either."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from PIL import Image
+from tiny_runs import call, trained
+
+from dcnet.escapes import literal, visible
+from dcnet.report.curves import run_curves
+from dcnet.report.feature_plots import feature_plots
+from dcnet.report.features import Features
+from dcnet.report.listing import print_json
+from dcnet.training import Run
+
+Capture = pytest.CaptureFixture[str]
+# A title of the window, red text, a colour by one byte, and text that is written from the right.
+STEERING = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202e\r"
+SPELLED = r"\x1b]0;owned\x07\x1b[31m\x9b31m\u202e\r"
+EQUATION = "$x^2$ or $"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run with classes that steer the terminal."""
+    copied = Run(tmp_path / "runs" / "copied")
+    shutil.copytree(trained()["conv"].folder, copied.folder)
+    record = copied.record()
+    record["data"]["classes"] = [f"{STEERING}{i}" for i in range(10)]
+    copied.write(record)
+    return copied
+
+
+def seen(capsys: Capture, *words: object) -> str:
+    call(*words)
+    told = capsys.readouterr()
+    for sign in STEERING:
+        assert sign not in told.out + told.err or sign.isprintable()
+    return told.out + told.err
+
+
+def test_what_steers_a_terminal_is_spelled_out():
+    assert visible(f"a{STEERING}b") == f"a{SPELLED}b"
+    assert visible("\ud800 \u2028 \0") == r"\ud800 \u2028 \x00"
+    assert visible("grün, 猫, ‖w‖ ± 1 \\x1b") == "grün, 猫, ‖w‖ ± 1 \\x1b"
+    assert visible("two\nlines", kept="\n") == "two\nlines"
+
+
+def test_classes_are_shown_by_commands(run: Run, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "digit.png")
+    assert SPELLED in seen(capsys, "predict", run.folder, tmp_path / "digit.png")
+    found = json.loads(seen(capsys, "predict", run.folder, tmp_path / "digit.png", "--json"))
+    assert found[0]["classes"][0]["class"].startswith(STEERING)
+    assert SPELLED in seen(capsys, "evaluate", run.folder)
+
+
+def test_names_of_folders_are_shown(run: Run, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    moved = run.folder.rename(run.folder.with_name(f"a{STEERING}"))
+    assert SPELLED in seen(capsys, "list", "runs", "--runs", moved.parent)
+    assert "owned" in seen(capsys, "list", "runs", "--runs", moved.parent, "--json")
+    assert SPELLED in seen(capsys, "plot", "curves", moved)
+    (moved / "record.json").write_text("{")
+    assert SPELLED in seen(capsys, "report", "--runs", moved.parent, "--out", tmp_path / "page.html")
+    assert "owned" in seen(capsys, "list", "runs", "--runs", moved.parent)
+    assert "owned" in seen(capsys, "predict", moved, f"{STEERING}.png")
+
+
+def test_json_on_the_terminal_keeps_letters_and_escapes_the_rest(capsys: Capture):
+    value = {"name": f"grün {STEERING}\U000e0001"}
+    print_json(value)
+    text = capsys.readouterr().out
+    assert "grün" in text
+    assert text.replace("\n", "").isprintable()
+    assert json.loads(text) == value
+
+
+def drawn(figure: Figure) -> list[str]:
+    """All texts of a picture that are not taken for equations."""
+    figure.canvas.draw()
+    found = [text for text in figure.findobj(Text) if text.get_text()]
+    return [string for text in found for string, math in [text._preprocess_math(text.get_text())] if math is not True]
+
+
+def test_dollars_in_names_are_no_equations():
+    points, labels = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
+    panel = Features(f"title {EQUATION}", points, labels, (EQUATION, "$a$"), points)
+    texts = drawn(feature_plots([panel]))
+    assert texts.count(EQUATION) == 2
+    assert texts.count("$a$") == 2
+    assert any(text.startswith(f"title {EQUATION}") for text in texts)
+    record = trained()["conv"].record()
+    record["config"]["model"] = EQUATION
+    other = json.loads(json.dumps(record))
+    other["config"]["operator"] = "$b$"
+    texts = drawn(run_curves([record, other]))
+    assert any(EQUATION in text for text in texts)
+    assert "$b$" in texts
+
+
+def test_what_cannot_be_an_equation_stays_as_it_is():
+    assert literal("50 % ‖w‖") == "50 % ‖w‖"

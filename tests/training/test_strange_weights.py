@@ -1,0 +1,109 @@
+"""Weights and records that do not belong together, or are none: one sentence, before anything large is made of them."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dcnet.training import Run, load_model, recipe
+from dcnet.training.build import build_model, start_from_
+from dcnet.training.checkpoints import read_tensors, write_tensors
+
+CONFIG = recipe("digits", width=0.1, steps=2)
+DATA = {"classes": list("0123456789"), "channels": 1, "image_size": 8}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run that nobody trained."""
+    made = Run(tmp_path / "run")
+    write_tensors(made.model_file, build_model(CONFIG, 10, 1, 8).state_dict(), {})
+    made.write({"status": "done", "config": CONFIG.described(), "curves": {}, "data": DATA})
+    return made
+
+
+def changed(run: Run, part: str, **values: Any) -> Run:
+    record = run.record()
+    record[part] = {**record[part], **values}
+    run.record_file.write_text(json.dumps(record))
+    return run
+
+
+def sentence(work: Any) -> str:
+    with pytest.raises(ValueError, match=r".") as caught:
+        work()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+    return str(caught.value)
+
+
+def test_the_network_is_not_built_where_it_would_be_larger_than_its_weights(run: Run):
+    assert load_model(run)[1]["status"] == "done"
+    told = sentence(lambda: load_model(changed(run, "config", width=1e5)))
+    assert "the record describes a network of 5,120,000,748,8" in told
+    assert "and there are weights of 5,8" in told
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        ("data", {"image_size": 10**9}),
+        ("data", {"channels": 10**9}),
+        ("data", {"classes": 10}),
+        ("config", {"schedule": {"name": "none"}}),
+        ("config", {"schedule": {"name": "step", "milestones": 3}}),
+        ("config", {"augmentation": {"strange": 1}}),
+        ("config", {"operator": "linear&" * 1000}),
+        ("config", {"model": "../../x"}),
+        ("config", {"unheard": 1}),
+    ],
+)
+def test_a_record_that_describes_no_network_is_one_sentence(run: Run, part: str, values: dict[str, Any]):
+    sentence(lambda: load_model(changed(run, part, **values)))
+
+
+def test_a_record_without_data_is_one_sentence(run: Run):
+    record = run.record()
+    run.write({name: value for name, value in record.items() if name != "data"})
+    assert "does not describe its network: KeyError('data')" in sentence(lambda: load_model(run))
+
+
+def test_a_pipe_in_the_place_of_weights_is_not_waited_for(run: Run):
+    run.model_file.unlink()
+    os.mkfifo(run.model_file)
+    assert "it is not a regular file" in sentence(lambda: load_model(run))
+    assert "it is not a regular file" in sentence(lambda: read_tensors(run.model_file))
+
+
+HEADS = {
+    "larger than the file": (1 << 40).to_bytes(8, "little") + b"{}",
+    "no JSON": (2).to_bytes(8, "little") + b"[[",
+    "nested": (50_000).to_bytes(8, "little") + b"[" * 50_000,
+    "places outside": b'{"x":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}',
+    "a shape without end": b'{"x":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}',
+    "another type": b'{"x":{"dtype":"X9","shape":[1],"data_offsets":[0,4]}}',
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_crafted_heads_of_files_are_one_sentence(name: str, tmp_path: Path):
+    head, file = HEADS[name], tmp_path / "x.safetensors"
+    file.write_bytes((len(head).to_bytes(8, "little") if head.startswith(b"{") else b"") + head + bytes(4))
+    assert "x.safetensors' is not a whole file of tensors" in sentence(lambda: read_tensors(file))
+    model = build_model(CONFIG, 10, 1, 8)
+    sentence(lambda: start_from_(model, str(file)))
+
+
+def test_weights_of_other_shapes_are_one_sentence(run: Run, tmp_path: Path):
+    other = build_model(dataclasses.replace(CONFIG, width=0.2), 10, 1, 8).state_dict()
+    write_tensors(run.model_file, other, {})
+    assert "in this network and" in sentence(lambda: load_model(run))
+    write_tensors(run.model_file, {name: value.reshape(-1)[:1] for name, value in other.items()}, {})
+    sentence(lambda: load_model(run))
+    save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
+    sentence(lambda: start_from_(build_model(CONFIG, 10, 1, 8), str(tmp_path / "x.safetensors")))
