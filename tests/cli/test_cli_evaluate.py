@@ -95,7 +95,7 @@ def test_wrong_input_is_one_sentence(capsys: Capture, run: Run):
     assert "--workers must be 0 or more, not -1" in complaint(capsys, "evaluate", run.folder, "--workers", "-1")
     record = run.record()
     run.write(record | {"config": record["config"] | {"model": None}})
-    assert "does not describe its network: AttributeError(" in complaint(capsys, "evaluate", run.folder)
+    assert "is not a record of a run: 'model' of its config is None" in complaint(capsys, "evaluate", run.folder)
     del record["data"]
     run.record_file.write_text(json.dumps(record))
     assert "does not describe its network: KeyError('data')" in complaint(capsys, "evaluate", run.folder)
