@@ -84,10 +84,10 @@ def read_image(path: Path, side: int) -> Image.Image:
     return read_rgb(path).resize((side, side), Image.Resampling.BILINEAR)
 
 
-def read_rgb(path: Path) -> Image.Image:
+def read_rgb(path: Path, small: bool = False) -> Image.Image:
     """The image of a file in red, green and blue, upright and as large as it is."""
     try:
-        return seen_image(path)
+        return seen_image(path, small=small)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"{path} cannot be read as an image: {reason}; replace or delete it") from error

@@ -16,6 +16,9 @@ from dcnet.data.order import seeded, share
 from dcnet.data.provenance import Origin
 from dcnet.environment import available_cores, default_workers
 
+# Images that are looked at before the next ones are taken up.
+AT_ONCE = 1000
+
 
 @dataclass(frozen=True)
 class TrainKeys:
@@ -76,10 +79,13 @@ class FolderDataset:
     def bad_images(self) -> dict[str, str]:
         """The images that cannot be read, by their paths in the folder, and why; every image is decoded once."""
         paths = [files.path(index) for files in (self.train, self.val) for index in range(len(files))]
-        # Pillow decodes outside of the interpreter's lock.
+        bad: dict[str, str] = {}
+        # Pillow decodes outside of the interpreter's lock; a million tasks at once would take a gigabyte.
         with ThreadPoolExecutor(available_cores()) as threads:
-            found = zip(paths, threads.map(_why_unreadable, paths), strict=True)
-            return {self._inside(path): reason for path, reason in found if reason}
+            for some in (paths[begin : begin + AT_ONCE] for begin in range(0, len(paths), AT_ONCE)):
+                found = zip(some, threads.map(_why_unreadable, some), strict=True)
+                bad |= {self._inside(path): reason for path, reason in found if reason}
+        return bad
 
     def without(self, names: Collection[str]) -> "FolderDataset":
         """The same images but those with these paths in the folder."""
@@ -162,7 +168,7 @@ class FolderDataset:
 
 def _why_unreadable(path: Path) -> str:
     try:
-        read_rgb(path)
+        read_rgb(path, small=True)
     except ValueError as error:
         return str(error)
     return ""

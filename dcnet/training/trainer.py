@@ -72,6 +72,11 @@ class Trainer:
         self.since, self.since_time = 0, 0.0
         if self.space.is_first:
             run.remove_leftovers()
+        if config != given and run.folder.name == f"{given.name}-{given.hash}":
+            self.watcher.note(
+                f"{run.folder} is named after another run than {config.name}-{config.hash}, which it holds: "
+                "Run.of(config, model=..., dataset=...) gives a folder of that name"
+            )
         for complaint in complaints:
             self.watcher.note(f"{complaint}; {'the one before it is used' if found else 'the run begins anew'}")
         if self.space.loaded is not None:
