@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dcnet import limits
 from dcnet.device import Block, arcsine, at_least, at_most, constexpr, device_function, log, power, sine, tanh, tl
 from dcnet.learnable import Constant, check_number
 from dcnet.part import Part, Slot, Value, constant, registrar
@@ -262,7 +263,7 @@ class Power(Angle):
         return (self.p,)
 
     def value(self, cos: Tensor) -> Tensor:
-        return cos * cos.abs().clamp(self.smallest, 1.0).pow(self.p - 1)
+        return cos * limits.between(cos.abs(), self.smallest, 1.0).pow(self.p - 1)
 
 
 @register
@@ -298,9 +299,9 @@ def _area(reached: Tensor, slopes: Tensor) -> Tensor:
     zero, one, last = reached.new_zeros(()), reached.new_ones(()), len(slopes) - 2
     area = torch.zeros_like(reached)
     for i in range(last + 1):
-        # At a knot the two segments share the slope, as maximum and minimum do; clamp would count it twice.
+        # At a knot the two segments share the slope, as maximum and minimum do; the last one has it alone.
         t = torch.maximum(reached - i, zero)
-        t = t.clamp(max=1) if i == last else torch.minimum(t, one)
+        t = limits.at_most(t, 1.0) if i == last else torch.minimum(t, one)
         area = area + t * (slopes[i] + (slopes[i + 1] - slopes[i]) / 2 * t)
     return area
 
@@ -320,7 +321,7 @@ class Own(Angle):
     function: Callable[[Tensor], Tensor]
 
     def value(self, cos: Tensor) -> Tensor:
-        return self.function(cos.clamp(-1, 1))
+        return self.function(limits.between(cos, -1.0, 1.0))
 
     def spec(self) -> str:
         return f"<{getattr(self.function, '__name__', 'function').strip('<>')}>"

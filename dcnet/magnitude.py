@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dcnet import limits
 from dcnet.device import Block, at_most, constexpr, device_function, log1p, power, tanh, tl
 from dcnet.learnable import Constant, check_number
 from dcnet.part import Part, Value, constant, registrar
@@ -159,7 +160,7 @@ class Ball(Magnitude):
     radius: RadiusLike = constant(Radius(), "rho", positive=True)
 
     def value(self, n: Tensor, scale: Value, radius: Value) -> Tensor:
-        return _times(scale, _over(n, radius).clamp(max=1))
+        return _times(scale, limits.at_most(_over(n, radius), 1.0))
 
 
 @device_function
@@ -245,7 +246,7 @@ class Segmented(Magnitude):
 
 
 def _at_most(n: Tensor, limit: Value) -> Tensor:
-    return torch.minimum(n, limit) if isinstance(limit, Tensor) else n.clamp(max=limit)
+    return torch.minimum(n, limit) if isinstance(limit, Tensor) else limits.at_most(n, limit)
 
 
 @device_function

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dcnet.limits import at_least
+
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """float32 for the half precisions, whose sums of squares would lose digits or overflow."""
@@ -46,7 +48,7 @@ def sum_of_squares(x: Tensor, dim: int) -> Tensor:
 def root(squares: Tensor, eps: float) -> Tensor:
     """sqrt(squares + eps), with a finite slope at zero even where eps is 0, or as good as 0 in this dtype."""
     smallest = torch.finfo(squares.dtype).tiny
-    return (squares + eps).clamp(min=smallest).sqrt() if eps < smallest else (squares + eps).sqrt()
+    return at_least(squares + eps, smallest).sqrt() if eps < smallest else (squares + eps).sqrt()
 
 
 def filter_norm(weight: Tensor, eps: float = 1e-4) -> Tensor:

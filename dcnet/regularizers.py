@@ -10,6 +10,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from dcnet.layers import Decoupled
 from dcnet.learnable import check_number
+from dcnet.limits import at_least
 from dcnet.norms import accumulation_dtype
 
 # Far below the square of any filter's norm, so that it matters to a filter of zeros only.
@@ -96,7 +97,7 @@ def hyperspherical_energy(
     check_number("eps", eps, above=0)
 
     def energy(cosine: Tensor) -> Tensor:
-        squared = (2 - 2 * cosine).clamp(min=0) + eps
+        squared = at_least(2 - 2 * cosine, 0.0) + eps
         return -0.5 * squared.log() if power == 0 else squared.pow(-0.5 * power)
 
     def measure(filters: Tensor) -> Tensor:

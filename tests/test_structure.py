@@ -12,7 +12,7 @@ PACKAGE = ROOT / "dcnet"
 
 # From the bottom up; a module may import from its own floor and from those below.
 FLOORS = [
-    ["arrays", "files", "escapes", "device", "environment", "interruption", "ending", "opaque"],
+    ["arrays", "files", "escapes", "device", "environment", "interruption", "ending", "opaque", "limits"],
     ["learnable"],
     ["radius"],
     ["part"],

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dcnet.angle import safe_asin
 from dcnet.learnable import take_plain_numbers
+from dcnet.limits import between
 from dcnet.spec import made_by, unknown
 
 # Below this the slope of theta by cos(theta) stops growing; it is infinite at theta = 0 and pi.
@@ -135,7 +136,7 @@ def angle(cos: Tensor) -> Tensor:
 
 def multiplied(cos: Tensor, m: float) -> Tensor:
     """(-1)^k cos(m theta) - 2k on [k pi/m, (k+1) pi/m]: cos(m theta) made to fall over all of [0, pi]."""
-    cos = cos.clamp(-1, 1)
+    cos = between(cos, -1.0, 1.0)
     bounds = [math.cos(k * math.pi / m) for k in range(1, math.ceil(m))]
     k = torch.zeros_like(cos)
     for bound in bounds:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dcnet.learnable import check_number
+from dcnet.limits import at_most, between
 from dcnet.losses.margin import Margin, angle, register
 from dcnet.losses.margins import check_added, check_multiple
 
@@ -40,7 +41,7 @@ class SphereFaceR(Margin):
     def target(self, cos: Tensor) -> Tensor:
         if self.version == 2:
             return cos
-        return self._passed(cos, lambda c: torch.cos((self.m * angle(c)).clamp(max=math.pi)))
+        return self._passed(cos, lambda c: torch.cos(at_most(self.m * angle(c), math.pi)))
 
     def others(self, cos: Tensor) -> Tensor:
         if self.version == 1:
@@ -84,7 +85,7 @@ class SphereFace2(Margin):
         return self._stretched(cos) + self.m
 
     def _stretched(self, cos: Tensor) -> Tensor:
-        return 2 * ((cos.clamp(-1, 1) + 1) / 2) ** self.t - 1
+        return 2 * ((between(cos, -1.0, 1.0) + 1) / 2) ** self.t - 1
 
     def label_share(self) -> float:
         return self.share

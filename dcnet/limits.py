@@ -1,0 +1,24 @@
+"""Limits whose slope at the limit itself is that of the values within, whatever the version of torch.
+
+From torch 2.15 on the gradient of `clamp` is 0 at its limits, where it was 1 before. Cosines of -1 and 1 and norms at
+the radius are such limits. `torch.minimum` and `torch.maximum` would halve the slope there.
+"""
+
+import torch
+from torch import Tensor
+
+
+def at_most(x: Tensor, limit: float) -> Tensor:
+    """min(x, limit); NaN stays NaN."""
+    # Without a gradient to pass on there is no slope, and clamp takes one pass where the others take two.
+    return torch.where(x > limit, limit, x) if x.requires_grad else x.clamp(max=limit)
+
+
+def at_least(x: Tensor, limit: float) -> Tensor:
+    """max(x, limit); NaN stays NaN."""
+    return torch.where(x < limit, limit, x) if x.requires_grad else x.clamp(min=limit)
+
+
+def between(x: Tensor, low: float, high: float) -> Tensor:
+    """x, but not below `low` and not above `high`; NaN stays NaN."""
+    return at_most(at_least(x, low), high) if x.requires_grad else x.clamp(low, high)
