@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcnet.meeting import Meeting, Size, convolve
-from dcnet.norms import accumulation_dtype, filter_norm
+from dcnet.norms import accumulation_dtype, filter_norm, within_range
 from dcnet.operator import Operator, as_operator
 from dcnet.part import Value
 
@@ -97,10 +97,11 @@ def decoupled(weight: Tensor, bias: Tensor | None, at: Meeting, options: Options
     # Everything that depends on n alone is formed on its one channel before it meets those of the product.
     h = op.h(op.weighting.argument(w_norm, n), relative_to_mean(op, constants, n, options))
     h = h * on_output if isinstance(on_output, Tensor) else h
+    # By a product, whose gradient takes fewer passes over all channels than that of a quotient.
+    product, inverse = (product, n) if cancels else within_range(product, n)
     if op.angle.homogeneous:
-        # By a product, whose gradient takes fewer passes over all channels than that of a quotient.
-        return at.finish(op.g(product, constants), h * n.reciprocal(), bias, product.dtype)
-    return at.finish(op.g(product * n.reciprocal(), constants), h, bias, product.dtype)
+        return at.finish(op.g(product, constants), h * inverse, bias, product.dtype)
+    return at.finish(op.g(product * inverse, constants), h, bias, product.dtype)
 
 
 def check_options(options: Options) -> Operator:

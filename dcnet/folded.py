@@ -14,7 +14,7 @@ from dcnet import kernels
 from dcnet.equation import norm_cancels, relative_to_mean, scaled
 from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
 from dcnet.meeting import Meeting, check_input, convolve, each_row, meet_rows
-from dcnet.norms import accumulation_dtype, filter_norm
+from dcnet.norms import accumulation_dtype, filter_norm, within_range
 from dcnet.opaque import Opaque, mark_
 from dcnet.operator import Operator
 from dcnet.part import Value
@@ -78,10 +78,11 @@ class Folded(Opaque):
         if norm_cancels(op):
             return self._finish(at, op.g(product, constants), factor, dtype)
         n = at.norm(self.eps)
+        product, inverse = within_range(product, n)
         if op.angle.homogeneous:
-            g, factor = op.g(product, constants), factor * n.reciprocal()
+            g, factor = op.g(product, constants), factor * inverse
         else:
-            g = op.g(_multiplied(product, n.reciprocal()), constants)
+            g = op.g(_multiplied(product, inverse), constants)
         return self._finish(at, g, self._h(at, n, factor, constants), dtype)
 
     def extra_repr(self) -> str:

@@ -16,6 +16,18 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
+def within_range(product: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+    """Inner products of patches with norms n as finite numbers, and 1 / n.
+
+    In float16 an inner product may be beyond 65504 although the norm, in float32, is not beyond anything: it counts as
+    the largest number there is. Where the norm is infinite, and so the input is, the results stay NaN.
+    """
+    if product.dtype != torch.float16:
+        return product, n.reciprocal()
+    largest = torch.finfo(torch.float16).max
+    return product.clamp(-largest, largest), torch.where(n.isinf(), torch.nan, n.reciprocal())
+
+
 class _SumOfSquares(torch.autograd.Function):
     """sum x^2 over one dimension; autograd's own would pass three times over x on the way back."""
 

@@ -30,6 +30,58 @@ def test_extreme_norms_give_finite_results_and_gradients(operator, dtype, device
             assert value.isfinite().all(), (name, norm)
 
 
+def bounded_operators():
+    return [name for name in all_operators() if dcnet.Operator.parse(name).properties().bounded]
+
+
+@pytest.mark.parametrize("operator", bounded_operators())
+def test_norms_that_float16_cannot_hold_give_bounded_operators_finite_results(operator, device):
+    layer = dcnet.DecoupledConv2d(16, 4, 3, padding=1, operator=operator, device=device, bias=False)
+    torch.nn.init.constant_(layer.weight, 0.1)
+    x = torch.full((2, 16, 5, 5), 3e4, device=device)
+    expected = layer(x)
+    half = layer.half()
+    found = run(half, x.half())
+    for name, value in found.items():
+        assert value.isfinite().all(), name
+    # An inner product counts as at most 65504, where the largest norm is 3.6e5.
+    assert (found["output"].sign() == expected.sign()).all()
+    assert (found["output"].abs() <= 1.01 * expected.abs().max() + 1e-3).all()
+    folded = dcnet.fold(half)(x.half())
+    assert folded.isfinite().all()
+    with torch.autocast(device, torch.float16):
+        assert layer.float()(x).isfinite().all()
+
+
+@pytest.mark.parametrize("operator", ["tanh-cos", "ball-sqcos", "sphere-linear"])
+def test_infinite_float16_inputs_are_not_hidden(operator, device):
+    x = torch.ones(2, 8, device=device, dtype=torch.float16)
+    x[0, 3] = math.inf
+    layer = dcnet.DecoupledLinear(8, 4, operator=operator, device=device).half().eval()
+    for found in (layer(x), dcnet.fold(settled(layer))(x)):
+        assert found[0].isnan().all()
+        assert found[1].isfinite().all()
+
+
+def settled(layer):
+    if layer.operator.decay is not None:
+        layer.mean_norm.fill_(1.0)
+    return layer
+
+
+@pytest.mark.parametrize("operator", [name for name in all_operators() if "+" in name])
+def test_weighted_operators_have_finite_gradients_up_to_norms_of_1e12(operator):
+    layer = dcnet.DecoupledLinear(8, 6, operator=operator)
+    unit = torch.nn.functional.normalize(torch.randn(4, 8))
+    with torch.no_grad():
+        layer.weight.copy_(1e12 * torch.nn.functional.normalize(layer.weight))
+    for name, value in run(layer, 1e12 * unit).items():
+        assert value.isfinite().all(), name
+    with torch.no_grad():
+        layer.weight.mul_(1e3)
+        assert layer(1e15 * unit).isfinite().all()
+
+
 @pytest.mark.parametrize("operator", all_operators())
 def test_functions_without_state_run_as_a_new_layer_does(operator, device):
     layer = dcnet.DecoupledConv2d(3, 4, 3, operator=operator, device=device)

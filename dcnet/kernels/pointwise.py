@@ -4,9 +4,27 @@ What belongs to a position, the norm and its gradient, lies as [group, position]
 the constants, as [constant, channel].
 """
 
-from dcnet.device import Block, constexpr, device_function, tl
+from dcnet.device import Block, at_least, at_most, constexpr, device_function, tl
 from dcnet.kernels.constants import channel_constants, keep_means, mean_norm, split
 from dcnet.kernels.tiles import chunk_of, tile
+
+
+@device_function
+def load_product(product: Block, inside: Block) -> Block:
+    """Inner products in float32; those beyond the range of float16 count as its largest number."""
+    z = tl.load(product, mask=inside, other=0.0).to(tl.float32)
+    if product.dtype.element_ty == tl.float16:
+        z = at_most(at_least(z, -65504.0), 65504.0)
+    return z
+
+
+@device_function
+def inverse_norm(n: Block, product: Block) -> Block:
+    """1 / n; NaN where n is infinite, and inner products with it are not."""
+    inverse = 1 / n
+    if product.dtype.element_ty == tl.float16:
+        inverse = tl.where(n < float("inf"), inverse, float("nan"))
+    return inverse
 
 
 @device_function
@@ -60,11 +78,11 @@ def apply_kernel(
             t, blocks, pixels, image_stride, pixel_stride, channels * channel_stride, ONE, BLOCK
         )
         n = tl.load(norm + tl.program_id(1) * positions + position, mask=there, other=1.0)[:, None]
-        inverse = 1 / n
+        inverse = inverse_norm(n, product)
         for chunk in tl.static_range(CHUNKS):
             elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
             own, angular, outer = split(constants, chunk, COUNTS)
-            z = tl.load(product + start + elements, mask=inside, other=0.0).to(tl.float32)
+            z = load_product(product + start + elements, inside)
             if WEIGHTED:
                 h = outer[0] * MAGNITUDE(outer[1] * n, *own, FAST)[0]
             else:

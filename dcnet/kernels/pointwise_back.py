@@ -2,6 +2,7 @@
 
 from dcnet.device import Block, constexpr, device_function, reciprocal, tl
 from dcnet.kernels.constants import channel_constants, split
+from dcnet.kernels.pointwise import inverse_norm, load_product
 from dcnet.kernels.tiles import chunk_of, tile
 
 
@@ -61,14 +62,14 @@ def back_kernel(
         )
         place = tl.program_id(1) * positions + position
         n = tl.load(norm + place, mask=there, other=1.0)[:, None]
-        inverse = 1 / n
+        inverse = inverse_norm(n, saved)
         at_position = tl.zeros([BLOCK], tl.float32)
         added: Block = ()
         for chunk in tl.static_range(CHUNKS):
             elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
             own, angular, outer = split(constants, chunk, COUNTS)
             d = tl.load(gradient + start + elements, mask=inside, other=0.0).to(tl.float32)
-            v = tl.load(saved + start + elements, mask=inside, other=0.0).to(tl.float32)
+            v = load_product(saved + start + elements, inside)
             h, g, size, g_value, cosine = parts(
                 v, n, inverse, own, angular, outer, MAGNITUDE, ANGLE, FROM_OUTPUT, WEIGHTED, FAST
             )

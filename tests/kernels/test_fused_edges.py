@@ -10,6 +10,7 @@ from side_by_side import (
     DEVICE,
     assert_same_bits,
     by_kernels,
+    by_torch,
     check,
     cotangent_for,
     exact,
@@ -59,6 +60,21 @@ def test_extreme_norms_give_finite_results_and_gradients(operator, norm, dtype):
     x = (direction / direction.norm() * norm).to(dtype).requires_grad_()
     for name, value in results(by_kernels, layer, x, cotangent_for(layer, x)).items():
         assert value.isfinite().all(), name
+
+
+@quiet_numpy
+@pytest.mark.parametrize("operator", ["tanh-cos", "ball-sqcos", "sphere-linear", "sharp-relucos", "tanh-sigmoid+joint"])
+def test_norms_that_float16_cannot_hold_give_bounded_operators_finite_results(operator):
+    layer = make_layer(operator, channels=16, padding=1, bias=False, dtype=torch.float16)
+    with torch.no_grad():
+        layer.weight.fill_(0.1)
+    x = torch.full((1, 16, 4, 5), 3e4, device=DEVICE, dtype=torch.float16, requires_grad=True)
+    for name, value in results(by_kernels, layer, x, cotangent_for(layer, x)).items():
+        assert value.isfinite().all(), name
+    torch.testing.assert_close(by_kernels(layer, x), by_torch(layer, x), rtol=4e-3, atol=1e-3)
+    with torch.no_grad():
+        x[0, 3, 1, 1] = float("inf")
+        assert by_kernels(layer.eval(), x)[0, :, 0, 0].isnan().all()
 
 
 @quiet_numpy
