@@ -40,6 +40,10 @@ registry: dict[str, type[Angle]] = {}
 register = registrar(registry, "an angle")
 
 
+def _asin(cos: Tensor) -> Tensor:
+    return torch.asin(cos.clamp(-1, 1))
+
+
 class _SafeAsin(torch.autograd.Function):
     """asin, exact on [-1, 1], whose slope 1 / sqrt(1 - c^2) stops growing where 1 - c^2 falls below delta."""
 
@@ -47,7 +51,7 @@ class _SafeAsin(torch.autograd.Function):
 
     @staticmethod
     def forward(cos: Tensor, delta: float) -> Tensor:
-        return torch.asin(cos.clamp(-1, 1))
+        return _asin(cos)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
@@ -62,7 +66,8 @@ class _SafeAsin(torch.autograd.Function):
 
 def safe_asin(cos: Tensor, delta: float) -> Tensor:
     """pi/2 - theta, exact, with slope 1 / sqrt(max(1 - cos^2, delta))."""
-    return _SafeAsin.apply(cos, delta)
+    # A trace by torch.jit could not be saved with a function of Python in it.
+    return _asin(cos) if torch.jit.is_tracing() else _SafeAsin.apply(cos, delta)
 
 
 @device_function

@@ -98,7 +98,7 @@ class Folded(Opaque):
         )
 
     def _finish(self, at: Meeting, g: Tensor, h: Tensor, dtype: torch.dtype) -> Tensor:
-        if torch.is_grad_enabled() or not g.dtype == h.dtype == dtype:
+        if not _may_overwrite() or not g.dtype == h.dtype == dtype:
             return at.finish(g, h, self.bias, dtype)
         output = _multiplied(g, h)
         return output if self.bias is None else output.add_(at.spread(self.bias))
@@ -171,9 +171,14 @@ def fold_layer(layer: Layer, norm: _BatchNorm | None = None) -> nn.Module:
     return plain
 
 
+def _may_overwrite() -> bool:
+    """Whether no gradient needs what is there; what torch.jit traces is the same with gradients and without."""
+    return not torch.is_grad_enabled() and not torch.jit.is_tracing()
+
+
 def _multiplied(values: Tensor, factor: Tensor) -> Tensor:
     """The product, in the place of the values if no gradient needs them: new memory is what a pass costs most."""
-    in_place = not torch.is_grad_enabled() and values.dtype == factor.dtype
+    in_place = _may_overwrite() and values.dtype == factor.dtype
     return values.mul_(factor) if in_place else values * factor
 
 

@@ -8,17 +8,22 @@ import torch
 from torch import Tensor
 
 
+def passes_gradient(x: Tensor) -> bool:
+    """Whether slopes matter: a gradient may come back to x. What torch.jit traces is the same with one and without."""
+    return x.requires_grad and not torch.jit.is_tracing()
+
+
 def at_most(x: Tensor, limit: float) -> Tensor:
     """min(x, limit); NaN stays NaN."""
     # Without a gradient to pass on there is no slope, and clamp takes one pass where the others take two.
-    return torch.where(x > limit, limit, x) if x.requires_grad else x.clamp(max=limit)
+    return torch.where(x > limit, limit, x) if passes_gradient(x) else x.clamp(max=limit)
 
 
 def at_least(x: Tensor, limit: float) -> Tensor:
     """max(x, limit); NaN stays NaN."""
-    return torch.where(x < limit, limit, x) if x.requires_grad else x.clamp(min=limit)
+    return torch.where(x < limit, limit, x) if passes_gradient(x) else x.clamp(min=limit)
 
 
 def between(x: Tensor, low: float, high: float) -> Tensor:
     """x, but not below `low` and not above `high`; NaN stays NaN."""
-    return at_most(at_least(x, low), high) if x.requires_grad else x.clamp(low, high)
+    return at_most(at_least(x, low), high) if passes_gradient(x) else x.clamp(low, high)

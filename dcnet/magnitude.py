@@ -105,7 +105,7 @@ def _times(scale: Value, value: Tensor) -> Tensor:
 
 def _over(n: Tensor, radius: Value) -> Tensor:
     """The quotient, by a product where radii of channels learn: the gradient of a quotient takes three passes more."""
-    if not isinstance(radius, Tensor) or radius.numel() < 2 or not radius.requires_grad:
+    if not isinstance(radius, Tensor) or radius.numel() < 2 or not limits.passes_gradient(radius):
         return n / radius
     # By the largest first: the square of the reciprocal of a tiny one, which is its slope, would not be finite.
     largest = radius.detach().max()

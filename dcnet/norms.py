@@ -28,6 +28,14 @@ def within_range(product: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     return product.clamp(-largest, largest), torch.where(n.isinf(), torch.nan, n.reciprocal())
 
 
+def _sum_of_squares(x: Tensor, dim: int) -> Tensor:
+    dtype = accumulation_dtype(x.dtype)
+    if x.device.type == "cpu" and x.stride(dim) != 1:
+        return x.to(dtype).square().sum(dim)
+    # One pass and no memory of the size of x, but on the CPU many times slower where channels come first.
+    return torch.linalg.vector_norm(x, dim=dim, dtype=dtype).square()
+
+
 class _SumOfSquares(torch.autograd.Function):
     """sum x^2 over one dimension; autograd's own would pass three times over x on the way back."""
 
@@ -35,11 +43,7 @@ class _SumOfSquares(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, dim: int) -> Tensor:
-        dtype = accumulation_dtype(x.dtype)
-        if x.device.type == "cpu" and x.stride(dim) != 1:
-            return x.to(dtype).square().sum(dim)
-        # One pass and no memory of the size of x, but on the CPU many times slower where channels come first.
-        return torch.linalg.vector_norm(x, dim=dim, dtype=dtype).square()
+        return _sum_of_squares(x, dim)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
@@ -54,7 +58,8 @@ class _SumOfSquares(torch.autograd.Function):
 
 def sum_of_squares(x: Tensor, dim: int) -> Tensor:
     """sum x^2 over a dimension, in float32 or better."""
-    return _SumOfSquares.apply(x, dim)
+    # A trace by torch.jit could not be saved with a function of Python in it.
+    return _sum_of_squares(x, dim) if torch.jit.is_tracing() else _SumOfSquares.apply(x, dim)
 
 
 def root(squares: Tensor, eps: float) -> Tensor:
