@@ -15,7 +15,10 @@ LAYERS = {
     "conv2d": (lambda op: dcnet.DecoupledConv2d(4, 6, 3, padding=1, groups=2, operator=op), (2, 4, 8, 8)),
     "conv3d": (lambda op: dcnet.DecoupledConv3d(4, 5, 2, padding=1, operator=op), (2, 4, 3, 3, 3)),
 }
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning"),
+]
 
 
 def traced(model, x):
