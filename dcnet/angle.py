@@ -67,7 +67,7 @@ class _SafeAsin(torch.autograd.Function):
 def safe_asin(cos: Tensor, delta: float) -> Tensor:
     """pi/2 - theta, exact, with slope 1 / sqrt(max(1 - cos^2, delta))."""
     # A trace by torch.jit could not be saved with a function of Python in it.
-    return _asin(cos) if torch.jit.is_tracing() else _SafeAsin.apply(cos, delta)
+    return _asin(cos) if limits.is_traced() else _SafeAsin.apply(cos, delta)
 
 
 @device_function

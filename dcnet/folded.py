@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dcnet import kernels
 from dcnet.equation import norm_cancels, relative_to_mean, scaled
 from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
+from dcnet.limits import is_traced
 from dcnet.meeting import Meeting, check_input, convolve, each_row, meet_rows
 from dcnet.norms import accumulation_dtype, filter_norm, within_range
 from dcnet.opaque import Opaque, mark_
@@ -173,7 +174,7 @@ def fold_layer(layer: Layer, norm: _BatchNorm | None = None) -> nn.Module:
 
 def _may_overwrite() -> bool:
     """Whether no gradient needs what is there; what torch.jit traces is the same with gradients and without."""
-    return not torch.is_grad_enabled() and not torch.jit.is_tracing()
+    return not torch.is_grad_enabled() and not is_traced()
 
 
 def _multiplied(values: Tensor, factor: Tensor) -> Tensor:

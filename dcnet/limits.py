@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 
 
+def is_traced() -> bool:
+    """Whether torch.jit traces."""
+    return torch._C._get_tracing_state() is not None
+
+
 def passes_gradient(x: Tensor) -> bool:
     """Whether slopes matter: a gradient may come back to x. What torch.jit traces is the same with one and without."""
-    return x.requires_grad and not torch.jit.is_tracing()
+    return x.requires_grad and not is_traced()
 
 
 def at_most(x: Tensor, limit: float) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcnet.limits import at_least
+from dcnet.limits import at_least, is_traced
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -59,7 +59,7 @@ class _SumOfSquares(torch.autograd.Function):
 def sum_of_squares(x: Tensor, dim: int) -> Tensor:
     """sum x^2 over a dimension, in float32 or better."""
     # A trace by torch.jit could not be saved with a function of Python in it.
-    return _sum_of_squares(x, dim) if torch.jit.is_tracing() else _SumOfSquares.apply(x, dim)
+    return _sum_of_squares(x, dim) if is_traced() else _SumOfSquares.apply(x, dim)
 
 
 def root(squares: Tensor, eps: float) -> Tensor:
