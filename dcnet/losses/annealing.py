@@ -10,10 +10,15 @@ from dcnet.learnable import check_number
 
 @dataclass(frozen=True)
 class Annealing:
-    """The target's logit is (lambda cos + psi) / (1 + lambda), lambda = max(floor, start / (1 + rate * step)).
+    """SphereFace's schedule: the target's logit is (lambda cos + psi) / (1 + lambda).
 
-    What a margin asks of the other classes is let in likewise. SphereFace's own values; lambda is not the same as a
-    weight, of which 1 / (1 + lambda) is what psi has.
+    lambda is max(floor, start / (1 + rate * step)), so that the share of the margin psi is 1 / (1 + lambda). A margin
+    on the other classes is annealed in the same way. The defaults are SphereFace's.
+
+    Attributes:
+        start: lambda at the first step.
+        rate: how fast lambda falls.
+        floor: the smallest lambda; with 5, a sixth of the margin is used in the end.
     """
 
     start: float = 1000.0
@@ -39,15 +44,15 @@ class Annealing:
 
 @dataclass(frozen=True)
 class Automatic:
-    """The share of psi grows where the target angle allows it, and never falls.
+    """The share of the margin grows as the target angle falls, and never decreases.
 
-    A margin of m wants m * theta_y below the angles to other classes, which are near 90 degrees between random
-    directions. So the share moves towards how far the mean target angle has come from 90 degrees to `ready`, at which
-    all of psi is let in, by `pace` of the difference a step.
+    A margin of m needs m * theta_y below the angles to other classes, which are near 90 degrees between random
+    directions. The wanted share is how far the mean target angle has come from 90 degrees to `ready`; each step moves
+    the share by `pace` of the difference.
 
     Attributes:
         ready: the mean target angle in degrees at which the whole margin is used.
-        pace: how much of the way to where it should be is made in a step.
+        pace: the part of the remaining difference that one step makes.
         most: the largest share.
     """
 

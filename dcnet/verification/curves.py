@@ -108,7 +108,12 @@ class Roc:
 
 
 def roc(scores: Numbers, same: Numbers) -> Roc:
-    """The curve of pairs, by their scores [P] and whether they are the same [P]; equal scores are one point."""
+    """The ROC curve of pairs; equal scores are one point.
+
+    Args:
+        scores: [P], larger for pairs that are more alike.
+        same: bool [P], or 0 and 1: whether the two images of a pair show the same.
+    """
     return Roc(*accepted(scores, same))
 
 

@@ -91,7 +91,12 @@ def identify(
 
 
 def cmc(found: Identified, ranks: int = 10) -> tuple[float, ...]:
-    """Closed set: the share of probes whose right person is among the first 1, 2, ... `ranks`; ties count against."""
+    """Closed set: the shares of probes whose person is among the first 1, 2, ... of the gallery; ties count against.
+
+    Args:
+        found: what `identify` gave; the gallery must have the person of every probe.
+        ranks: how many shares there are.
+    """
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, not {ranks}")
     if not len(found.ranks):
@@ -105,7 +110,12 @@ def cmc(found: Identified, ranks: int = 10) -> tuple[float, ...]:
 
 
 def open_set_rate(found: Identified, fpir: float = 0.01) -> OpenSetRate:
-    """Open set: the rate at the lowest threshold that accepts at most `fpir` of the unknown probes."""
+    """Open set: the share of known probes that are accepted and identified correctly.
+
+    Args:
+        found: what `identify` gave, of known and of unknown probes.
+        fpir: the threshold is the lowest one that accepts at most this share of the unknown probes.
+    """
     check_rate("fpir", fpir)
     known = int(found.known.sum())
     unknown = len(found.known) - known

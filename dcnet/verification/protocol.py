@@ -45,6 +45,11 @@ def best_threshold(scores: Numbers, same: Numbers, balanced: bool = False) -> fl
 
     It lies in the middle between two neighbouring scores, at the lowest score where all are accepted, or just above the
     highest where none is. Of thresholds that are equally good it is the highest, which accepts the fewest impostors.
+
+    Args:
+        scores: of the pairs, [P].
+        same: whether they are the same, [P].
+        balanced: counts the same and the different half each, however many there are of them.
     """
     thresholds, genuine, impostor = accepted(scores, same)
     genuines, impostors = int(genuine[-1]), int(impostor[-1])
@@ -55,7 +60,14 @@ def best_threshold(scores: Numbers, same: Numbers, balanced: bool = False) -> fl
 
 
 def accuracy(scores: Numbers, same: Numbers, threshold: float, balanced: bool = False) -> float:
-    """The share of pairs that are told right; balanced, the mean of that of the same and that of different pairs."""
+    """The share of pairs that are classified correctly.
+
+    Args:
+        scores: of the pairs, [P].
+        same: whether they are the same, [P].
+        threshold: a pair counts as the same where score >= threshold.
+        balanced: the mean of the share among the same and that among the different pairs.
+    """
     scores, same = checked_scores(scores, same)
     right = (scores >= threshold) == same
     if not balanced:
@@ -89,9 +101,12 @@ def fold_accuracy(scores: Numbers, same: Numbers, folds: Numbers, balanced: bool
 
 
 def make_folds(same: Numbers, count: int = FOLDS, seed: int = 0) -> Tensor:
-    """Folds by chance, int64 [P], for pairs without any; the same and the different are shared out evenly.
+    """Random folds, int64 [P], for pairs without any; the same and the different are divided evenly.
 
-    Where there are fewer pairs of a kind than folds, there are as many folds as pairs of it.
+    Args:
+        same: whether the pairs are the same, [P].
+        count: how many folds; with fewer pairs of a kind there are as many folds as pairs of it.
+        seed: the same seed gives the same folds.
     """
     if count < 2:
         raise ValueError(f"count must be at least 2, since each fold takes its threshold from others, not {count}")
@@ -111,7 +126,13 @@ def make_folds(same: Numbers, count: int = FOLDS, seed: int = 0) -> Tensor:
 def development_accuracy(
     development: tuple[Numbers, Numbers], test: tuple[Numbers, Numbers], balanced: bool = False
 ) -> DevelopmentAccuracy:
-    """View 1 of LFW: the threshold from scores and answers to develop with, applied to those of the test."""
+    """View 1 of LFW: the best threshold on one set of pairs, applied to another.
+
+    Args:
+        development: scores [P] and answers [P] of the pairs that the threshold is from.
+        test: scores [Q] and answers [Q] of the pairs that are counted.
+        balanced: counts the same and the different half each, however many there are of them.
+    """
     threshold = best_threshold(*development, balanced)
     found, known = (accuracy(*part, threshold, balanced) for part in (test, development))
     return DevelopmentAccuracy(found, threshold, known)

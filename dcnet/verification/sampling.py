@@ -14,9 +14,14 @@ ALL_AT_ONCE = 2**24
 
 
 def sample_pairs(labels: Numbers, count: int, seed: int = 0) -> Pairs:
-    """Pairs of images by their labels: half of one class, half of two, none twice, the same for the same seed.
+    """Random pairs of images by their labels: half of one class, half of two, and none twice.
 
-    Those of one class are shared evenly among the classes, as far as these have enough; those of two are any.
+    Those of one class are divided evenly among the classes, as far as these have enough; those of two are any.
+
+    Args:
+        labels: integers [N].
+        count: how many pairs, an even number.
+        seed: the same seed gives the same pairs.
     """
     if count < 2 or count % 2:
         raise ValueError(f"count must be even and at least 2, for pairs of both kinds, not {count}")

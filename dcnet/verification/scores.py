@@ -74,7 +74,14 @@ def pair_scores(embeddings: Numbers, first: Numbers, second: Numbers) -> Tensor:
 
 
 def score_histogram(embeddings: Numbers, labels: Numbers, bins: int = BINS, block: int = BLOCK) -> ScoreHistogram:
-    """Every pair of two embeddings once: genuine where their labels are equal; holds block x block scores at a time."""
+    """Counts the scores of every pair of two embeddings, genuine where their labels are equal.
+
+    Args:
+        embeddings: [N, D].
+        labels: integers [N].
+        bins: how many bins divide [-1, 1].
+        block: images that are compared at a time; block x block scores are in memory.
+    """
     if bins < 2:
         raise ValueError(f"bins must be at least 2, not {bins}")
     unit = normalized(embeddings)
@@ -92,9 +99,13 @@ def score_histogram(embeddings: Numbers, labels: Numbers, bins: int = BINS, bloc
 
 
 def nearest(probes: Numbers, gallery: Numbers | None = None, count: int = 1, block: int = BLOCK) -> Neighbours:
-    """The `count` most similar of the gallery for each probe, of equal ones any.
+    """The most similar images of the gallery for each probe, of equal ones any.
 
-    Without a gallery the probes are compared with each other, and none with itself.
+    Args:
+        probes: embeddings [N, D].
+        gallery: embeddings [G, D]; None to compare the probes with each other, and none with itself.
+        count: how many are found for each probe.
+        block: images that are compared at a time.
     """
     rows = normalized(probes)
     columns = rows if gallery is None else normalized(gallery).to(rows.device)

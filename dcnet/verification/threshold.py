@@ -120,7 +120,14 @@ def _keys(values: Any) -> str:
 
 
 def calibrate(genuine: Numbers, impostor: Numbers, far: float = 1e-3, frr: float = 1e-2) -> Decision:
-    """The decision that scores of genuine and of impostor pairs lead to; see `calibrate_curve`."""
+    """Thresholds that keep both error rates on the given pairs; see `calibrate_curve`.
+
+    Args:
+        genuine: scores [P] of pairs that show the same.
+        impostor: scores [Q] of pairs that do not.
+        far: the share of impostor pairs that may be called the same.
+        frr: the share of genuine pairs that may be called different.
+    """
     genuine, impostor = _scores("genuine", genuine), _scores("impostor", impostor)
     same = torch.cat([torch.ones(len(genuine), device="cpu"), torch.zeros(len(impostor), device="cpu")]).bool()
     return calibrate_curve(roc(torch.cat([genuine, impostor]), same), far, frr)
