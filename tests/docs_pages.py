@@ -16,6 +16,8 @@ FENCE = re.compile(
 )
 # In a line of text: a command with options. One that ends in an option may only name it, without the value it takes.
 INLINE = re.compile(r"`(dcnet [^`]* --[^`]* [^-`][^` ]*)`")
+# The first line of a block that needs what the blocks above have made.
+CONTINUES = "# continues the code above\n"
 ENDS = (">", ">>", "|", "&&", ";")
 
 
@@ -47,6 +49,17 @@ def blocks(page: Path, language: str) -> list[Block]:
         for found in FENCE.finditer(text)
         if found["language"] == language
     ]
+
+
+def pasted(page: Path) -> list[list[Block]]:
+    """The blocks of Python that are run: each by itself, or after those before it where it continues their code."""
+    groups: list[list[Block]] = []
+    for block in blocks(page, "python"):
+        if block.code.startswith(CONTINUES):
+            groups[-1].append(block)
+        else:
+            groups.append([block])
+    return [[block for block in group if block.reason is None] for group in groups]
 
 
 def languages(page: Path) -> set[str]:

@@ -17,7 +17,7 @@ ADDED = {
     "A network": ("models/tiny.py", ("list models", "tiny")),
     "An attack": ("robustness/methods/noise.py", None),
     "A data set": ("data/shades.py", ("list datasets", "shades")),
-    "An experiment": ("experiments/catalogue/shades.py", ("reproduce shades_by_operator --status", "Light or dark")),
+    "An experiment": ("experiments/catalogue/own.py", ("reproduce digits_by_operator --status", "after an epoch")),
 }
 
 

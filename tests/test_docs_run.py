@@ -1,20 +1,20 @@
 """Every page of the docs does what it shows; a new page is found by itself.
 
-Blocks of Python are run, page by page, in a folder of their own. A block that cannot be run has a comment right before
-it, `<!-- not run: why -->`. Of commands in blocks of bash, and of those with options in a line of text, the options are
+Blocks of Python are run as a reader pastes them: each with no names but its own, in an empty folder, unless its first
+line says that it continues the code above. A block that cannot be run has a comment right before it,
+`<!-- not run: why -->`. Of commands in blocks of bash, and of those with options in a line of text, the options are
 looked at.
 """
 
 import importlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 import tyro
-from docs_pages import ROOT, blocks, commands, languages, pages
+from docs_pages import ROOT, blocks, commands, languages, pages, pasted
 
-import dcnet
 from dcnet.cli import commands as package
 from dcnet.cli.app import make_application
 
@@ -23,6 +23,7 @@ ELSEWHERE = {"docs/verification.md": "tests/verification/test_verification_docs.
 # What would take too long, or needs what only happens in a training that is not shown.
 SMALLER = {
     '"resnet32"': '"cnn9", width=0.05',
+    '"cnn9", operator="tanh-cos", num_classes=10)': '"cnn9", operator="tanh-cos", num_classes=10, width=0.1)',
     "steps=1000": "steps=1",
     "dcnet.convert.finish_blend_(model)": "",
 }
@@ -50,32 +51,44 @@ def with_code() -> list[Path]:
     return [page for page in pages() if blocks(page, "python") and name_of(page) not in ELSEWHERE]
 
 
-@pytest.fixture
-def _registries() -> Iterator[None]:
+@contextmanager
+def registries_as_they_are() -> Iterator[None]:
     """Leaves every registry as it was."""
     found = [getattr(importlib.import_module(module), name) for module, name in REGISTRIES]
     before = [dict(registry) for registry in found]
-    yield
-    for registry, entries in zip(found, before, strict=True):
-        registry.clear()
-        registry.update(entries)
+    try:
+        yield
+    finally:
+        for registry, entries in zip(found, before, strict=True):
+            registry.clear()
+            registry.update(entries)
 
 
-@pytest.mark.usefixtures("_registries")
 @pytest.mark.parametrize("page", with_code(), ids=name_of)
 def test_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a small network in place of the reader's, and two batches of noise."""
-    monkeypatch.chdir(tmp_path)
+    """With small networks in place of the paper's."""
     monkeypatch.delenv("DCNET_RUNS", raising=False)
-    model = dcnet.create_model("cnn9", "tanh-cos", 10, width=0.05)
-    batches = [(torch.rand(4, 3, 32, 32), torch.randint(10, (4,)))] * 2
-    names = {"torch": torch, "F": torch.nn.functional, "dcnet": dcnet, "model": model, "batches": batches}
-    for block in blocks(page, "python"):
-        code = block.code
-        for large, small in SMALLER.items():
-            code = code.replace(large, small)
-        if block.reason is None:
-            exec(block.compiled(code), names)
+    for place, group in enumerate(pasted(page)):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        names: dict[str, object] = {"__name__": "__main__"}
+        with registries_as_they_are():
+            for block in group:
+                exec(block.compiled(smaller(block.code)), names)
+
+
+def smaller(code: str) -> str:
+    for large, small in SMALLER.items():
+        code = code.replace(large, small)
+    return code
+
+
+def test_few_blocks_continue_others() -> None:
+    """Where it is the point of a page, as for what is registered and then used."""
+    continued = {name_of(page): sum(len(group) - 1 for group in pasted(page) if group) for page in pages()}
+    allowed = ("docs/extending.md", "docs/training.md", "docs/verification.md")
+    assert {page for page, count in continued.items() if count} <= set(allowed)
 
 
 @pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())

@@ -21,12 +21,13 @@ def blocks(file: str) -> list[str]:
 
 
 def test_readme_runs(capsys):
-    names: dict[str, object] = {}
-    for code in blocks("README.md"):
+    """Each block by itself, as it is pasted."""
+    layers, networks = ({}, {})
+    for code, names in zip(blocks("README.md"), (layers, networks), strict=True):
         exec(code, names)
-    assert names["y"].shape == (8, 128, 16, 16)
+    assert layers["y"].shape == (8, 128, 16, 16)
     assert "bounded=False" in capsys.readouterr().out
-    assert names["penalty"].item() > 0
+    assert networks["penalty"].item() > 0
 
 
 def test_readme_tables_hold_what_there_is():
