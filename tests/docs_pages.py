@@ -16,8 +16,8 @@ FENCE = re.compile(
 )
 # In a line of text: a command with options. One that ends in an option may only name it, without the value it takes.
 INLINE = re.compile(r"`(dcnet [^`]* --[^`]* [^-`][^` ]*)`")
-# The first line of a block that needs what the blocks above have made.
-CONTINUES = "# continues the code above\n"
+# The first line of a block that needs what the block right above it, or the first one of its page, has made.
+CONTINUES, CONTINUES_FIRST = "# continues the code above\n", "# continues the first block of this page\n"
 ENDS = (">", ">>", "|", "&&", ";")
 
 
@@ -55,8 +55,8 @@ def pasted(page: Path) -> list[list[Block]]:
     """The blocks of Python that are run: each by itself, or after those before it where it continues their code."""
     groups: list[list[Block]] = []
     for block in blocks(page, "python"):
-        if block.code.startswith(CONTINUES):
-            groups[-1].append(block)
+        if block.code.startswith((CONTINUES, CONTINUES_FIRST)):
+            groups[-1 if block.code.startswith(CONTINUES) else 0].append(block)
         else:
             groups.append([block])
     return [[block for block in group if block.reason is None] for group in groups]

@@ -28,7 +28,7 @@ def test_another_operator_keeps_the_weights_and_is_a_run(capsys: Capture, tmp_pa
     assert {str(layer.operator) for layer in model.modules() if isinstance(layer, Decoupled)} == {"ball-cos"}
     for name, value in before.state_dict().items():
         # Statistics are those of another operator, and count as if they were none where training goes on.
-        expected = torch.zeros_like(value) if name.endswith("num_batches_tracked") else value
+        expected = torch.zeros_like(value) if name.endswith("norm.num_batches_tracked") else value
         torch.testing.assert_close(model.state_dict()[name], expected, rtol=0, atol=0)
     assert record["status"] == "converted"
     assert record["results"] is None
@@ -64,7 +64,8 @@ def test_by_default_it_goes_beside_the_run_and_is_told_from_all_others(capsys: C
 def test_what_a_plain_network_lacks_is_named(capsys: Capture, tmp_path: Path):
     found = answer(capsys, "convert", trained()["conv"].folder, "--operator", "tanh-cos", "--out", tmp_path / "new")
     assert "network.body.conv1.layer1.conv.radius" in found["new"]
-    assert len(found["new"]) == 20
+    # Of each of ten layers the radius, the mean norm and how many batches this is of.
+    assert len(found["new"]) == 30
     told = complaint(capsys, "convert", tmp_path / "new", "--onnx", tmp_path / "new.onnx")
     assert "'new' has seen no data since it has its operator: train it first" in told
     assert not (tmp_path / "new.onnx").exists()

@@ -16,13 +16,14 @@ def test_the_docs_run(tmp_path, monkeypatch, capsys):
     (folder / "peopleDevTrain.txt").write_text(DEV_TRAIN.replace("2\nAda_One\t3\n", "1\n"))
     fold = "Ada_One\t1\t2\nAda_One\t3\tDi_Four\t2\n"
     (folder / "pairs.txt").write_text(f"2\t1\n{fold}{fold}")
-    lfw, unseen = ({}, {})
-    for group, names in zip(pasted(DOCS), (lfw, unseen), strict=True):
+    lfw, retrieval, unseen = ({}, {}, {})
+    for group, names in zip(pasted(DOCS), (lfw, retrieval, unseen), strict=True):
         for block in group:
             exec(block.compiled(block.code), names)
     assert lfw["pairs"].same.tolist() == [True, False] * 2
     assert lfw["found"].standard_error >= 0
     assert lfw["answers"].known.tolist() == [True, False, True]
+    assert retrieval["result"].recall.keys() == {1, 5, 10}
     assert len(unseen["few"]) == 2000
     assert unseen["parts"].known.num_classes == 6
     assert "rule of three" in capsys.readouterr().out
