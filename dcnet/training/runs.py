@@ -194,7 +194,7 @@ def load_model(run: Run, builder: Callable[[], nn.Module] | None = None) -> tupl
     if builder is None:
         check_has_builder(record, run.folder.name)
     if not run.model_file.exists():
-        raise ValueError(_without_weights(run, record["status"]))
+        raise ValueError(_without_weights(run, record))
     tensors = read_tensors(run.model_file)[0]
     if builder is None:
         model: nn.Module = _described_model(run, record, tensors)
@@ -217,10 +217,12 @@ def _described_model(run: Run, record: Record, tensors: Mapping[str, Tensor]) ->
     return build_model(config, *shape)
 
 
-def _without_weights(run: Run, status: str) -> str:
+def _without_weights(run: Run, record: Record) -> str:
     """Why there are none, and where they would come from."""
-    name = run.folder.name
+    name, status = run.folder.name, record["status"]
     if status in ("done", "converted"):
         return f"the run {name!r} is {status}, but its weights are not here: there is no {str(run.model_file)!r}"
-    hint = f"; `dcnet train --resume {shlex.quote(str(run.folder))}` goes on with it"
+    custom = record["config"].get("network") is not None
+    how = "Trainer(config, run, model=...)" if custom else f"dcnet train --resume {shlex.quote(str(run.folder))}"
+    hint = f"; `{how}` goes on with it"
     return f"the run {name!r} has no weights yet: its status is {status!r}{'' if status == 'diverged' else hint}"

@@ -9,8 +9,10 @@ import torch
 from data_files import mnist_arrays, write_mnist
 from sklearn.datasets import load_digits
 
-from dcnet.data import Dataset, datasets, load_dataset, register
+from dcnet.data import Dataset, Entry, Split, datasets, load_dataset, register
 from dcnet.data.registry import data_folder
+from dcnet.training import recipe
+from dcnet.training.identity import with_data
 
 
 def test_every_data_set_has_a_line_about_it():
@@ -86,3 +88,23 @@ def test_files_are_found_by_the_variable(tmp_path: Path, monkeypatch: pytest.Mon
     write_mnist(tmp_path / "mnist", mnist_arrays())
     monkeypatch.setenv("DCNET_DATA", str(tmp_path))
     assert len(load_dataset("mnist", download=False).train) == 12
+
+
+def test_a_data_set_of_the_users_folder_is_known_by_its_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def load(folder: Path, download: bool) -> Dataset:
+        shade = int((folder / "shade.txt").read_text())
+        split = Split(torch.full((4, 1, 2, 2), shade, dtype=torch.uint8), torch.arange(4) % 2)
+        return Dataset("shades", split, split, ("a", "b"))
+
+    monkeypatch.setitem(datasets, "shades", Entry(load, "images of one shade", from_folder=True))
+    found = []
+    for folder, shade in {"one": 7, "two": 8, "three": 7}.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "shade.txt").write_text(str(shade))
+        found.append(load_dataset("shades", tmp_path / folder).origin)
+    assert [origin.folder for origin in found] == [tmp_path / name for name in ("one", "two", "three")]
+    assert found[0].fingerprint == found[2].fingerprint != found[1].fingerprint
+    # The same in one run and in the next.
+    config = recipe("digits", dataset="shades")
+    hashes = {with_data(config, load_dataset("shades", tmp_path / name)).hash for name in ("one", "two", "three")}
+    assert len(hashes) == 2

@@ -119,6 +119,8 @@ def test_a_trained_network_comes_back_by_a_function_that_builds_it(tmp_path):
 def test_a_config_of_a_record_needs_its_network_and_data_again(tmp_path):
     run, record = train(tiny(), tmp_path, watcher=InterruptsAt(4), model=Noisy(), model_name="mine")
     config = config_of(record["config"])
+    with pytest.raises(ValueError, match=r"has no weights yet: .*`Trainer\(config, run, model=\.\.\.\)` goes on"):
+        load_model(run, Noisy)
     with pytest.raises(ValueError, match="the config is of a custom network, 'mine': give it as model="):
         Trainer(config, run, ON_CPU)
     trainer = Trainer(config, run, ON_CPU, model=Noisy())
