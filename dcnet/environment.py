@@ -65,7 +65,7 @@ def _version(package: str) -> str | None:
 def cpu_name() -> str:
     """The processor's name where the system tells it, otherwise its architecture."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -86,5 +86,7 @@ def commit() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *arguments], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], check=True, capture_output=True, encoding="utf-8", errors="replace"
+    )
     return done.stdout.strip()

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,15 +24,53 @@ def write_atomically(path: Path | str, content: bytes) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with naming(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                # Without it, a machine that loses its power may be left with the new name and none of the content.
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Inside, an OSError has the name of this file: those of a full disk have none, and others that of a temporary."""
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            # Without it, a machine that loses its power may be left with the new name and none of the content.
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def check_utf8(path: Path) -> None:
+    """Refuses a path that is not UTF-8, as names from old archives may be: no record and no message could name it."""
+    try:
+        os.fsencode(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"the path {str(path)!r} is not UTF-8, and no record could name it: rename the folder"
+        ) from None
+
+
+def expanded(path: Path | str) -> Path:
+    """The path, with the home folder in the place of a ~ at its beginning."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{str(path)!r} is in a home folder, and none is known: set HOME, or give the path") from None
+
+
+def sentence_of(error: Exception) -> str:
+    """What an error says, in words for a person: the reason and the file of one of the system, without its number."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.strerror}: {str(error.filename)!r}"
 
 
 def write_json(path: Path | str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C before `dcnet` has begun: torch takes a second or two to import, and would leave a traceback.
+"""What may happen before `dcnet` has begun: torch takes a second or two to import, and Ctrl-C would leave a traceback.
 
 The package imports this first of all. `dcnet.cli.app` takes over as soon as it is there.
 """
@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import Any
 
-INTERRUPTED, MESSAGE = 130, "dcnet: interrupted before the end"
+USAGE, INTERRUPTED, MESSAGE = 2, 130, "dcnet: interrupted before the end"
 STDERR = 2
 
 
@@ -27,9 +27,21 @@ def end_quietly(number: int, frame: Any) -> None:
     os._exit(INTERRUPTED)
 
 
+def check_folder() -> None:
+    """Ends the command where the current folder was removed: torch would end it while it is imported, in odd words."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        os.write(STDERR, f"dcnet: the current folder is gone ({error.strerror}): change to another one\n".encode())
+        os._exit(USAGE)
+
+
 def prepare() -> None:
     """Until the command is there; Ctrl-C that somebody has switched off, as for jobs in the background, stays so."""
-    if runs_the_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if not runs_the_command():
+        return
+    check_folder()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end_quietly)
 
 

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "dcnet"
 
 # From the bottom up; a module may import from its own floor and from those below.
 FLOORS = [
-    ["arrays", "files", "escapes", "device", "environment", "interruption", "ending", "opaque", "limits"],
+    ["arrays", "files", "output", "escapes", "device", "environment", "interruption", "ending", "opaque", "limits"],
     ["learnable"],
     ["radius"],
     ["part"],
@@ -95,3 +95,21 @@ def test_the_map_of_the_paper_leads_to_symbols_and_tests(row):
 def test_every_equation_of_the_paper_is_on_the_map():
     numbers = {int(number) for row in map_rows() for number in re.findall(r"Eq\. (\d+)", row[0])}
     assert set(range(1, 19)) <= numbers
+
+
+def text_without_encoding(path):
+    """The lines that read or write text in whatever the locale says."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call) or any(keyword.arg == "encoding" for keyword in node.keywords):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        mode = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+        # What another module opens, as PIL and tarfile do, is no text.
+        opened = name == "open" and isinstance(node.func, ast.Name) and not any("b" in str(word) for word in mode)
+        opened |= name == "open" and any(word in ("w", "r", "a", "x") for word in mode)
+        if name in ("read_text", "write_text") or opened:
+            yield f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def test_text_is_utf8_whatever_the_locale():
+    assert [line for path in modules() for line in text_without_encoding(path)] == []

@@ -130,7 +130,7 @@ def count_launches(call: Call) -> int:
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         profiled.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text())["traceEvents"]
+        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     return sum(event.get("cat") in LAUNCHED for event in events)
 
 

@@ -48,7 +48,7 @@ class Peak:
         tidy(self.device)
         try:
             # 5 sets the high-water mark back to what is taken now.
-            REFERENCES.write_text("5")
+            REFERENCES.write_text("5", encoding="utf-8")
         except OSError:
             return None
         call()
@@ -77,7 +77,7 @@ def out_of_memory(error: Exception) -> bool:
 def _entry(file: Path, name: str) -> int | None:
     """The bytes of one line of the system's own accounts, which count in kB."""
     try:
-        lines = file.read_text().splitlines()
+        lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     found = [line.split()[1] for line in lines if line.startswith(f"{name}:")]

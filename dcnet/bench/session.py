@@ -13,6 +13,7 @@ from dcnet.bench.group import complaints, skips
 from dcnet.bench.show import tables
 from dcnet.environment import commit, environment
 from dcnet.files import write_json
+from dcnet.output import lasting_console
 
 WRONG, INTERRUPTED = 1, 130
 
@@ -34,7 +35,9 @@ class Session:
     """Runs one benchmark, and keeps its record up to date on the way."""
 
     def __init__(self, benchmark: Benchmark, json: Path | None, plot: Path | None, console: Console | None = None):
-        self.benchmark, self.json, self.plot, self.console = benchmark, json, plot, console or Console()
+        self.benchmark, self.json, self.plot = benchmark, json, plot
+        lasting, self.output = lasting_console(f"dcnet bench {benchmark.name}")
+        self.console = console or lasting
         self.record: dict[str, Any] = {"benchmark": benchmark.name, "complete": False, "config": benchmark.described()}
 
     def run(self) -> int:
@@ -51,7 +54,7 @@ class Session:
         problems = complaints(self.record["results"])
         for problem in problems:
             print(f"dcnet bench {self.benchmark.name}: {problem}", file=sys.stderr)
-        return WRONG if problems else 0
+        return WRONG if problems else self.output.code
 
     def _measure(self) -> None:
         torch.set_num_threads(self.benchmark.config.threads)

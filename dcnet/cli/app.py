@@ -18,10 +18,12 @@ import dcnet
 from dcnet.cli import commands
 from dcnet.ending import end_process
 from dcnet.escapes import visible
+from dcnet.files import sentence_of
 from dcnet.interruption import INTERRUPTED, MESSAGE, leave_to_the_command
+from dcnet.output import CUT_OFF, FAILED, discard, prepare_streams
 from dcnet.spec import unknown
 
-FAILED, USAGE, CUT_OFF = 1, 2, 141
+USAGE = 2
 
 
 class Command(Protocol):
@@ -34,6 +36,28 @@ class Command(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command of the arguments, and gives the exit code: 2 for options that are wrong."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    prepare_streams()
+    try:
+        try:
+            return _carried_out(given)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read along has seen enough.
+        discard(sys.stdout)
+        return CUT_OFF
+    except OSError as error:
+        discard(sys.stdout)
+        print(f"dcnet: the output cannot be written: {sentence_of(error)}", file=sys.stderr)
+        return FAILED
+    except SystemExit as ended:
+        # It is rich that ends the program so, with 1, when its reader has gone.
+        if isinstance(ended.__context__, BrokenPipeError):
+            return CUT_OFF
+        raise
+
+
+def _carried_out(given: Sequence[str]) -> int:
     try:
         leave_to_the_command()
         if given[:1] in (["--version"], ["-V"]):
@@ -47,15 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(MESSAGE, file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read along has seen enough; Python itself would complain once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CUT_OFF
-    except SystemExit as ended:
-        # It is rich that ends the program so, with 1, when its reader has gone.
-        if isinstance(ended.__context__, BrokenPipeError):
-            return CUT_OFF
-        raise
 
 
 def _version() -> str:
@@ -106,7 +121,7 @@ def _run(command: Command) -> int:
         raise
     except OSError as error:
         # Of a name that is too long, or a folder that nobody may look into.
-        print(f"dcnet: {visible(_sentence(error))}", file=sys.stderr)
+        print(f"dcnet: {visible(sentence_of(error))}", file=sys.stderr)
         return USAGE
     except (ValueError, argparse.ArgumentTypeError) as error:
         print(f"dcnet: {visible(error)}", file=sys.stderr)
@@ -117,7 +132,8 @@ def _run(command: Command) -> int:
         raise
     except OSError as error:
         # Such as a disk that is full.
-        print(f"dcnet: {visible(_sentence(error))}", file=sys.stderr)
+        print(f"dcnet: {visible(sentence_of(error))}", file=sys.stderr)
+        _flush_or_discard()
         return FAILED
     except (MemoryError, RuntimeError) as error:
         from dcnet.bench.room import out_of_memory
@@ -126,13 +142,15 @@ def _run(command: Command) -> int:
             raise
         print(f"dcnet: {visible(_lack_of_memory(error))}", file=sys.stderr)
         return FAILED
-    sys.stdout.flush()
     return code
 
 
-def _sentence(error: OSError) -> str:
-    reason = error.strerror or str(error)
-    return reason if error.filename is None else f"{reason}: {str(error.filename)!r}"
+def _flush_or_discard() -> None:
+    """After an error that was reported, which may have been one of the output itself."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        discard(sys.stdout)
 
 
 def _lack_of_memory(error: Exception) -> str:

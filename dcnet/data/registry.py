@@ -1,6 +1,7 @@
 """Data sets by name."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from dcnet.data.dataset import Dataset
 from dcnet.data.download import Remote
 from dcnet.data.folder import FolderDataset
 from dcnet.data.provenance import Origin, fingerprint_of
+from dcnet.files import expanded
 from dcnet.spec import unknown
 
 # From the folder with the user's data, and whether what is not there may be downloaded into it.
@@ -57,7 +59,17 @@ def register(
 def data_folder(folder: Path | str | None = None) -> Path:
     """The folder with the data: the one that is given, else that of DCNET_DATA, else the user's cache."""
     given = folder or os.environ.get("DCNET_DATA")
-    return Path(given).expanduser() if given else Path(pooch.os_cache("dcnet"))
+    return expanded(given) if given else _cache()
+
+
+def _cache() -> Path:
+    """The user's cache; a folder among the temporary ones for a user without a home, as in many a container."""
+    try:
+        found = Path(pooch.os_cache("dcnet"))
+    except RuntimeError:
+        found = Path()
+    # Where there is no home, it may also be a path that begins with ~.
+    return found if found.is_absolute() else Path(tempfile.gettempdir()) / f"dcnet-{os.getuid()}"
 
 
 def load_dataset(name: str, folder: Path | str | None = None, download: bool = True) -> Dataset | FolderDataset:

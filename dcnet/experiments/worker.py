@@ -11,6 +11,7 @@ import torch
 
 from dcnet.experiments.evaluations import carry_out
 from dcnet.experiments.tasks import Task
+from dcnet.files import sentence_of
 from dcnet.training import DivergenceError, Execution, Run, Trainer, Watcher
 from dcnet.training.identity import check_is_of
 from dcnet.training.lock import locked
@@ -69,7 +70,7 @@ def attempt(task: Task, place: Place, watcher: Watcher) -> tuple[str, str]:
         raise
     except Exception as error:  # One task of many must not take the others with it.
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-        return FAILED, f"{task.name}: {kind}{error}"
+        return FAILED, f"{task.name}: {kind}{sentence_of(error)}"
 
 
 def _carry_out(task: Task, place: Place, watcher: Watcher) -> str:
@@ -81,6 +82,7 @@ def _carry_out(task: Task, place: Place, watcher: Watcher) -> str:
             record = Trainer(task.config, run, place.execution, watcher).run()
             if record["status"] != DONE:
                 return INTERRUPTED
+        run.put_away()
         for name in task.evaluations:
             if name not in run.record().get("evaluations", {}):
                 watcher.note(f"{task.name}: {name}")

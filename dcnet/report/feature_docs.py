@@ -34,7 +34,9 @@ def features(records: Sequence[Record]) -> str:
 
 def pictures(results: Path) -> dict[str, Figure]:
     """By the names of their files; none where there are no records."""
-    records = _sorted([json.loads(path.read_text()) for path in sorted((results / "features").glob("*.json"))])
+    records = _sorted(
+        [json.loads(path.read_text(encoding="utf-8")) for path in sorted((results / "features").glob("*.json"))]
+    )
     natural = [record for record in records if record["config"].get("adversary") is None]
     chosen = {
         "features_losses.png": [record for record in natural if is_plain(record["config"]["operator"])],

@@ -76,8 +76,9 @@ def show(listings: Mapping[str, Listing], as_json: bool) -> int:
 
 
 def print_json(value: Any) -> None:
-    """JSON as people read it, with escapes for what would steer the terminal."""
-    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+    """JSON as people read it, with escapes for what would steer the terminal, or what the output cannot show."""
+    plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=plain)
     print("".join(sign if sign == "\n" or sign.isprintable() else json.dumps(sign)[1:-1] for sign in text))
 
 

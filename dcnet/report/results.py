@@ -58,12 +58,12 @@ def pictures() -> Iterator[tuple[str, Figure]]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text())
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _text(file: Path) -> bool:
     """Whether the tables in the file were not those of the records; they are now."""
-    before = file.read_text()
+    before = file.read_text(encoding="utf-8")
     try:
         after = tables.fill(before, RESULTS)
     except ValueError as error:

@@ -62,7 +62,7 @@ def fill(text: str, results: Path) -> str:
 
 
 def _read(file: Path) -> Record:
-    record: Record = json.loads(file.read_text())
+    record: Record = json.loads(file.read_text(encoding="utf-8"))
     if not record.get("complete", record.get("status", "done") == "done"):
         raise ValueError(f"{str(file)!r} is the record of a run that was interrupted: run it to the end")
     return record
@@ -88,7 +88,7 @@ def _put(text: str, name: str, table: str) -> str:
 def main() -> None:
     """Writes the tables anew, in the folder that holds README.md, docs/ and results/."""
     for file in FILES:
-        write_atomically(file, fill(Path(file).read_text(), Path("results")).encode())
+        write_atomically(file, fill(Path(file).read_text(encoding="utf-8"), Path("results")).encode())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Checkpoints: one file each, complete or not there at all, with a sum that tells a damaged one."""
 
+import errno
 import json
 import os
 import re
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from dcnet.files import open_regular, write_atomically
+from dcnet.files import naming, open_regular, write_atomically
 
 KEPT = 2
+# There is nothing of that name, or a pipe.
+NO_FILE = (errno.ENOENT, errno.EINVAL)
 _FILE = re.compile(r"step-(\d+)\.safetensors")
 
 
@@ -46,14 +49,31 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_tensors` wrote; a ValueError in one sentence for any other file, and for a damaged one."""
+    """What `write_tensors` wrote; a ValueError in one sentence for any other file, and for a damaged one.
+
+    A file that is there and cannot be read is an OSError: nobody knows whether it is damaged.
+    """
     try:
-        # A pipe in its place would be waited for.
-        open_regular(path).close()
-        with safe_open(path, framework="pt") as file:
-            about = _read_json((file.metadata() or {}).get("dcnet", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-    except (SafetensorError, OSError, ValueError) as error:
+        return _parsed(path, _content(path))
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
+        raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error.strerror}") from None
+
+
+def _content(path: Path) -> bytes:
+    """Read, and not mapped into memory, where an error of the disk would end the process without a word."""
+    with naming(path), open_regular(path) as file:
+        return file.read()
+
+
+def _parsed(path: Path, content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        tensors = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        about = _read_json((header.get("__metadata__") or {}).get("dcnet", "{}"))
+    except (SafetensorError, KeyError, ValueError) as error:
+        # A KeyError is a kind of number that torch does not have.
         raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error}") from None
     if not isinstance(about.get("notes"), str):
         raise ValueError(
@@ -111,11 +131,14 @@ class Checkpoints:
         return sorted((path for path in found if _FILE.fullmatch(path.name)), key=_step)
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest one that is whole, and what was wrong with those after it."""
+        """The newest one that is whole, and what was wrong with those after it.
+
+        One that cannot be read is an OSError: it may well be whole, and a run that went on without it would replace it.
+        """
         complaints: list[str] = []
         for path in reversed(self.files()):
             try:
-                return Checkpoint(_step(path), *read_tensors(path)), complaints
+                return Checkpoint(_step(path), *_parsed(path, _content(path))), complaints
             except ValueError as error:
                 complaints.append(str(error))
         return None, complaints

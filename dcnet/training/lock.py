@@ -9,7 +9,7 @@ from pathlib import Path
 @contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
     """Waits until no other process is changing the record of the folder, which takes a moment, and keeps them out."""
-    with (folder / ".record.lock").open("w") as file:
+    with (folder / ".record.lock").open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -22,7 +22,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     new, lock = not folder.exists(), folder / ".lock"
     folder.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
+    with lock.open("w", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

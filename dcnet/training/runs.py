@@ -4,13 +4,14 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from dcnet.files import read_json, write_json
+from dcnet.files import expanded, read_json, write_json
 from dcnet.training.build import build_model, check_size
 from dcnet.training.checkpoints import Checkpoints, read_tensors
 from dcnet.training.config import RunConfig, config_of
@@ -29,7 +30,7 @@ Record = dict[str, Any]
 def runs_root() -> Path:
     """Where runs go: DCNET_RUNS, or `runs` in the folder where one is."""
     given = os.environ.get("DCNET_RUNS")
-    return Path(given).expanduser() if given else ROOT
+    return expanded(given) if given else ROOT
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,14 @@ class Run:
         for path in self.folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
         self.checkpoints.remove_leftovers()
+
+    def put_away(self) -> None:
+        """Removes what is left of the training of a run that is done, and was killed before it had cleared all."""
+        # Without the weights the checkpoints are all there is.
+        if self.model_file.exists():
+            with suppress(OSError):
+                self.remove_leftovers()
+                self.checkpoints.clear()
 
     @property
     def done(self) -> bool:

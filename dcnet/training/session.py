@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from rich.console import Console
-
 from dcnet.data import FolderDataset
 from dcnet.escapes import visible
+from dcnet.files import sentence_of
+from dcnet.output import lasting_console
 from dcnet.training.config import RunConfig
 from dcnet.training.divergence import DivergenceError
 from dcnet.training.execution import Execution
@@ -59,7 +59,7 @@ class Session:
         self.stopped = False
         self.as_json, self.is_first = as_json, int(os.environ.get("RANK", "0")) == 0
         self.alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-        self.console = Console(stderr=as_json, quiet=not self.is_first)
+        self.console, self.output = lasting_console("dcnet train", stderr=as_json, quiet=not self.is_first)
 
     def run(self) -> int:
         """The exit code: 1 if a run diverged or could not be written, 2 if it could not begin, 130 if interrupted."""
@@ -76,13 +76,13 @@ class Session:
                     code = code or INTERRUPTED
                     break
         self._close()
-        return code
+        return code or self.output.code
 
     def _attempt(self, config: RunConfig, run: Run, shown: Shown) -> int:
         try:
             record = self._carry_out(config, run, shown)
         except (DivergenceError, ImportError, OSError, ValueError) as error:
-            self._complain(str(error), run)
+            self._complain(sentence_of(error), run)
             # Other processes may have got further in this run, and would meet this one in the next.
             self.stopped = not self.alone
             return USAGE if isinstance(error, ImportError | ValueError) else FAILED
@@ -95,6 +95,8 @@ class Session:
                 check_is_of(known, config, run.folder)
             if not self.again and run.done:
                 check_weights(run.record(), config)
+                if self.is_first:
+                    run.put_away()
                 shown.note(f"{run.folder.name}: is done already, see {run.record_file}; --again trains it anew")
                 return run.record()
             dataset = self._images_of(config, run, shown) if from_folder(config.dataset) else None

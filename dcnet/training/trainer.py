@@ -3,9 +3,11 @@
 import time
 from contextlib import closing
 from itertools import pairwise
+from pathlib import Path
 
 from torch import nn
 
+from dcnet.files import check_utf8
 from dcnet.training.checkpoints import Checkpoint, check_room, write_tensors
 from dcnet.training.config import RunConfig
 from dcnet.training.divergence import DivergenceError, first_bad_layer
@@ -59,6 +61,8 @@ class Trainer:
         given, config = config, identified(config, model, own_data, model_name)
         self.config, self.folder, self.execution = config, run, execution or Execution()
         self.watcher, self.stopped = watcher or Watcher(), False
+        for folder in (run.folder, self.execution.data_dir):
+            check_utf8(folder or Path())
         found, complaints = (None, []) if again else run.checkpoints.newest()
         if known is not None and found is None:
             check_is_of(known, config, run.folder)
@@ -69,7 +73,7 @@ class Trainer:
         self.clock, self.last_saved = Clock(), time.monotonic()
         self.look_every = LOOK_EVERY[self.space.device.type]
         self.evaluate_every = config.evaluate_every or self.space.source.steps_per_epoch
-        self.since, self.since_time = 0, 0.0
+        self.since, self.since_time, self.replaces = 0, 0.0, False
         if self.space.is_first:
             run.remove_leftovers()
         if config != given and run.folder.name == f"{given.name}-{given.hash}":
@@ -88,10 +92,16 @@ class Trainer:
 
     def _begin(self, again: bool) -> None:
         check_room(self.folder.folder, self.space.model)
-        # Only now, when all else is known to be there, may what was done before go.
-        if again:
+        if not again:
+            self._write("running")
+        self.replaces = again
+
+    def _replace_old(self) -> None:
+        """Removes what was trained before, when a step is done: until then anything may turn out to be missing."""
+        if self.replaces:
+            self.replaces = False
             self.folder.empty()
-        self._write("running")
+            self._write("running")
 
     def _go_on_from(self, checkpoint: Checkpoint, given: str) -> None:
         self.clock = go_on(self.record, checkpoint.notes, checkpoint.step, given)
@@ -130,6 +140,7 @@ class Trainer:
         self.since, self.since_time = self.done, time.perf_counter()
         while self.done < self.total:
             due = self._one_step()
+            self._replace_old()
             stops = interruption.asked
             if self.space.processes > 1:
                 stops = self.done % self.look_every == 0 and self.space.any_process(stops)
@@ -233,7 +244,7 @@ class Trainer:
             "timings": timings(self.clock, self._timed_steps(), self.config.batch_size),
         }
         described = self.record if status == "done" else self.record | {"results": None}
-        if self.space.is_first:
+        if self.space.is_first and not self.replaces:
             self.folder.write(described)
 
 

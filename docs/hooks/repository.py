@@ -32,7 +32,7 @@ LINK = re.compile(r"(?P<image>!?)\[(?P<words>[^\[\]]*)\]\((?P<target>[^)\s#]+)(?
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the files that are pages as well."""
     for file, page in PAGES.items():
-        files.append(File.generated(config, page, content=(ROOT / file).read_text()))
+        files.append(File.generated(config, page, content=(ROOT / file).read_text(encoding="utf-8")))
     return files
 
 

@@ -1,11 +1,14 @@
 """Checkpoints are whole, or they are recognised."""
 
+import errno
 import json
+import os
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from dcnet.files import open_regular
 from dcnet.training.checkpoints import KEPT, Checkpoints, _sum, check_room, read_tensors, write_tensors
 from dcnet.training.records import go_on
 
@@ -73,6 +76,33 @@ def test_what_an_interrupted_write_leaves_is_no_checkpoint(tmp_path):
     assert not leftover.exists()
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_one_that_cannot_be_read_is_not_taken_for_damaged(tmp_path, monkeypatch, number):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        newest = checkpoints.save(step, TENSORS, {})
+
+    def unreadable(path):
+        if path == newest:
+            raise OSError(number, os.strerror(number))
+        return open_regular(path)
+
+    monkeypatch.setattr("dcnet.training.checkpoints.open_regular", unreadable)
+    for read in (checkpoints.newest, lambda: read_tensors(newest)):
+        with pytest.raises(OSError, match=f"{os.strerror(number)}: '{newest}'"):
+            read()
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_what_is_in_the_place_of_one_is_not_taken_for_damaged(tmp_path, kind):
+    """As a link is to a disk that is not mounted."""
+    checkpoints = Checkpoints(tmp_path)
+    newest = checkpoints.save(1, TENSORS, {}).with_name("step-00000002.safetensors")
+    newest.mkdir() if kind == "folder" else newest.symlink_to("nowhere")
+    with pytest.raises(OSError, match=newest.name):
+        checkpoints.newest()
+
+
 def test_files_of_others_are_refused(tmp_path):
     save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match=r"x.safetensors' is not of dcnet, .* expected model.safetensors of a run"):
@@ -125,7 +155,7 @@ def test_a_write_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*step-00000002.safetensors'"):
         checkpoints.save(2, TENSORS, {})
     assert checkpoints.newest()[0].step == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.safetensors"]

@@ -10,9 +10,11 @@ from small_runs import ON_CPU, InterruptsAt, tiny, train
 
 import dcnet
 from dcnet.cli.app import main
-from dcnet.training import Run, Trainer, find_run, load_model
-from dcnet.training.checkpoints import read_tensors, write_tensors
+from dcnet.training import DivergenceError, Execution, Run, Trainer, find_run, load_model
+from dcnet.training.checkpoints import Checkpoints, read_tensors, write_tensors
 from dcnet.training.runs import runs_root
+from dcnet.training.session import Session
+from dcnet.training.workspace import Workspace
 
 SMALL = ["--train-images", "60", "--batch-size", "20", "--width", "0.1", "--epochs", "1", "--device", "cpu"]
 
@@ -28,6 +30,55 @@ def test_damaged_checkpoints_of_later_steps_do_not_push_out_new_ones(tmp_path):
     assert record["steps_done"] == 4
     assert [file.name for file in run.checkpoints.files()] == ["step-00000004.safetensors"]
     assert Trainer(config, run, ON_CPU).done == 4
+
+
+def test_a_checkpoint_that_cannot_be_read_ends_the_run_and_stays(tmp_path, capsys):
+    config = tiny(epochs=3)
+    run, _ = train(config, tmp_path, watcher=InterruptsAt(4))
+    good = {file: file.read_bytes() for file in run.checkpoints.files()}
+    newer = run.checkpoints.folder / "step-00000008.safetensors"
+    newer.mkdir()
+    assert Session([(config, run)], ON_CPU).run() == 1
+    assert capsys.readouterr().err.startswith(f"dcnet train: Is a directory: '{newer}'\n")
+    assert {file: file.read_bytes() for file in good} == good
+    assert run.record()["status"] == "interrupted"
+
+
+def test_a_folder_that_is_not_utf8_is_refused_at_the_start(tmp_path, capsys):
+    root = tmp_path / os.fsdecode(b"caf\xe9")
+    assert main(["train", *SMALL, "--runs", str(root)]) == 2
+    assert capsys.readouterr().err.startswith(f"dcnet train: the path '{tmp_path}/caf\\udce9/")
+    assert not list(tmp_path.rglob("record.json"))
+
+
+def test_checkpoints_of_a_run_that_is_done_are_removed_later(tmp_path, monkeypatch):
+    """Killed after the last write, before they were cleared."""
+    config = tiny(epochs=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "clear", lambda self: None)
+        run, _ = train(config, tmp_path, execution=Execution(device="cpu", checkpoint_every=1))
+    assert run.checkpoints.files()
+    assert Session([(config, run)], ON_CPU).run() == 0
+    assert not run.checkpoints.folder.exists()
+
+
+def test_a_run_is_kept_until_a_step_of_the_new_one_is_done(tmp_path, monkeypatch):
+    run, _ = train(tiny(epochs=1), tmp_path)
+    before = {file: file.read_bytes() for file in (run.record_file, run.model_file)}
+    right = Workspace.train_on
+
+    def refuses(space, step, losses):
+        raise RuntimeError("expected another size")
+
+    def diverges(space, step, losses):
+        torch.nn.init.constant_(next(space.model.parameters()), float("nan"))
+        right(space, step, losses)
+
+    for train_on, expected in ((refuses, RuntimeError), (diverges, DivergenceError)):
+        monkeypatch.setattr(Workspace, "train_on", train_on)
+        with pytest.raises(expected):
+            train(tiny(epochs=1), tmp_path, again=True)
+    assert {file: file.read_bytes() for file in before} == before
 
 
 def test_the_speed_is_that_of_the_steps_that_were_timed(tmp_path):

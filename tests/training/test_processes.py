@@ -175,7 +175,7 @@ def test_a_step_that_raises_ends_the_process_that_has_workers(photos):
 
 
 class Refuses(torch.nn.Linear):
-    """A network that raises in its second pass: the first is for statistics alone."""
+    """A network that raises in its second pass, when workers are reading ahead."""
 
     def forward(self, images):
         if hasattr(self, "seen"):

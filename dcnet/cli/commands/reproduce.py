@@ -115,14 +115,14 @@ class Command:
         return [] if self.smoke else found
 
     def _carry_out(self, work: Reproduction, pictures: Sequence[str]) -> int:
-        from rich.console import Console
-
         from dcnet.experiments.reproduction import INTERRUPTED
+        from dcnet.output import lasting_console
 
         # Before hours are spent on what may only have to be copied once more.
         for file, problem in work.known().damaged.items():
             print(f"dcnet: left out {str(file)!r}, which cannot be read: {visible(problem)}", file=sys.stderr)
-        code = 0 if self.status else work.run(Console(stderr=self.json))
+        console, output = lasting_console("dcnet reproduce", stderr=self.json)
+        code = 0 if self.status else work.run(console)
         if self.collect is not None:
             work.collect(self.collect)
         stopped = code == INTERRUPTED
@@ -133,7 +133,7 @@ class Command:
             # After an interruption, tables would push what was said of it out of sight.
             self._show(work)
             print("".join(f"{name}: {told}\n" for name, told in drawn.items()), end="")
-        return code
+        return code or output.code
 
     def _draw(self, work: Reproduction, pictures: Sequence[str]) -> dict[str, str]:
         """Draws what there are records of, unless only the state is asked for; says which file, or what is missing."""

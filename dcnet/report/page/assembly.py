@@ -20,13 +20,13 @@ def page(sources: Sources) -> str:
         "links": join(tag("li", tag("a", one.title, href=f"#{one.name}")) for one in found),
         "sections": join(_drawn(one, sources) for one in found),
     }
-    return Template((ASSETS / "page.html").read_text()).substitute(parts)
+    return Template((ASSETS / "page.html").read_text(encoding="utf-8")).substitute(parts)
 
 
 def assets(suffix: str) -> str:
     """The files of that kind one after the other, by name."""
     found = sorted(asset.name for asset in ASSETS.iterdir() if asset.name.endswith(suffix))
-    return "\n".join((ASSETS / name).read_text() for name in found)
+    return "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in found)
 
 
 def _drawn(one: Section, sources: Sources) -> Html:

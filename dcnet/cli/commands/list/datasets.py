@@ -14,4 +14,5 @@ class Command(ListOptions):
         from dcnet.report import catalogue
         from dcnet.report.listing import show
 
-        return lambda: show({"datasets": catalogue.data()}, self.json)
+        listing = catalogue.data()
+        return lambda: show({"datasets": listing}, self.json)
