@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from dcnet.escapes import literal
 from dcnet.report.curve_labels import common_words, labels
+from dcnet.training.config import completed
 from dcnet.training.summary import grouped
 
 Record = dict[str, Any]
@@ -104,7 +105,7 @@ def _draw_rates(axes: Axes, groups: Sequence[Sequence[Record]]) -> None:
 
 
 def _falls_in_steps(record: Record) -> bool:
-    return record["config"]["schedule"]["name"] in ("step", "plateau")
+    return completed(record["config"])["schedule"]["name"] in ("step", "plateau")
 
 
 def _scale(axes: Axes, curves: Sequence[Curve], least: float) -> None:

@@ -49,7 +49,7 @@ def _told(record: dict[str, Any]) -> Row:
         datetime.fromisoformat(date)
     return {
         "status": record["status"],
-        "operator": record["config"]["operator"],
+        "operator": record["config"].get("operator"),
         "steps": record.get("steps"),
         "steps_done": record.get("steps_done"),
         "test_accuracy": accuracies[-1] if accuracies else None,

@@ -20,8 +20,6 @@ Check = Callable[[Any], bool]
 LONGEST_NAME = 200
 # Of images that a network takes, which are held in memory.
 LARGEST_SIDE = 10_000
-# A value may be left out, but for these of the config of a run that came to its end, by which it is shown and drawn.
-NEEDED, ENDED = ("dataset", "model", "operator"), ("done", "diverged")
 
 
 def _text(value: Any) -> bool:
@@ -106,8 +104,6 @@ def problem_of(record: Mapping[str, Any]) -> str | None:
         return f"its curves have {min(lengths)} to {max(lengths)} values, and not as many each"
     if record["curves"].get("step") and "test_accuracy" not in record["curves"]:
         return "its curves lack 'test_accuracy'"
-    if record["status"] in ENDED and (lacking := [name for name in NEEDED if name not in record["config"]]):
-        return f"its config lacks {lacking[0]!r}"
     return _problem_of_config(record["config"])
 
 

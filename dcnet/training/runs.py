@@ -3,13 +3,13 @@
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from dcnet.files import expanded, read_json, write_json
 from dcnet.training.build import build_model, check_size
@@ -204,9 +204,12 @@ def load_model(run: Run, builder: Callable[[], nn.Module] | None = None) -> tupl
         check_has_builder(record, run.folder.name)
     if not run.model_file.exists():
         raise ValueError(_without_weights(run, record))
+    described = _description(run, record) if builder is None else None
     tensors = read_tensors(run.model_file)[0]
     if builder is None:
-        model: nn.Module = _described_model(run, record, tensors)
+        assert described is not None
+        check_size(*described, tensors)
+        model: nn.Module = build_model(described[0], *described[1])
     else:
         model, tensors = builder(), {name.replace("_orig_mod.", ""): value for name, value in tensors.items()}
         if not isinstance(model, nn.Module):
@@ -215,15 +218,13 @@ def load_model(run: Run, builder: Callable[[], nn.Module] | None = None) -> tupl
     return model.eval(), record
 
 
-def _described_model(run: Run, record: Record, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The network that the record describes, for these weights."""
+def _description(run: Run, record: Record) -> tuple[RunConfig, tuple[int, int, int]]:
+    """The config of the network, and its numbers of classes and channels and the side of its images."""
     try:
         config, data = config_of(record["config"]), record["data"]
-        shape = len(data["classes"]), data["channels"], data["image_size"]
+        return config, (len(data["classes"]), data["channels"], data["image_size"])
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{str(run.record_file)!r} does not describe its network: {error!r}") from None
-    check_size(config, shape, tensors)
-    return build_model(config, *shape)
 
 
 def _without_weights(run: Run, record: Record) -> str:

@@ -21,7 +21,7 @@ def grouped(records: Sequence[Record]) -> dict[tuple[str, str, str], list[Record
         groups.setdefault(repr(sorted(rest.items(), key=str)), []).append(record)
     found: dict[tuple[str, str, str], list[Record]] = {}
     for members in groups.values():
-        config = members[0]["config"]
+        config = completed(members[0]["config"])
         margin = f", {config['margin']}" if config.get("margin") else ""
         name = (config["dataset"], config["model"], config["operator"] + margin)
         # Two recipes of one operator are two rows.

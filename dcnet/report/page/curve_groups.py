@@ -10,6 +10,7 @@ from dcnet.operator import is_plain
 from dcnet.report.curve_labels import labels, mean_of
 from dcnet.report.page.cells import Found
 from dcnet.report.page.sources import Sources, free
+from dcnet.training.config import completed
 from dcnet.training.summary import grouped
 
 Record = dict[str, Any]
@@ -42,7 +43,8 @@ def curve_groups(sources: Sources) -> list[CurveGroup]:
     drawn, rest = {_name(one) for group in groups for one in group.records}, dict[tuple[str, str], list[Record]]()
     for record in sources.curves:
         if _name(record) not in drawn:
-            rest.setdefault((record["config"]["model"], record["config"]["dataset"]), []).append(record)
+            config = completed(record["config"])
+            rest.setdefault((config["model"], config["dataset"]), []).append(record)
     groups += [_by_difference(_key(*place), " on ".join(place), records) for place, records in rest.items()]
     return _apart(groups)
 
@@ -93,7 +95,7 @@ def _by_difference(key: str, title: str, records: Sequence[Record]) -> CurveGrou
 
 def _place(members: Sequence[Record]) -> tuple[bool, bool]:
     """Plain networks first, and then those that differ in the magnitude alone."""
-    operator = members[0]["config"]["operator"]
+    operator = completed(members[0]["config"])["operator"]
     return not is_plain(operator), not operator.endswith("-cos")
 
 

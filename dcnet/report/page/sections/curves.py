@@ -41,7 +41,7 @@ def _chart(group: CurveGroup) -> Html:
 
 def _errors_of(group: CurveGroup) -> str:
     """What they are called: a recipe that is only tried is kept from the test set."""
-    held_back = all(record["config"]["dataset"] == HELD_BACK for record in group.records)
+    held_back = all(record["config"].get("dataset") == HELD_BACK for record in group.records)
     return "error on images held back" if held_back else "test error"
 
 

@@ -13,6 +13,7 @@ from dcnet.report.page.measurement import Measurement
 from dcnet.report.page.origin import measured_by, nothing
 from dcnet.report.page.section import section
 from dcnet.report.page.sources import Record, Sources
+from dcnet.training.config import completed
 
 # In %: where all networks have less there is nothing left to see.
 LEFT = 0.5
@@ -26,7 +27,8 @@ def robustness(sources: Sources) -> Html:
     """
     charts: dict[tuple[str, tuple[str, ...], str], list[Measurement]] = {}
     for record in sources.runs:
-        network = f"{record['config']['model']} on {record['config']['dataset']}"
+        config = completed(record["config"])
+        network = f"{config['model']} on {config['dataset']}"
         for found in _measured(record):
             charts.setdefault((network, found.curve.where, found.curve.axis), []).append(found)
     if not charts:
@@ -77,7 +79,7 @@ def _name(config: dict[str, Any], network: str) -> str:
     """Without what the chart's title says of all of them."""
     trained = _training(config)
     told = [] if not trained or network.endswith(trained) else [trained]
-    return ", ".join([config["operator"], *told, f"seed {config.get('seed', 0)}"])
+    return ", ".join([completed(config)["operator"], *told, f"seed {config.get('seed', 0)}"])
 
 
 def _training(config: dict[str, Any]) -> str:
