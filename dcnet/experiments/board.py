@@ -8,7 +8,7 @@ from rich.progress import TaskID
 from dcnet.escapes import visible
 from dcnet.experiments.tasks import Task
 from dcnet.experiments.worker import DONE, INTERRUPTED
-from dcnet.training.progress import bars
+from dcnet.training.progress import bars, moves
 
 LONGEST = 60
 
@@ -35,7 +35,7 @@ class Board:
     def begins(self, task: Task) -> None:
         name = task.label if len(task.label) <= LONGEST else f"…{task.label[-LONGEST:]}"
         self.lines[task.label] = self.progress.add_task(name, total=None, numbers="starts")
-        if not self.console.is_terminal:
+        if not moves(self.console):
             self._say(f"{task.label}: begins, {len(self.shares) + 1} of {self.count}")
         self.shares[task.label] = 0.0
 
@@ -63,7 +63,7 @@ class Board:
         self._share(task, 1.0)
         if problem or outcome not in (DONE, INTERRUPTED):
             self._say(problem or f"{task.label}: {outcome}")
-        elif not self.console.is_terminal:
+        elif not moves(self.console):
             self._say(f"{task.label}: {outcome}, {self.ended} of {self.count}")
 
     def _share(self, task: Task, share: float) -> None:

@@ -3,6 +3,7 @@
 from dcnet.training.config import RunConfig, config_of
 from dcnet.training.divergence import DivergenceError
 from dcnet.training.execution import Execution
+from dcnet.training.progress import Shown
 from dcnet.training.recipes import RECIPES, recipe
 from dcnet.training.records import add_evaluation
 from dcnet.training.runs import Run, all_runs, find_run, load_model, read_record
@@ -15,6 +16,7 @@ __all__ = [
     "Execution",
     "Run",
     "RunConfig",
+    "Shown",
     "Trainer",
     "Watcher",
     "add_evaluation",

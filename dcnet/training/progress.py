@@ -1,5 +1,6 @@
 """A run as a line that moves: loss, accuracy, images per second and the time that is left."""
 
+from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
@@ -12,8 +13,13 @@ from dcnet.training.watching import Point, Watcher
 NARROW, SHORT_NAME = 110, 20
 
 
+def moves(console: Console) -> bool:
+    """Whether lines can be drawn anew: on a terminal, and in a notebook that has widgets."""
+    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+
+
 def bars(console: Console) -> Progress:
-    """Lines that move on a terminal, each with a name, a bar, steps, `numbers` and the time that is left."""
+    """Lines that move, where they can, each with a name, a bar, steps, `numbers` and the time that is left."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -21,17 +27,23 @@ def bars(console: Console) -> Progress:
         TextColumn("{task.fields[numbers]}"),
         TimeRemainingColumn(),
         console=console,
-        disable=not console.is_terminal,
+        disable=not moves(console),
     )
 
 
 class Shown(Watcher):
-    """Shows a bar on a terminal, and elsewhere, in a log, the name and a line for each evaluation."""
+    """Shows a bar on a terminal or in a notebook, and elsewhere, in a log, the name and a line for each evaluation.
 
-    def __init__(self, console: Console):
-        self.console, self.task = console, TaskID(0)
-        self.tested, self.narrow = "", console.width < NARROW
-        self.progress = bars(console)
+    Use it in a `with` block, and give it to a `Trainer` as its watcher.
+
+    Args:
+        console: where to; None for standard output, or the cell of a notebook.
+    """
+
+    def __init__(self, console: Console | None = None):
+        self.console, self.task = console or Console(), TaskID(0)
+        self.tested, self.narrow, self.moves = "", self.console.width < NARROW, moves(self.console)
+        self.progress = bars(self.console)
 
     def __enter__(self) -> "Shown":
         self.progress.start()
@@ -46,7 +58,7 @@ class Shown(Watcher):
         self.task = self.progress.add_task(shown, total=total, completed=done, numbers="")
         if done:
             self.note(f"{name}: goes on after step {done} of {total}")
-        elif not self.console.is_terminal:
+        elif not self.moves:
             self.note(name)
 
     def steps(self, done: int, loss: float, accuracy: float, images_per_second: float) -> None:
@@ -57,7 +69,7 @@ class Shown(Watcher):
 
     def evaluated(self, point: Point) -> None:
         self.tested = f"  test {point['test_accuracy']:.2f} %"
-        if not self.console.is_terminal:
+        if not self.moves:
             self.note(
                 f"step {point['step']:.0f}, epoch {point['epoch']:.1f}: loss {point['train_loss']:.4f}, "
                 f"train {point['train_accuracy']:.2f} %, test {point['test_accuracy']:.2f} %, {point['seconds']:.0f} s"

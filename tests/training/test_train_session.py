@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from small_runs import ON_CPU, tiny
 
-from dcnet.training import Run, identity
+from dcnet.training import Run, Trainer, identity, progress
 from dcnet.training import session as sessions
 from dcnet.training.session import INTERRUPTED, USAGE, Session
 from dcnet.training.summary import summary_table
@@ -122,6 +122,18 @@ def test_steps_and_time_are_seen_on_a_narrow_terminal(width):
     for words in ("tanh-cos-seed0", "42500/42500", "loss 0.125", "test 97.50 %", "0:00:00"):
         assert words in out
     assert ("images/s" in out) == (width > 100)
+
+
+@pytest.mark.parametrize("widgets", [True, False])
+def test_a_notebook_has_a_bar_where_it_has_widgets(tmp_path, monkeypatch, widgets):
+    """And otherwise a line for each evaluation, as a log has: rich would warn of each step."""
+    monkeypatch.setattr(progress, "find_spec", lambda name: name if widgets else None)
+    monkeypatch.setattr("rich.live.Live.refresh", lambda live: None)
+    console = Console(force_jupyter=True, record=True)
+    with sessions.Shown(console) as shown:
+        Trainer(tiny(epochs=3), Run.of(tiny(epochs=3), tmp_path), ON_CPU, shown).run()
+    assert shown.progress.disable is not widgets
+    assert console.export_text().count("step ") == (0 if widgets else 3)
 
 
 def test_a_log_says_which_run_its_lines_are_of(tmp_path, capsys):
