@@ -65,12 +65,13 @@ class Folded(Opaque):
         self.coefficients = coefficients(op, own)
         self.fixed = {name: value for name, value in constants.items() if not isinstance(value, Tensor)}
         self.register_buffer("weight", scaled(layer.weight, factor / w_norm if absorbed else 1 / w_norm))
-        self.register_buffer("bias", bias if bias is None else bias.to(layer.weight.dtype))
+        # Detached, since a parameter among the buffers is one that torch.export looks for among the parameters.
+        self.register_buffer("bias", bias if bias is None else bias.detach().to(layer.weight.dtype))
         self.register_buffer("factor", torch.ones_like(factor[:1]) if absorbed else factor)
         self.register_buffer("w_norm", w_norm)
         for name, value in constants.items():
             if isinstance(value, Tensor):
-                self.register_buffer(f"constant_{name}", value)
+                self.register_buffer(f"constant_{name}", value.detach())
 
     def combine(self, at: Meeting) -> Tensor:
         """The operator of prepared filters: what depends on the norm alone stays on one channel where it can."""

@@ -181,28 +181,68 @@ class _DecoupledConv(Decoupled, _ConvNd):
 
 
 class DecoupledConv1d(_DecoupledConv, nn.Conv1d):
-    """nn.Conv1d with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product."""
+    """nn.Conv1d with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product.
+
+    Arguments up to `dtype` are those of torch's layer.
+
+    Args:
+        operator: an Operator, or its spec such as "tanh-cos" or "seg(slope=0.2)-sqcos+linear". What it learns becomes
+            parameters of the layer, and a relative radius a buffer `mean_norm`.
+        eps: added under the square root of ||w|| and ||x||, so that both are positive and have finite slopes at zero.
+        blend: None for the decoupled layer alone. A number t from 0 to 1 makes the layer (1 - t) * plain +
+            t * decoupled, with t in the buffer `blend`; see `dcnet.convert.BlendSchedule`.
+    """
 
     def decoupled(self, input: Tensor) -> Tensor:
         return self._convolve(functional.decoupled_conv1d, input)
 
 
 class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
-    """nn.Conv2d with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product."""
+    """nn.Conv2d with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product.
+
+    Arguments up to `dtype` are those of torch's layer.
+
+    Args:
+        operator: an Operator, or its spec such as "tanh-cos" or "seg(slope=0.2)-sqcos+linear". What it learns becomes
+            parameters of the layer, and a relative radius a buffer `mean_norm`.
+        eps: added under the square root of ||w|| and ||x||, so that both are positive and have finite slopes at zero.
+        blend: None for the decoupled layer alone. A number t from 0 to 1 makes the layer (1 - t) * plain +
+            t * decoupled, with t in the buffer `blend`; see `dcnet.convert.BlendSchedule`.
+    """
 
     def decoupled(self, input: Tensor) -> Tensor:
         return self._convolve(functional.decoupled_conv2d, input)
 
 
 class DecoupledConv3d(_DecoupledConv, nn.Conv3d):
-    """nn.Conv3d with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product."""
+    """nn.Conv3d with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product.
+
+    Arguments up to `dtype` are those of torch's layer.
+
+    Args:
+        operator: an Operator, or its spec such as "tanh-cos" or "seg(slope=0.2)-sqcos+linear". What it learns becomes
+            parameters of the layer, and a relative radius a buffer `mean_norm`.
+        eps: added under the square root of ||w|| and ||x||, so that both are positive and have finite slopes at zero.
+        blend: None for the decoupled layer alone. A number t from 0 to 1 makes the layer (1 - t) * plain +
+            t * decoupled, with t in the buffer `blend`; see `dcnet.convert.BlendSchedule`.
+    """
 
     def decoupled(self, input: Tensor) -> Tensor:
         return self._convolve(functional.decoupled_conv3d, input)
 
 
 class DecoupledLinear(Decoupled, nn.Linear):
-    """nn.Linear with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product."""
+    """nn.Linear with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product.
+
+    Arguments up to `dtype` are those of torch's layer.
+
+    Args:
+        operator: an Operator, or its spec such as "tanh-cos" or "seg(slope=0.2)-sqcos+linear". What it learns becomes
+            parameters of the layer, and a relative radius a buffer `mean_norm`.
+        eps: added under the square root of ||w|| and ||x||, so that both are positive and have finite slopes at zero.
+        blend: None for the decoupled layer alone. A number t from 0 to 1 makes the layer (1 - t) * plain +
+            t * decoupled, with t in the buffer `blend`; see `dcnet.convert.BlendSchedule`.
+    """
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 """The examples run as they are run by a reader."""
 
+import json
 import os
 import re
 import subprocess
@@ -23,6 +24,15 @@ def test_the_extras_that_examples_need_are_there():
     named = {name for found in needs for text in found for name in re.findall(r"`(\w+)`", text)}
     assert named
     assert named <= set(project["optional-dependencies"])
+
+
+def test_a_folded_network_keeps_its_accuracy_in_int8(tmp_path):
+    out = tmp_path / "int8.json"
+    done = run(EXAMPLES / "quantize_int8.py", "--operator", "tanh-cos", "--epochs", "2", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    row = json.loads(out.read_text())["rows"]["tanh-cos"]
+    assert abs(row["int8"]["test_accuracy"] - row["float32"]["test_accuracy"]) < 3
+    assert row["int8"]["bytes"] < row["float32"]["bytes"] / 2
 
 
 def test_own_magnitude_is_checked_and_trains():

@@ -93,6 +93,20 @@ def inference(record: Record) -> str:
     return f"{about}\n\n{markdown(headings, lines)}"
 
 
+def int8(record: Record) -> str:
+    """Accuracy, time and file size of folded networks in onnxruntime, in float32 and quantized to int8."""
+    lines = []
+    for operator, row in record["rows"].items():
+        kinds = row["float32"], row["int8"]
+        cells = [two_digits(kind["test_accuracy"]) for kind in kinds] + [three_digits(kind["ms"]) for kind in kinds]
+        sizes = [f"{kind['bytes'] / 1024:.0f}" for kind in kinds]
+        lines.append([f"`{operator}`", *cells, two_digits(kinds[1]["ms"] / kinds[0]["ms"]), *sizes])
+    headings = ["operator", "float32, %", "int8, %", "float32, ms", "int8, ms", "int8 / float32"]
+    headings += ["float32, KiB", "int8, KiB"]
+    place = f"CPU, threads: {record['environment']['threads']}, onnxruntime {record['onnxruntime']}"
+    return f"Digits, batch {record['batch']}, {place}:\n\n{markdown(headings, lines)}"
+
+
 def _folding_cells(trained: Row, folded: Row, plain: Row) -> list[str]:
     """The plain network is the one that is compiled as well where this one is, and else the one timed in turns."""
     if found := problem(trained) or problem(folded) or problem(plain):

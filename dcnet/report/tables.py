@@ -25,6 +25,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "network_cuda": speed_tables.network,
     "inference_cpu": speed_tables.inference,
     "inference_cuda": speed_tables.inference,
+    "int8_cpu": speed_tables.int8,
     "heads_cpu": head_tables.heads,
     "heads_cuda": head_tables.heads,
     "features": feature_docs.features,
