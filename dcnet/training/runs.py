@@ -24,6 +24,8 @@ ROOT = Path("runs")
 SOME = 4
 # What a record may have beside its config and curves, each by names.
 PARTS = ("data", "environment", "evaluations", "results", "timings")
+# A config of defaults alone would be that of another network.
+DESCRIBED = ("dataset", "model", "operator")
 Record = dict[str, Any]
 
 
@@ -222,6 +224,8 @@ def _description(run: Run, record: Record) -> tuple[RunConfig, tuple[int, int, i
     """The config of the network, and its numbers of classes and channels and the side of its images."""
     try:
         config, data = config_of(record["config"]), record["data"]
+        if lacking := [name for name in DESCRIBED if name not in record["config"]]:
+            raise KeyError(lacking[0])
         return config, (len(data["classes"]), data["channels"], data["image_size"])
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{str(run.record_file)!r} does not describe its network: {error!r}") from None

@@ -73,6 +73,14 @@ def test_a_record_without_data_is_one_sentence(run: Run):
     assert "does not describe its network: KeyError('data')" in sentence(lambda: load_model(run))
 
 
+@pytest.mark.parametrize("name", ["dataset", "model", "operator"])
+def test_a_config_without_its_network_is_one_sentence(run: Run, name: str):
+    record = run.record()
+    del record["config"][name]
+    run.write(record)
+    assert f"does not describe its network: KeyError({name!r})" in sentence(lambda: load_model(run))
+
+
 def test_a_pipe_in_the_place_of_weights_is_not_waited_for(run: Run):
     run.model_file.unlink()
     os.mkfifo(run.model_file)
