@@ -4,6 +4,7 @@ import base64
 import functools
 import hashlib
 import http.server
+import importlib.metadata
 import subprocess
 import sys
 import threading
@@ -81,11 +82,12 @@ def index(tmp_path):
 
 def _serve_installed_pip(root):
     """The newest pip there is, for a test without a network: the one that is installed."""
-    pip = pytest.importorskip("pip")
-    source = Path(pip.__file__).parent
+    # By its metadata: importing pip makes setuptools, and with it torch.compile, take the distutils of Python.
+    installed = importlib.metadata.distribution("pip")
+    source = Path(installed.locate_file("pip"))
     (root / "pip").mkdir()
-    link = wheel(root / "pip", "pip", pip.__version__)
-    with zipfile.ZipFile(root / "pip" / f"pip-{pip.__version__}-py3-none-any.whl", "a") as archive:
+    link = wheel(root / "pip", "pip", installed.version)
+    with zipfile.ZipFile(root / "pip" / f"pip-{installed.version}-py3-none-any.whl", "a") as archive:
         for path in source.rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 archive.write(path, Path("pip") / path.relative_to(source))
