@@ -15,6 +15,7 @@ import pytest
 
 from dcnet.cli.app import main
 from dcnet.data.registry import data_folder
+from dcnet.output import Lasting
 from dcnet.training.runs import all_runs, runs_root
 
 SMALL = ["train", "--train-images", "60", "--batch-size", "20", "--width", "0.1", "--steps", "4", "--device", "cpu"]
@@ -119,3 +120,12 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setenv("DCNET_DATA", "~/data")
     assert main(["list", "datasets"]) == 2
     assert "'~/data' is in a home folder, and none is known: set HOME" in capsys.readouterr().err
+
+
+def test_a_stream_may_outlive_the_one_it_writes_to():
+    below = io.StringIO()
+    stream = Lasting(below, "dcnet")
+    stream.write("done\n")
+    below.close()
+    stream.close()
+    assert stream.code == 0
