@@ -72,7 +72,7 @@ class Lasting(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        # Python closes this stream, and so flushes it, when nothing refers to it any more: the other may be closed by then.
+        # Python flushes this stream when nothing refers to it any more; the other one may be closed by then.
         if self.error is None and not self.stream.closed:
             try:
                 self.stream.flush()
