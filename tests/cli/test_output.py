@@ -123,7 +123,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 def test_a_stream_may_outlive_the_one_it_writes_to():
-    below = io.StringIO()
+    below = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     stream = Lasting(below, "dcnet")
     stream.write("done\n")
     below.close()
