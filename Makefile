@@ -4,15 +4,22 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint docs bench clean browser package resolve results screenshot
+.PHONY: demo test test-slow test-all lint docs bench clean browser package resolve results screenshot
 
 demo: $(VENV)/.core
 	$(VENV)/bin/dcnet train --operators conv tanh-cos --seeds 0 1 2 --plot runs/curves.png
 	$(VENV)/bin/dcnet train --margin a-softmax --features 2 --width 0.5 --epochs 15 --runs runs/features
 	$(VENV)/bin/dcnet plot features runs/features/* --out runs/features.png
 
+# Every branch of the code, and each pair of choices.
 test: $(VENV)/.dev
-	$(RUN) -m pytest -n auto
+	$(RUN) -m pytest -n auto -m "not slow"
+
+# The full products of choices, and long runs.
+test-slow: $(VENV)/.dev
+	$(RUN) -m pytest -n auto -m slow
+
+test-all: test test-slow
 
 lint: $(VENV)/.dev
 	$(RUN) -m ruff check .

@@ -1,80 +1,8 @@
 """Decoupled networks for PyTorch: a layer is a magnitude times an angle, each of them designed or learned."""
 
-# First, since torch takes long to import.
-from dcnet import interruption  # noqa: F401  # isort: skip
-from dcnet import angle, convert, export, functional, losses, magnitude, models, optim, regularizers, testing, weighting
-from dcnet.convert import decouple, recouple
-from dcnet.folding import fold
-from dcnet.layers import (
-    DecoupledConv1d,
-    DecoupledConv2d,
-    DecoupledConv3d,
-    DecoupledLinear,
-    conv1d,
-    conv2d,
-    conv3d,
-    linear,
-)
-from dcnet.learnable import Constant, Learnable
-from dcnet.models import create_model
-from dcnet.norm_tracking import sync_norms, update_norms
-from dcnet.operator import PLAIN, Operator, Properties, is_plain
-from dcnet.presets import (
-    BallConv2d,
-    BcosConv2d,
-    LinearConv2d,
-    LogConv2d,
-    MixConv2d,
-    SegConv2d,
-    SharpenedCosine2d,
-    SphereConv2d,
-    TanhConv2d,
-)
-from dcnet.radius import Radius, RadiusLike
+from dcnet import interrupts  # noqa: F401  # first, since it handles Ctrl-C while torch is imported
+from dcnet.lazy import attach
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "PLAIN",
-    "BallConv2d",
-    "BcosConv2d",
-    "Constant",
-    "DecoupledConv1d",
-    "DecoupledConv2d",
-    "DecoupledConv3d",
-    "DecoupledLinear",
-    "Learnable",
-    "LinearConv2d",
-    "LogConv2d",
-    "MixConv2d",
-    "Operator",
-    "Properties",
-    "Radius",
-    "RadiusLike",
-    "SegConv2d",
-    "SharpenedCosine2d",
-    "SphereConv2d",
-    "TanhConv2d",
-    "angle",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "convert",
-    "create_model",
-    "decouple",
-    "export",
-    "fold",
-    "functional",
-    "is_plain",
-    "linear",
-    "losses",
-    "magnitude",
-    "models",
-    "optim",
-    "recouple",
-    "regularizers",
-    "sync_norms",
-    "testing",
-    "update_norms",
-    "weighting",
-]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,4 +1,4 @@
-"""g: how the angle between filter and patch becomes a number in [-1, 1] (Section 3.4)."""
+"""Angles g: functions of the angle between filter and patch, with values in [-1, 1] (Section 3.4)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,51 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dcnet import limits
-from dcnet.device import Block, arcsine, at_least, at_most, constexpr, device_function, log, power, sine, tanh, tl
-from dcnet.learnable import Constant, check_number
-from dcnet.part import Part, Slot, Value, constant, registrar
+from dcnet import clamp
+from dcnet.checks import check_number, check_whole
+from dcnet.component import Component, Slot, Value, constant
+from dcnet.device_functions import (
+    Block,
+    arcsine,
+    at_least,
+    at_most,
+    constexpr,
+    device_function,
+    log,
+    power,
+    sine,
+    tanh,
+    tl,
+)
+from dcnet.parameters import Constant
+from dcnet.registry import Registry
 
 
 @dataclass(frozen=True)
-class Angle(Part):
+class AngleSlopes:
+    """Bounds of an angle g(c) for every c = cos(theta) in [-1, 1]; g(0) = 0 and |g| <= 1 for all angles.
+
+    Args:
+        slope: upper bound of |dg/dc|, or of |dg/dtheta| if `by_angle`; [out], or one for all.
+        by_angle: whether dg/dc has no bound.
+        rises: whether 0 <= g(c) / c <= g'(c), so that g / c never falls as |c| grows.
+        homogeneous: whether g(a c) = a g(c) for a >= 0: then g is c, or c where it is positive.
+        nonnegative: whether g is never below 0.
+    """
+
+    slope: Tensor
+    by_angle: bool = False
+    rises: bool = False
+    homogeneous: bool = False
+    nonnegative: bool = False
+
+
+def _float64(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Angle(Component):
     """g(theta), written as a function of cos(theta).
 
     `homogeneous` says that g(a c) = a g(c) for every a >= 0, so that a layer applies g to the inner product and never
@@ -25,7 +62,8 @@ class Angle(Part):
     everywhere in (0, pi). None stands for unknown.
 
     `device(c, *constants, *fixed, fast)` gives g, its derivative by c, and those by the constants; `device_inverse`
-    gets g and gives c and the same derivatives, so that c need not be kept. Wherever g is flat any c will do.
+    gets g and gives c and the same derivatives, so that c need not be kept. Where g is flat, any c is valid.
+    Certificates of robustness need `slopes`, which is optional.
     """
 
     device_inverse: ClassVar[Any] = None
@@ -35,13 +73,13 @@ class Angle(Part):
     bounded: ClassVar[bool | None] = True
     smooth: ClassVar[bool | None] = True
 
+    def slopes(self, *args: Any, **constants: Any) -> AngleSlopes:
+        """Bounds of g, from the constants in float64."""
+        raise NotImplementedError(f"{type(self).__name__} does not define slopes(**constants)")
 
-registry: dict[str, type[Angle]] = {}
-register = registrar(registry, "an angle")
 
-
-def _asin(cos: Tensor) -> Tensor:
-    return torch.asin(cos.clamp(-1, 1))
+registry: Registry[type[Angle]] = Registry("an angle", identifiers=True)
+register = registry.register
 
 
 class _SafeAsin(torch.autograd.Function):
@@ -51,7 +89,7 @@ class _SafeAsin(torch.autograd.Function):
 
     @staticmethod
     def forward(cos: Tensor, delta: float) -> Tensor:
-        return _asin(cos)
+        return torch.asin(cos.clamp(-1, 1))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
@@ -66,8 +104,8 @@ class _SafeAsin(torch.autograd.Function):
 
 def safe_asin(cos: Tensor, delta: float) -> Tensor:
     """pi/2 - theta, exact, with slope 1 / sqrt(max(1 - cos^2, delta))."""
-    # A trace by torch.jit could not be saved with a function of Python in it.
-    return _asin(cos) if limits.is_traced() else _SafeAsin.apply(cos, delta)
+    # torch.jit cannot save a trace that contains a Python function.
+    return _SafeAsin.forward(cos, delta) if clamp.is_traced() else _SafeAsin.apply(cos, delta)
 
 
 @device_function
@@ -95,6 +133,7 @@ class Linear(Angle):
     device: ClassVar[Any] = staticmethod(_linear)
     device_inverse: ClassVar[Any] = staticmethod(_linear_inverse)
     equation: ClassVar[str] = "(1 - 2 theta / pi)"
+    javascript: ClassVar[str] = "1 - 2 * theta / Math.PI"
     delta: float = 1e-4
 
     def __post_init__(self) -> None:
@@ -106,6 +145,9 @@ class Linear(Angle):
 
     def value(self, cos: Tensor) -> Tensor:
         return 2 / math.pi * safe_asin(cos, self.delta)
+
+    def slopes(self) -> AngleSlopes:
+        return AngleSlopes(_float64(2 / math.pi), by_angle=True)
 
 
 @device_function
@@ -122,11 +164,15 @@ class Cosine(Angle):
     device: ClassVar[Any] = staticmethod(_cosine)
     device_inverse: ClassVar[Any] = staticmethod(_cosine)
     equation: ClassVar[str] = "cos(theta)"
+    javascript: ClassVar[str] = "Math.cos(theta)"
     homogeneous: ClassVar[bool] = True
     identity: ClassVar[bool] = True
 
     def value(self, cos: Tensor) -> Tensor:
         return cos
+
+    def slopes(self) -> AngleSlopes:
+        return AngleSlopes(_float64(1), rises=True, homogeneous=True)
 
 
 @device_function
@@ -150,7 +196,7 @@ def _sigmoid(cos: Block, k: Block, delta: Block, fast: constexpr) -> Block:
 def _sigmoid_inverse(g: Block, k: Block, delta: Block, fast: constexpr) -> Block:
     inverse = 1 / k
     end = tanh(0.7853981633974483 * inverse, False)
-    # Where k is small g rounds to 1 long before the angle does; its slope is next to nothing there.
+    # For small k, g rounds to 1 long before the angle does; its slope is close to zero there.
     t = tl.clamp(g * end, -0.9999999, 0.9999999)
     arc = tl.clamp(k * (log(1 + t, fast) - log(1 - t, fast)), -1.5707963267948966, 1.5707963267948966)
     cos = sine(arc)
@@ -167,7 +213,8 @@ class Sigmoid(Angle):
     device: ClassVar[Any] = staticmethod(_sigmoid)
     device_inverse: ClassVar[Any] = staticmethod(_sigmoid_inverse)
     equation: ClassVar[str] = "coth(pi / 4{k}) tanh((pi/2 - theta) / 2{k})"
-    k: Constant = constant(0.3, "k", positive=True)
+    javascript: ClassVar[str] = "Math.tanh((Math.PI / 2 - theta) / (2 * k)) / Math.tanh(Math.PI / (4 * k))"
+    k: Constant = constant(0.3, "k", positive=True, limits=(0.05, 1.5))
     delta: float = 1e-4
 
     def __post_init__(self) -> None:
@@ -179,6 +226,10 @@ class Sigmoid(Angle):
 
     def value(self, cos: Tensor, k: Value) -> Tensor:
         return torch.tanh(safe_asin(cos, self.delta) / (2 * k)) / _tanh(math.pi / (4 * k))
+
+    def slopes(self, k: float | Tensor) -> AngleSlopes:
+        steep = torch.as_tensor(k, dtype=torch.float64)
+        return AngleSlopes(1 / (2 * steep * torch.tanh(math.pi / (4 * steep))), by_angle=True)
 
 
 def _tanh(value: Value) -> Value:
@@ -205,9 +256,13 @@ class SquareCosine(Angle):
     device: ClassVar[Any] = staticmethod(_square)
     device_inverse: ClassVar[Any] = staticmethod(_square_inverse)
     equation: ClassVar[str] = "sign(cos(theta)) cos(theta)^2"
+    javascript: ClassVar[str] = "Math.sign(Math.cos(theta)) * Math.cos(theta) ** 2"
 
     def value(self, cos: Tensor) -> Tensor:
         return cos * cos.abs()
+
+    def slopes(self) -> AngleSlopes:
+        return AngleSlopes(_float64(2), rises=True)
 
 
 @device_function
@@ -224,11 +279,15 @@ class ReluCosine(Angle):
     device: ClassVar[Any] = staticmethod(_relu)
     device_inverse: ClassVar[Any] = staticmethod(_relu)
     equation: ClassVar[str] = "max(0, cos(theta))"
+    javascript: ClassVar[str] = "Math.max(0, Math.cos(theta))"
     homogeneous: ClassVar[bool] = True
     smooth: ClassVar[bool] = False
 
     def value(self, cos: Tensor) -> Tensor:
         return cos.relu()
+
+    def slopes(self) -> AngleSlopes:
+        return AngleSlopes(_float64(1), rises=True, homogeneous=True, nonnegative=True)
 
 
 @device_function
@@ -246,37 +305,39 @@ def _power_inverse(g: Block, p: Block, fast: constexpr) -> Block:
 @register
 @dataclass(frozen=True)
 class Power(Angle):
-    """g = sign(cos theta) * |cos theta|^p with p >= 1, of which cos (p = 1) and sqcos (p = 2) are points."""
+    """g = sign(cos theta) * |cos theta|^p with p >= 1; cos has p = 1 and sqcos p = 2."""
 
     name: ClassVar[str] = "power"
     device: ClassVar[Any] = staticmethod(_power)
     device_inverse: ClassVar[Any] = staticmethod(_power_inverse)
     equation: ClassVar[str] = "sign(cos(theta)) |cos(theta)|^{p:g}"
+    javascript: ClassVar[str] = "Math.sign(Math.cos(theta)) * Math.abs(Math.cos(theta)) ** {p}"
     p: float = 2.0
 
-    # Below this |cos| the power p - 1 is held, since its slope is infinite at zero for p < 2; above 1, where rounding
-    # may lead, it would multiply the error by p.
+    # |cos| is clamped below, since the slope of its power p - 1 is infinite at zero for p < 2, and at 1, since a cosine
+    # that rounds to more than 1 would have its error multiplied by p.
     smallest: ClassVar[float] = 1e-12
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("p of power", self.p)
-        if self.p < 1:
-            raise ValueError(f"p of power must be at least 1, not {self.p!r}")
+        check_number("p of power", self.p, least=1)
 
     def fixed_numbers(self) -> tuple[float, ...]:
         return (self.p,)
 
     def value(self, cos: Tensor) -> Tensor:
-        return cos * limits.between(cos.abs(), self.smallest, 1.0).pow(self.p - 1)
+        return cos * clamp.between(cos.abs(), self.smallest, 1.0).pow(self.p - 1)
+
+    def slopes(self) -> AngleSlopes:
+        return AngleSlopes(_float64(self.p), rises=True)
 
 
 @register
 @dataclass(frozen=True)
 class Spline(Angle):
-    """g grows from g(0) = 0 with a slope that is learned: positive at each knot, linear in cos between two of them.
+    """g grows from g(0) = 0 with a learned slope, positive at each knot and linear in cos between knots.
 
-    It is the "one single function g" of Section 5, which can become angular activation and nonlinearity in one: it
+    It is the "one single function g" of Section 5, which serves as angular activation and nonlinearity in one: it
     starts as cos, and a side whose slopes vanish acts as ReLU. The larger of |g(-1)| and |g(1)| is 1.
     """
 
@@ -286,8 +347,9 @@ class Spline(Angle):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.segments, int) or self.segments < 2 or self.segments % 2:
-            raise ValueError(f"segments of spline must be an even number, 2 or more, not {self.segments!r}")
+        check_whole("segments of spline", self.segments, least=2)
+        if self.segments % 2:
+            raise ValueError(f"segments of spline must be even, not {self.segments!r}")
 
     def slots(self) -> dict[str, Slot]:
         return {"slopes": Slot(1.0, learned=True, positive=True, size=self.segments + 1)}
@@ -298,15 +360,21 @@ class Spline(Angle):
         curve = _area(cos * half, right) - _area(-cos * half, left)
         return curve / torch.maximum(_whole_area(right), _whole_area(left))
 
+    def slopes(self, slopes: Tensor) -> AngleSlopes:
+        """The slope is linear between knots, so that it is largest at one of them."""
+        half = self.segments // 2
+        areas = [_whole_area(side) for side in (slopes[half:], slopes[: half + 1])]
+        return AngleSlopes(half * slopes.max() / torch.maximum(*areas))
+
 
 def _area(reached: Tensor, slopes: Tensor) -> Tensor:
     """The integral from 0 to `reached`, in knots, of the slope that runs linearly from knot to knot."""
     zero, one, last = reached.new_zeros(()), reached.new_ones(()), len(slopes) - 2
     area = torch.zeros_like(reached)
     for i in range(last + 1):
-        # At a knot the two segments share the slope, as maximum and minimum do; the last one has it alone.
+        # At a knot two segments share the slope, as maximum and minimum do; the last segment has it alone.
         t = torch.maximum(reached - i, zero)
-        t = limits.at_most(t, 1.0) if i == last else torch.minimum(t, one)
+        t = clamp.at_most(t, 1.0) if i == last else torch.minimum(t, one)
         area = area + t * (slopes[i] + (slopes[i + 1] - slopes[i]) / 2 * t)
     return area
 
@@ -316,17 +384,17 @@ def _whole_area(slopes: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Own(Angle):
-    """g is a function of the user's, from a tensor of cosines in [-1, 1] to a tensor of the same shape."""
+class Custom(Angle):
+    """g is a user's function, from a tensor of cosines in [-1, 1] to a tensor of the same shape."""
 
-    name: ClassVar[str] = "own"
+    name: ClassVar[str] = "custom"
     equation: ClassVar[str] = "g(theta)"
     bounded: ClassVar[bool | None] = None
     smooth: ClassVar[bool | None] = None
     function: Callable[[Tensor], Tensor]
 
     def value(self, cos: Tensor) -> Tensor:
-        return self.function(limits.between(cos, -1.0, 1.0))
+        return self.function(clamp.between(cos, -1.0, 1.0))
 
     def spec(self) -> str:
         return f"<{getattr(self.function, '__name__', 'function').strip('<>')}>"

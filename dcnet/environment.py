@@ -1,4 +1,4 @@
-"""Where a number was measured."""
+"""The environment of a run: versions, hardware, commit, and the number of workers."""
 
 import importlib.metadata
 import os
@@ -6,17 +6,18 @@ import platform
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 import dcnet
 
-# Worker processes that read images; with more of them, memory and disks are the limit.
+# With more workers that read images, memory and disks are the limit.
 MOST_WORKERS = 8
 
 
 def available_cores() -> int:
-    """Cores that this process may use, which may be fewer than the machine has."""
+    """Cores that this process may use, possibly fewer than the machine has."""
     if count := getattr(os, "process_cpu_count", None):  # From Python 3.13 on.
         return count() or 1
     if hasattr(os, "sched_getaffinity"):
@@ -25,12 +26,19 @@ def available_cores() -> int:
 
 
 def default_workers() -> int:
-    """Worker processes that read images, unless the user says how many: one a core, shared by processes that train."""
+    """Default number of worker processes that read images: one per core, divided among training processes."""
     return max(1, min(MOST_WORKERS, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
+def choose_device(asked: str) -> Literal["cpu", "cuda"]:
+    """The device for "auto", "cpu" or "cuda"; ValueError if there is no GPU for "cuda"."""
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device is 'cuda', but torch finds no GPU here: use --device cpu")
+    return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
+
+
 def environment() -> dict[str, str | int | None]:
-    """The versions, the processor, the GPU if there is one, and the time, for a record."""
+    """Versions, processor, GPU and time, for a record."""
     return {
         "dcnet": dcnet.__version__,
         "torch": torch.__version__,
@@ -44,7 +52,7 @@ def environment() -> dict[str, str | int | None]:
 
 
 def gpu() -> dict[str, str | int | None]:
-    """The first GPU and the versions of what runs on it; nothing where there is none."""
+    """The first GPU and the versions of CUDA, cuDNN and Triton; empty without a GPU."""
     if not torch.cuda.is_available():
         return {}
     return {
@@ -63,7 +71,7 @@ def _version(package: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """The processor's name where the system tells it, otherwise its architecture."""
+    """The name of the processor if the system provides it, otherwise its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -73,10 +81,10 @@ def cpu_name() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the source that runs, with a + where files differ from it; None where it is not a checkout."""
+    """The commit of the running source, with a + if files differ from it; None outside of a checkout."""
     folder = Path(__file__).parent
     try:
-        # An installed copy may lie in a folder of somebody else's project.
+        # An installed copy may lie inside another repository.
         _git(folder, "ls-files", "--error-unmatch", "__init__.py")
         found = _git(folder, "rev-parse", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no", ".")

@@ -1,6 +1,7 @@
-"""Files written whole or not at all, and files from strangers read within limits."""
+"""Atomic writes, and reads of untrusted files within limits."""
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -12,9 +13,9 @@ from typing import Any, BinaryIO
 
 # The records that dcnet writes have less than a megabyte.
 LARGEST_JSON = 64 << 20
-# No number that dcnet writes is larger; Python's whole numbers have no end, and sums and squares of floats overflow.
+# No number that dcnet writes is larger; integers of Python are unlimited, and sums and squares of floats overflow.
 LARGEST_WHOLE, LARGEST_NUMBER = 2**64, 1e100
-# Of lists and objects inside of each other; what reads them may go down by calls.
+# Nested lists and objects; code that reads them may recurse.
 DEEPEST = 100
 SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 
@@ -29,7 +30,7 @@ def write_atomically(path: Path | str, content: bytes) -> None:
             with temporary.open("wb") as file:
                 file.write(content)
                 file.flush()
-                # Without it, a machine that loses its power may be left with the new name and none of the content.
+                # Otherwise a power failure may leave the new name without the content.
                 os.fsync(file.fileno())
             temporary.replace(path)
         finally:
@@ -37,9 +38,15 @@ def write_atomically(path: Path | str, content: bytes) -> None:
                 temporary.unlink(missing_ok=True)
 
 
+def fingerprint(path: Path | str) -> str:
+    """The SHA-256 of a file."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Inside, an OSError has the name of this file: those of a full disk have none, and others that of a temporary."""
+    """Gives an OSError the name of this file, instead of no name or that of a temporary file."""
     try:
         yield
     except OSError as error:
@@ -49,38 +56,38 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 def check_utf8(path: Path) -> None:
-    """Refuses a path that is not UTF-8, as names from old archives may be: no record and no message could name it."""
+    """Raises ValueError for a path that is not UTF-8, as from old archives: no record or message could contain it."""
     try:
         os.fsencode(path).decode("utf-8")
     except UnicodeDecodeError:
         raise ValueError(
-            f"the path {str(path)!r} is not UTF-8, and no record could name it: rename the folder"
+            f"the path {str(path)!r} is not UTF-8, so that no record can contain it: rename the folder"
         ) from None
 
 
 def expanded(path: Path | str) -> Path:
-    """The path, with the home folder in the place of a ~ at its beginning."""
+    """The path, with a leading ~ replaced by the home folder."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise ValueError(f"{str(path)!r} is in a home folder, and none is known: set HOME, or give the path") from None
+        raise ValueError(f"{str(path)!r} needs a home folder, and none is known: set HOME, or give the path") from None
 
 
 def sentence_of(error: Exception) -> str:
-    """What an error says, in words for a person: the reason and the file of one of the system, without its number."""
+    """The message of an error; for an OSError its reason and file, without its number."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     return error.strerror if error.filename is None else f"{error.strerror}: {str(error.filename)!r}"
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Writes the value as indented JSON; NaN and infinity, which JSON has no words for, are an error."""
+    """Writes the value as indented JSON; NaN and infinity, which JSON does not have, are an error."""
     write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
 def open_regular(path: Path | str) -> BinaryIO:
-    """The file, opened to be read; an OSError for anything that is no regular file, such as a pipe without a writer."""
-    # A pipe would otherwise make the process wait for somebody to write into it.
+    """The file, opened for reading; an OSError if it is not a regular file, such as a pipe."""
+    # Otherwise opening a pipe would block until another process writes to it.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         mode = os.fstat(descriptor).st_mode
@@ -95,7 +102,7 @@ def open_regular(path: Path | str) -> BinaryIO:
 
 
 def read_limited(path: Path | str, limit: int) -> bytes:
-    """The content of a regular file; a ValueError if it is larger than the limit, before it is read."""
+    """The content of a regular file; a ValueError, before reading, if it is larger than the limit."""
     with open_regular(path) as file:
         content = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else b""
         size = max(os.fstat(file.fileno()).st_size, len(content))
@@ -105,16 +112,16 @@ def read_limited(path: Path | str, limit: int) -> bytes:
 
 
 def read_json(path: Path | str, any_number: bool = False) -> Any:
-    """The value in a file of JSON; a ValueError if it is none, too large or too deep, or has numbers without end.
+    """The value in a JSON file; a ValueError if it is invalid, too large or too deep, or has huge numbers.
 
-    NaN and infinity are no JSON, though others may write them: `any_number` is for who checks all numbers anyway.
+    `any_number` accepts NaN, infinity and huge numbers, for callers that check all numbers.
     """
     text = read_limited(path, LARGEST_JSON).decode()
-    limits: dict[str, Any] = {"parse_constant": _refuse, "parse_float": _finite, "parse_int": _whole}
+    limits: dict[str, Any] = {"parse_constant": _reject, "parse_float": _finite, "parse_int": _whole}
     try:
         value = json.loads(text, **({} if any_number else limits))
         if SURROGATE.search(text):
-            # Halves of a character, which can be neither printed nor written, but for both halves side by side.
+            # Half of a surrogate pair can be neither printed nor written; both halves together can.
             json.dumps(value, ensure_ascii=False).encode()
         _check_depth(value)
     except RecursionError:
@@ -133,7 +140,7 @@ def _check_depth(value: Any) -> None:
     raise RecursionError
 
 
-def _refuse(word: str) -> None:
+def _reject(word: str) -> None:
     raise ValueError(f"JSON has no {word}")
 
 

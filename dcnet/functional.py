@@ -1,14 +1,11 @@
-"""The equation as stateless functions; the layers call these and add nothing to them."""
+"""f(w, x) as stateless functions; the layers call these and add nothing to them."""
 
-import functools
 from typing import Unpack
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from dcnet import equation, kernels
-from dcnet.equation import Options, decoupled
-from dcnet.meeting import Size, convolve, each_row, meet_rows
+from dcnet import kernels
+from dcnet.eager import ConvPatches, LinearPatches, Options, Size, decoupled
 from dcnet.norms import filter_norm, patch_norm, vector_norm
 
 __all__ = [
@@ -25,7 +22,7 @@ __all__ = [
 
 def decoupled_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Unpack[Options]) -> Tensor:
     """f(w, x) = h(||w||, ||x||) * g(theta) + bias of every row with every filter: [..., in] -> [..., out]."""
-    return each_row(input, lambda rows: decoupled(weight, bias, meet_rows(rows, weight), options))
+    return decoupled(LinearPatches(input, weight), weight, bias, options)
 
 
 def decoupled_conv1d(
@@ -39,8 +36,7 @@ def decoupled_conv1d(
     **options: Unpack[Options],
 ) -> Tensor:
     """f(w, x) of every patch of a sequence, [N, C, L] or [C, L]; see `decoupled_conv2d`."""
-    combine = functools.partial(decoupled, weight, bias, options=options)
-    return convolve(F.conv1d, input, weight, stride, padding, dilation, groups, combine)
+    return decoupled(ConvPatches(1, input, weight, stride, padding, dilation, groups), weight, bias, options)
 
 
 def decoupled_conv2d(
@@ -60,7 +56,7 @@ def decoupled_conv2d(
     """
     if kernels.fits(input, weight, bias, padding, groups, options):
         return kernels.conv2d(input, weight, bias, stride, padding, dilation, groups, options)
-    return equation.conv2d(input, weight, bias, stride, padding, dilation, groups, **options)
+    return decoupled(ConvPatches(2, input, weight, stride, padding, dilation, groups), weight, bias, options)
 
 
 def decoupled_conv3d(
@@ -74,5 +70,4 @@ def decoupled_conv3d(
     **options: Unpack[Options],
 ) -> Tensor:
     """f(w, x) of every patch of a volume, [N, C, D, H, W] or [C, D, H, W]; see `decoupled_conv2d`."""
-    combine = functools.partial(decoupled, weight, bias, options=options)
-    return convolve(F.conv3d, input, weight, stride, padding, dilation, groups, combine)
+    return decoupled(ConvPatches(3, input, weight, stride, padding, dilation, groups), weight, bias, options)

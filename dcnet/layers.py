@@ -1,7 +1,5 @@
 """Decoupled layers: torch's own, with the inner product replaced by h(||w||, ||x||) * g(theta)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -12,24 +10,21 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
 from dcnet import functional
-from dcnet.equation import Processes, settled_count
-from dcnet.functional import Options
-from dcnet.learnable import check_number
-from dcnet.meeting import Size, check_input
-from dcnet.norms import accumulation_dtype
-from dcnet.opaque import Opaque, mark_
+from dcnet.checks import check_number
+from dcnet.component import Value
+from dcnet.eager import ConvPatches, LinearPatches, Options, Patches, Size, check_input
+from dcnet.norms import Processes, accumulation_dtype, settled_count
 from dcnet.operator import Operator, as_operator, is_plain
-from dcnet.part import Value
+from dcnet.tracing import Opaque, is_symbolic, mark_, record_call
 
 
 class Decoupled(Opaque):
-    """What all decoupled layers share: the operator, and the state it needs.
+    """The base of all decoupled layers: the operator, and its state.
 
-    Each learned constant is a parameter by its own name: `radius`, `k`, `scale`, ... Where it must be positive the
-    parameter is r, and the constant r^2 + 1e-4; `constants()` gives the constants. `mean_norm` is the running mean of
-    ||x||, zero until the first batch, and `num_batches_tracked` the number of batches in it; both are there only if a
-    radius is relative to it. `blend` is t in
-    (1 - t) * plain + t * decoupled, and there only if it was asked for. `sync` is set by `dcnet.sync_norms`.
+    Each learned constant is a parameter by its name: `radius`, `k`, `scale`, ... If it must be positive, the parameter
+    is r and the constant r^2 + 1e-4; `constants()` gives the constants. With a relative radius, the buffer `mean_norm`
+    is the running mean of ||x||, zero until the first batch, and `num_batches_tracked` the number of its batches. The
+    optional buffer `blend` is t in (1 - t) * plain + t * decoupled. `dcnet.sync_norms` sets `sync`.
     """
 
     sync: Processes | None = None
@@ -38,18 +33,18 @@ class Decoupled(Opaque):
 
     def __init__(self, *args: Any, operator: Operator | str, eps: float, blend: float | None, **kwargs: Any):
         described = as_operator(operator)
-        check_options(eps, blend)
+        check_settings(eps, blend)
         super().__init__(*args, **kwargs)
-        self._take(described, eps, blend)
+        self.set_operator(described, eps, blend)
 
-    def _take(self, operator: Operator, eps: float, blend: float | None) -> None:
-        """Gives the layer its operator, and what the operator learns and tracks."""
+    def set_operator(self, operator: Operator, eps: float, blend: float | None) -> None:
+        """Sets the operator of a new layer, and adds the parameters and buffers that it needs."""
         self.operator, self.eps = operator, float(eps)
         if isinstance(self, nn.Linear):
             mark_(self)
         for name, slot in operator.learned.items():
             if hasattr(self, name):
-                raise ValueError(f"{str(operator)!r} has a constant named {name!r}, which layers have themselves")
+                raise ValueError(f"{str(operator)!r} has a constant named {name!r}, a name that layers use")
             self.register_parameter(name, nn.Parameter(slot.initial(self.weight.shape[0]).to(self.weight)))
         if operator.decay is not None:
             dtype = accumulation_dtype(self.weight.dtype)
@@ -62,30 +57,38 @@ class Decoupled(Opaque):
 
     @property
     def norm_matters(self) -> bool:
-        """Whether the layer depends on ||w||, by its operator or by the plain layer that it blends with."""
+        """Whether the layer depends on ||w||, through its operator or the plain layer that it blends with."""
         return self.operator.weighted or "blend" in self._buffers
 
-    def compute(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
+        if is_symbolic(input):
+            return record_call(self, input)
         output, blend = self.decoupled(input), self._buffers.get("blend")
         return output if blend is None else torch.lerp(self.plain(input), output, blend.to(output.dtype))
 
+    own_forward = forward
+
     def decoupled(self, input: Tensor) -> Tensor:
-        """f(w, x) + bias, whatever the blend."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how its filters meet the input")
+        """f(w, x) + bias, without the blend."""
+        raise NotImplementedError(f"{type(self).__name__} must define decoupled(input)")
+
+    def patches(self, input: Tensor) -> Patches:
+        """The patches of the input that the filters are applied to."""
+        raise NotImplementedError(f"{type(self).__name__} must define patches(input)")
 
     def plain(self, input: Tensor) -> Tensor:
-        """What torch's own layer gives with the same filters."""
-        # Past the forward of Opaque, which is this layer's own.
+        """The output of torch's own layer with the same filters."""
+        # Skips the forward of this class and of Opaque.
         output: Tensor = super(Opaque, self).forward(input)
         return output
 
     def constants(self) -> dict[str, Value]:
-        """The operator's constants as they are now; a relative radius is still to be multiplied by the mean norm."""
-        return self.operator.constants(self._learned())
+        """The current constants of the operator; a relative radius is not yet multiplied by the mean norm."""
+        return self.operator.constants(self.learned())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # Layers that were pickled by earlier versions have no mark.
+        # Layers pickled by earlier versions have no mark.
         if isinstance(self, nn.Linear):
             mark_(self)
 
@@ -96,7 +99,7 @@ class Decoupled(Opaque):
 
     @torch.no_grad()
     def reset_constants(self) -> None:
-        """Sets what the operator learns and tracks back to where a new layer starts."""
+        """Resets learned constants, the mean norm and the blend to those of a new layer."""
         for name, slot in self.operator.learned.items():
             initial = slot.initial(self.weight.shape[0])
             if is_parametrized(self, name):
@@ -112,15 +115,17 @@ class Decoupled(Opaque):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, operator={str(self.operator)!r}"
 
-    def _learned(self) -> dict[str, Tensor]:
-        # By attribute, since parametrization and replication keep tensors elsewhere than among the parameters.
+    def learned(self) -> dict[str, Tensor]:
+        """The learned constants as they are stored, by name."""
+        # By attribute, since parametrization and replication do not keep tensors among the parameters.
         return {name: getattr(self, name) for name in self.operator.learned}
 
-    def _options(self) -> Options:
+    def options(self) -> Options:
+        """The keyword arguments of the functions of `dcnet.functional`, from the state of the layer."""
         return {
             "operator": self.operator,
             "eps": self.eps,
-            "constants": self._learned(),
+            "constants": self.learned(),
             "mean_norm": self._buffers.get("mean_norm"),
             "num_batches_tracked": self._buffers.get("num_batches_tracked"),
             "training": self.training,
@@ -128,7 +133,7 @@ class Decoupled(Opaque):
         }
 
     def add_missing_count(self, state: MutableMapping[str, Any], prefix: str) -> None:
-        """Adds to a state dict of an older version the count of batches that it lacks: past the warm-up."""
+        """Adds the count of batches, which the state dict of an older version lacks: the count after the warm-up."""
         count = f"{prefix}num_batches_tracked"
         if self.operator.decay is not None and f"{prefix}mean_norm" in state and count not in state:
             state[count] = torch.tensor(settled_count(self.operator.decay), device="cpu")
@@ -137,8 +142,8 @@ class Decoupled(Opaque):
         self.add_missing_count(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoupled:
-        """Moves and casts as torch does, but keeps the running mean, whose steps of 0.1 % half precision would lose."""
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Decoupled":
+        """Moves and casts as torch does, but not the running mean to half precision, which would lose its updates."""
         before = self._buffers.get("mean_norm")
         super()._apply(fn, recurse)
         after = self._buffers.get("mean_norm")
@@ -167,17 +172,21 @@ class _DecoupledConv(Decoupled, _ConvNd):
         blend: float | None = None,
     ):
         if isinstance(stride, str):
-            raise TypeError(f"stride must be a number, not {stride!r}: an operator goes by name, operator={stride!r}")
+            raise TypeError(f"stride must be a number, not {stride!r}: give an operator by name, operator={stride!r}")
         shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
         super().__init__(*shape, device, dtype, operator=operator, eps=eps, blend=blend)
 
-    def _convolve(self, function: Callable[..., Tensor], input: Tensor) -> Tensor:
+    def arguments(self, input: Tensor) -> tuple[Any, ...]:
+        """The arguments of torch's function: the padded input, the filters, the bias and the window."""
         padded, padding = input, self.padding
         if self.padding_mode != "zeros":
             check_input(input, self.in_channels, -len(self.kernel_size) - 1, "channels")
             padded, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0,)
-        window = (self.stride, padding, self.dilation, self.groups)
-        return function(padded, self.weight, self.bias, *window, **self._options())
+        return padded, self.weight, self.bias, self.stride, padding, self.dilation, self.groups
+
+    def patches(self, input: Tensor) -> Patches:
+        padded, weight, _, *window = self.arguments(input)
+        return ConvPatches(len(self.kernel_size), padded, weight, *window)
 
 
 class DecoupledConv1d(_DecoupledConv, nn.Conv1d):
@@ -186,15 +195,15 @@ class DecoupledConv1d(_DecoupledConv, nn.Conv1d):
     Arguments up to `dtype` are those of torch's layer.
 
     Args:
-        operator: an Operator, or its spec such as "tanh-cos" or "seg(slope=0.2)-sqcos+linear". What it learns becomes
-            parameters of the layer, and a relative radius a buffer `mean_norm`.
-        eps: added under the square root of ||w|| and ||x||, so that both are positive and have finite slopes at zero.
+        operator: an Operator, or its spec such as "tanh-cos" or "seg(slope=0.2)-sqcos+linear". Its learned constants
+            become parameters of the layer; a relative radius needs the buffer `mean_norm`.
+        eps: added under the square root of ||w|| and ||x||, so that both are positive with finite slopes at zero.
         blend: None for the decoupled layer alone. A number t from 0 to 1 makes the layer (1 - t) * plain +
             t * decoupled, with t in the buffer `blend`; see `dcnet.convert.BlendSchedule`.
     """
 
     def decoupled(self, input: Tensor) -> Tensor:
-        return self._convolve(functional.decoupled_conv1d, input)
+        return functional.decoupled_conv1d(*self.arguments(input), **self.options())
 
 
 class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
@@ -203,15 +212,15 @@ class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
     Arguments up to `dtype` are those of torch's layer.
 
     Args:
-        operator: an Operator, or its spec such as "tanh-cos" or "seg(slope=0.2)-sqcos+linear". What it learns becomes
-            parameters of the layer, and a relative radius a buffer `mean_norm`.
-        eps: added under the square root of ||w|| and ||x||, so that both are positive and have finite slopes at zero.
+        operator: an Operator, or its spec such as "tanh-cos" or "seg(slope=0.2)-sqcos+linear". Its learned constants
+            become parameters of the layer; a relative radius needs the buffer `mean_norm`.
+        eps: added under the square root of ||w|| and ||x||, so that both are positive with finite slopes at zero.
         blend: None for the decoupled layer alone. A number t from 0 to 1 makes the layer (1 - t) * plain +
             t * decoupled, with t in the buffer `blend`; see `dcnet.convert.BlendSchedule`.
     """
 
     def decoupled(self, input: Tensor) -> Tensor:
-        return self._convolve(functional.decoupled_conv2d, input)
+        return functional.decoupled_conv2d(*self.arguments(input), **self.options())
 
 
 class DecoupledConv3d(_DecoupledConv, nn.Conv3d):
@@ -220,15 +229,15 @@ class DecoupledConv3d(_DecoupledConv, nn.Conv3d):
     Arguments up to `dtype` are those of torch's layer.
 
     Args:
-        operator: an Operator, or its spec such as "tanh-cos" or "seg(slope=0.2)-sqcos+linear". What it learns becomes
-            parameters of the layer, and a relative radius a buffer `mean_norm`.
-        eps: added under the square root of ||w|| and ||x||, so that both are positive and have finite slopes at zero.
+        operator: an Operator, or its spec such as "tanh-cos" or "seg(slope=0.2)-sqcos+linear". Its learned constants
+            become parameters of the layer; a relative radius needs the buffer `mean_norm`.
+        eps: added under the square root of ||w|| and ||x||, so that both are positive with finite slopes at zero.
         blend: None for the decoupled layer alone. A number t from 0 to 1 makes the layer (1 - t) * plain +
             t * decoupled, with t in the buffer `blend`; see `dcnet.convert.BlendSchedule`.
     """
 
     def decoupled(self, input: Tensor) -> Tensor:
-        return self._convolve(functional.decoupled_conv3d, input)
+        return functional.decoupled_conv3d(*self.arguments(input), **self.options())
 
 
 class DecoupledLinear(Decoupled, nn.Linear):
@@ -237,9 +246,9 @@ class DecoupledLinear(Decoupled, nn.Linear):
     Arguments up to `dtype` are those of torch's layer.
 
     Args:
-        operator: an Operator, or its spec such as "tanh-cos" or "seg(slope=0.2)-sqcos+linear". What it learns becomes
-            parameters of the layer, and a relative radius a buffer `mean_norm`.
-        eps: added under the square root of ||w|| and ||x||, so that both are positive and have finite slopes at zero.
+        operator: an Operator, or its spec such as "tanh-cos" or "seg(slope=0.2)-sqcos+linear". Its learned constants
+            become parameters of the layer; a relative radius needs the buffer `mean_norm`.
+        eps: added under the square root of ||w|| and ||x||, so that both are positive with finite slopes at zero.
         blend: None for the decoupled layer alone. A number t from 0 to 1 makes the layer (1 - t) * plain +
             t * decoupled, with t in the buffer `blend`; see `dcnet.convert.BlendSchedule`.
     """
@@ -257,47 +266,45 @@ class DecoupledLinear(Decoupled, nn.Linear):
         blend: float | None = None,
     ):
         if isinstance(bias, str):
-            raise TypeError(f"bias must be True or False, not {bias!r}: an operator goes by name, operator={bias!r}")
+            raise TypeError(f"bias must be True or False, not {bias!r}: give an operator by name, operator={bias!r}")
         super().__init__(in_features, out_features, bias, device, dtype, operator=operator, eps=eps, blend=blend)
 
     def decoupled(self, input: Tensor) -> Tensor:
-        return functional.decoupled_linear(input, self.weight, self.bias, **self._options())
+        return functional.decoupled_linear(input, self.weight, self.bias, **self.options())
+
+    def patches(self, input: Tensor) -> Patches:
+        return LinearPatches(input, self.weight)
 
 
-def check_options(eps: float, blend: float | None) -> None:
-    """Refuses an eps below zero, and a blend that is not between plain, 0, and decoupled, 1."""
-    check_number("eps", eps)
-    if eps < 0:
-        raise ValueError(f"eps must not be negative, not {eps!r}")
-    if blend is None:
-        return
-    check_number("blend", blend)
-    if not 0 <= blend <= 1:
-        raise ValueError(f"blend must be between 0, plain, and 1, decoupled, not {blend!r}")
+def check_settings(eps: float, blend: float | None) -> None:
+    """Checks eps and the blend, from 0 for the plain layer to 1 for the decoupled one."""
+    check_number("eps", eps, least=0)
+    if blend is not None:
+        check_number("blend", blend, least=0, most=1)
 
 
 def conv1d(*args: Any, operator: Operator | str, **kwargs: Any) -> nn.Conv1d:
-    """nn.Conv1d for the operator "conv", DecoupledConv1d for any other: a network is written once."""
-    return _built(nn.Conv1d, DecoupledConv1d, args, operator, kwargs)
+    """nn.Conv1d for the operator "conv", DecoupledConv1d for any other."""
+    return _build(nn.Conv1d, DecoupledConv1d, args, operator, kwargs)
 
 
 def conv2d(*args: Any, operator: Operator | str, **kwargs: Any) -> nn.Conv2d:
-    """nn.Conv2d for the operator "conv", DecoupledConv2d for any other: a network is written once."""
-    return _built(nn.Conv2d, DecoupledConv2d, args, operator, kwargs)
+    """nn.Conv2d for the operator "conv", DecoupledConv2d for any other, so that a network is written once."""
+    return _build(nn.Conv2d, DecoupledConv2d, args, operator, kwargs)
 
 
 def conv3d(*args: Any, operator: Operator | str, **kwargs: Any) -> nn.Conv3d:
-    """nn.Conv3d for the operator "conv", DecoupledConv3d for any other: a network is written once."""
-    return _built(nn.Conv3d, DecoupledConv3d, args, operator, kwargs)
+    """nn.Conv3d for the operator "conv", DecoupledConv3d for any other."""
+    return _build(nn.Conv3d, DecoupledConv3d, args, operator, kwargs)
 
 
 def linear(*args: Any, operator: Operator | str, **kwargs: Any) -> nn.Linear:
-    """nn.Linear for the operator "conv", DecoupledLinear for any other: a network is written once."""
-    return _built(nn.Linear, DecoupledLinear, args, operator, kwargs)
+    """nn.Linear for the operator "conv", DecoupledLinear for any other."""
+    return _build(nn.Linear, DecoupledLinear, args, operator, kwargs)
 
 
-def _built(plain: Any, decoupled: Any, args: Any, operator: Operator | str, kwargs: dict[str, Any]) -> Any:
+def _build(plain: Any, decoupled: Any, args: Any, operator: Operator | str, kwargs: dict[str, Any]) -> Any:
     if not is_plain(operator):
         return decoupled(*args, operator=operator, **kwargs)
-    # What only decoupled layers know of is nothing to a plain one.
+    # A plain layer has neither eps nor a blend.
     return plain(*args, **{name: value for name, value in kwargs.items() if name not in ("eps", "blend")})

@@ -1,7 +1,8 @@
-"""h: how the norm of a patch becomes the size of the answer (Sections 3.2.2 and 3.2.3)."""
+"""Magnitudes h: functions of the patch norm (Sections 3.2.2 and 3.2.3)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,22 +10,45 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dcnet import limits
-from dcnet.device import Block, at_most, constexpr, device_function, log1p, power, tanh, tl
-from dcnet.learnable import Constant, check_number
-from dcnet.part import Part, Value, constant, registrar
-from dcnet.radius import Radius, RadiusLike
+from dcnet import clamp
+from dcnet.checks import check_number
+from dcnet.component import Component, Value, constant
+from dcnet.device_functions import Block, at_most, constexpr, device_function, log1p, power, tanh, tl
+from dcnet.parameters import Constant, Radius, RadiusLike
+from dcnet.registry import Registry
 
 
 @dataclass(frozen=True)
-class Magnitude(Part):
+class MagnitudeSlopes:
+    """Upper bounds of a magnitude h(n) for every n from a smallest one on, per filter.
+
+    Args:
+        chord: of |h(n)| / n, [out].
+        slope: of |h'(n)|, [out].
+        top: of |h(n)|, [out]; infinite if h has no bound.
+        fades: whether 0 <= n h'(n) <= h(n), so that h / n never grows.
+    """
+
+    chord: Tensor
+    slope: Tensor
+    top: Tensor
+    fades: bool
+
+    def __add__(self, other: MagnitudeSlopes) -> MagnitudeSlopes:
+        fades = self.fades and other.fades
+        return MagnitudeSlopes(self.chord + other.chord, self.slope + other.slope, self.top + other.top, fades)
+
+
+@dataclass(frozen=True)
+class Magnitude(Component):
     """h(n) of a norm n > 0.
 
     `saturates` says that h never exceeds its scale, or 1 where it has none, `proportional` that h(n) = scale * n, so
     that a layer need not form the norm, `positive` that h > 0 if all its constants are, and `smooth` that h is
     differentiable everywhere. None stands for unknown.
 
-    `device(n, *constants, *fixed, fast)` gives h, its derivative by n, and those by the constants; see `dcnet.device`.
+    `device(n, *constants, *fixed, fast)` gives h and its derivatives by n and constants; see `dcnet.device_functions`.
+    Certificates of robustness need `slopes`, and smoothed gradients use `linear_slope`; both are optional.
     """
 
     saturates: ClassVar[bool | None] = False
@@ -38,13 +62,13 @@ class Magnitude(Part):
 
     @property
     def vanishes(self) -> bool:
-        """Whether h may be zero, so that the angle cannot be told from h * g."""
+        """Whether h can be zero, so that the angle cannot be computed from h * g."""
         slots = self.slots().values()
         return not self.positive or any(not slot.positive and (slot.learned or slot.init <= 0) for slot in slots)
 
     @property
     def bound(self) -> float | None:
-        """The largest value of h, where it is finite and the same in every layer."""
+        """The largest value of h if it is finite and the same in every layer."""
         if not self.saturates:
             return None
         return self.fixed("scale") if "scale" in self.slots() else 1.0
@@ -54,9 +78,17 @@ class Magnitude(Part):
         return (self,)
 
     def fixed(self, name: str) -> float | None:
-        """A constant's value, if it is neither learned nor relative."""
+        """The value of a constant that is neither learned nor relative, otherwise None."""
         slot = self.slots()[name]
         return None if slot.learned or slot.relative else slot.init
+
+    def slopes(self, smallest: Tensor, *args: Any, **constants: Any) -> MagnitudeSlopes:
+        """Bounds of h for norms of `smallest` and more; constants and results are [out]."""
+        raise NotImplementedError(f"{type(self).__name__} does not define slopes(smallest, **constants)")
+
+    def linear_slope(self, *args: Any, **constants: Any) -> Value | None:
+        """The slope of the linear part from which h bends away, or None if h has no such part."""
+        return None
 
     def __add__(self, other: Magnitude | Sum) -> Sum:
         return Sum(self.parts + other.parts) if isinstance(other, Magnitude | Sum) else NotImplemented
@@ -64,13 +96,13 @@ class Magnitude(Part):
 
 @dataclass(frozen=True)
 class Sum:
-    """h(n) = h_1(n) + h_2(n) + ..., each part with constants of its own (Eq. 10 for any parts)."""
+    """h(n) = h_1(n) + h_2(n) + ..., each part with its own constants (Eq. 10 for any parts)."""
 
     parts: tuple[Magnitude, ...]
 
     def __post_init__(self) -> None:
         if not self.parts:
-            raise ValueError("a sum of magnitudes needs one part at least, and has none")
+            raise ValueError("a sum of magnitudes needs at least one part, and has none")
 
     @property
     def bounded(self) -> bool | None:
@@ -93,27 +125,31 @@ class Sum:
 
 
 def every(claims: Iterable[bool | None]) -> bool | None:
-    """`all` with a third answer, None for unknown."""
+    """`all` for True, False and None: None if some are unknown and the others true."""
     known = list(claims)
     return False if False in known else None if None in known else True
 
 
 def _times(scale: Value, value: Tensor) -> Tensor:
-    """The product, without a pass over the value where the scale is a fixed 1, which is the default."""
+    """scale * value, without a pass over the value if the scale is fixed at 1, the default."""
     return value if isinstance(scale, float) and scale == 1 else scale * value
 
 
 def _over(n: Tensor, radius: Value) -> Tensor:
-    """The quotient, by a product where radii of channels learn: the gradient of a quotient takes three passes more."""
-    if not isinstance(radius, Tensor) or radius.numel() < 2 or not limits.passes_gradient(radius):
+    """The quotient, as a product where channels learn their radii, since the gradient takes three passes less."""
+    traced = torch._C._get_tracing_state() is not None
+    if not isinstance(radius, Tensor) or radius.numel() < 2 or not radius.requires_grad or traced:
         return n / radius
-    # By the largest first: the square of the reciprocal of a tiny one, which is its slope, would not be finite.
+    # Divide by the largest first: the slope of the reciprocal of a tiny radius, its square, would not be finite.
     largest = radius.detach().max()
     return n / largest * (radius / largest).reciprocal()
 
 
-registry: dict[str, type[Magnitude]] = {}
-register = registrar(registry, "a magnitude")
+# Limits of sliders.
+ALPHA, BETA, RHO = (0.1, 2.0), (0.0, 2.0), (0.1, 3.0)
+
+registry: Registry[type[Magnitude]] = Registry("a magnitude", identifiers=True)
+register = registry.register
 
 
 @device_function
@@ -124,17 +160,21 @@ def _sphere(n: Block, scale: Block, fast: constexpr) -> Block:
 @register
 @dataclass(frozen=True)
 class Sphere(Magnitude):
-    """h(n) = alpha: only the angle counts. Eq. 4."""
+    """h(n) = alpha: only the angle matters. Eq. 4."""
 
     name: ClassVar[str] = "sphere"
     device: ClassVar[Any] = staticmethod(_sphere)
     positive: ClassVar[bool] = True
     equation: ClassVar[str] = "{scale}"
+    javascript: ClassVar[str] = "scale"
     saturates: ClassVar[bool] = True
-    scale: Constant = constant(1.0, "alpha", positive=True)
+    scale: Constant = constant(1.0, "alpha", positive=True, limits=ALPHA)
 
     def value(self, n: Tensor, scale: Value) -> Tensor:
         return scale * torch.ones_like(n)
+
+    def slopes(self, smallest: Tensor, scale: Tensor) -> MagnitudeSlopes:
+        return MagnitudeSlopes(scale / smallest, torch.zeros_like(scale), scale, True)
 
 
 @device_function
@@ -154,13 +194,20 @@ class Ball(Magnitude):
     device: ClassVar[Any] = staticmethod(_ball)
     positive: ClassVar[bool] = True
     equation: ClassVar[str] = "{scale} min({n}, {radius}) / {radius}"
+    javascript: ClassVar[str] = "scale * Math.min(n, radius) / radius"
     saturates: ClassVar[bool] = True
     smooth: ClassVar[bool] = False
-    scale: Constant = constant(1.0, "alpha", positive=True)
-    radius: RadiusLike = constant(Radius(), "rho", positive=True)
+    scale: Constant = constant(1.0, "alpha", positive=True, limits=ALPHA)
+    radius: RadiusLike = constant(Radius(), "rho", positive=True, limits=RHO)
 
     def value(self, n: Tensor, scale: Value, radius: Value) -> Tensor:
-        return _times(scale, limits.at_most(_over(n, radius), 1.0))
+        return _times(scale, clamp.at_most(_over(n, radius), 1.0))
+
+    def slopes(self, smallest: Tensor, scale: Tensor, radius: Tensor) -> MagnitudeSlopes:
+        return MagnitudeSlopes(scale / radius, scale / radius, scale, True)
+
+    def linear_slope(self, scale: Value, radius: Value) -> Value:
+        return scale / radius
 
 
 @device_function
@@ -181,12 +228,19 @@ class Tanh(Magnitude):
     device: ClassVar[Any] = staticmethod(_tanh)
     positive: ClassVar[bool] = True
     equation: ClassVar[str] = "{scale} tanh({n} / {radius})"
+    javascript: ClassVar[str] = "scale * Math.tanh(n / radius)"
     saturates: ClassVar[bool] = True
-    scale: Constant = constant(1.0, "alpha", positive=True)
-    radius: RadiusLike = constant(Radius(), "rho", positive=True)
+    scale: Constant = constant(1.0, "alpha", positive=True, limits=ALPHA)
+    radius: RadiusLike = constant(Radius(), "rho", positive=True, limits=RHO)
 
     def value(self, n: Tensor, scale: Value, radius: Value) -> Tensor:
         return _times(scale, torch.tanh(_over(n, radius)))
+
+    def slopes(self, smallest: Tensor, scale: Tensor, radius: Tensor) -> MagnitudeSlopes:
+        return MagnitudeSlopes(scale / radius, scale / radius, scale, True)
+
+    def linear_slope(self, scale: Value, radius: Value) -> Value:
+        return scale / radius
 
 
 @device_function
@@ -203,11 +257,15 @@ class Linear(Magnitude):
     device: ClassVar[Any] = staticmethod(_linear)
     positive: ClassVar[bool] = True
     equation: ClassVar[str] = "{scale} {n}"
+    javascript: ClassVar[str] = "scale * n"
     proportional: ClassVar[bool] = True
-    scale: Constant = constant(1.0, "alpha")
+    scale: Constant = constant(1.0, "alpha", limits=ALPHA)
 
     def value(self, n: Tensor, scale: Value) -> Tensor:
         return _times(scale, n)
+
+    def slopes(self, smallest: Tensor, scale: Tensor) -> MagnitudeSlopes:
+        return MagnitudeSlopes(scale.abs(), scale.abs(), torch.full_like(scale, math.inf), bool((scale >= 0).all()))
 
 
 @device_function
@@ -221,19 +279,28 @@ def _segmented(n: Block, scale: Block, slope: Block, radius: Block, fast: conste
 @register
 @dataclass(frozen=True)
 class Segmented(Magnitude):
-    """h(n) = alpha * n up to rho, and from there on with slope beta. Eq. 8."""
+    """h(n) = alpha * n up to rho, with slope beta beyond. Eq. 8."""
 
     name: ClassVar[str] = "seg"
     device: ClassVar[Any] = staticmethod(_segmented)
     positive: ClassVar[bool] = True
     equation: ClassVar[str] = "({slope} {n} + ({scale} - {slope}) min({n}, {radius}))"
+    javascript: ClassVar[str] = "slope * n + (scale - slope) * Math.min(n, radius)"
     smooth: ClassVar[bool] = False
-    scale: Constant = constant(1.0, "alpha")
-    slope: Constant = constant(0.5, "beta")
-    radius: RadiusLike = constant(Radius(), "rho", positive=True)
+    scale: Constant = constant(1.0, "alpha", limits=ALPHA)
+    slope: Constant = constant(0.5, "beta", limits=BETA)
+    radius: RadiusLike = constant(Radius(), "rho", positive=True, limits=RHO)
 
     def value(self, n: Tensor, scale: Value, slope: Value, radius: Value) -> Tensor:
         return slope * n + (scale - slope) * _at_most(n, radius)
+
+    def slopes(self, smallest: Tensor, scale: Tensor, slope: Tensor, radius: Tensor) -> MagnitudeSlopes:
+        steepest = torch.maximum(scale.abs(), slope.abs())
+        top = torch.where(slope == 0, scale.abs() * radius, math.inf)
+        return MagnitudeSlopes(steepest, steepest, top, bool(((slope >= 0) & (scale >= slope)).all()))
+
+    def linear_slope(self, scale: Value, slope: Value, radius: Value) -> Value:
+        return scale
 
     @property
     def bounded(self) -> bool:
@@ -246,7 +313,7 @@ class Segmented(Magnitude):
 
 
 def _at_most(n: Tensor, limit: Value) -> Tensor:
-    return torch.minimum(n, limit) if isinstance(limit, Tensor) else limits.at_most(n, limit)
+    return torch.minimum(n, limit) if isinstance(limit, Tensor) else clamp.at_most(n, limit)
 
 
 @device_function
@@ -264,10 +331,14 @@ class Log(Magnitude):
     device: ClassVar[Any] = staticmethod(_log)
     positive: ClassVar[bool] = True
     equation: ClassVar[str] = "{scale} log(1 + {n})"
-    scale: Constant = constant(1.0, "alpha")
+    javascript: ClassVar[str] = "scale * Math.log1p(n)"
+    scale: Constant = constant(1.0, "alpha", limits=ALPHA)
 
     def value(self, n: Tensor, scale: Value) -> Tensor:
         return _times(scale, torch.log1p(n))
+
+    def slopes(self, smallest: Tensor, scale: Tensor) -> MagnitudeSlopes:
+        return MagnitudeSlopes(scale.abs(), scale.abs(), torch.full_like(scale, math.inf), bool((scale >= 0).all()))
 
 
 @device_function
@@ -285,11 +356,15 @@ class Mix(Magnitude):
     device: ClassVar[Any] = staticmethod(_mix)
     positive: ClassVar[bool] = True
     equation: ClassVar[str] = "({scale} {n} + {log_scale} log(1 + {n}))"
-    scale: Constant = constant(1.0, "alpha")
-    log_scale: Constant = constant(1.0, "beta")
+    javascript: ClassVar[str] = "scale * n + log_scale * Math.log1p(n)"
+    scale: Constant = constant(1.0, "alpha", limits=ALPHA)
+    log_scale: Constant = constant(1.0, "beta", limits=BETA)
 
     def value(self, n: Tensor, scale: Value, log_scale: Value) -> Tensor:
         return _times(scale, n) + _times(log_scale, torch.log1p(n))
+
+    def slopes(self, smallest: Tensor, scale: Tensor, log_scale: Tensor) -> MagnitudeSlopes:
+        return Linear().slopes(smallest, scale) + Log().slopes(smallest, log_scale)
 
 
 @device_function
@@ -302,14 +377,15 @@ def _sharp(n: Block, offset: Block, exponent: Block, fast: constexpr) -> Block:
 @register
 @dataclass(frozen=True)
 class Sharp(Magnitude):
-    """h(n) = (n / (n + q))^p: what sharpened cosine similarity leaves of a norm, so that faint patches fade out."""
+    """h(n) = (n / (n + q))^p: the factor of sharpened cosine similarity, which suppresses patches of small norm."""
 
     name: ClassVar[str] = "sharp"
     device: ClassVar[Any] = staticmethod(_sharp)
     positive: ClassVar[bool] = True
     equation: ClassVar[str] = "({n} / ({n} + {offset}))^{power:g}"
+    javascript: ClassVar[str] = "Math.pow(n / (n + offset), {power})"
     saturates: ClassVar[bool] = True
-    offset: Constant = constant(0.1, "q", positive=True)
+    offset: Constant = constant(0.1, "q", positive=True, limits=(0.05, 1.0))
     power: float = 2.0
 
     def __post_init__(self) -> None:
@@ -319,15 +395,24 @@ class Sharp(Magnitude):
     def value(self, n: Tensor, offset: Value) -> Tensor:
         return (n / (n + offset)).pow(self.power)
 
+    def slopes(self, smallest: Tensor, offset: Tensor) -> MagnitudeSlopes:
+        """Each slope is largest at one norm, or at the smallest norm if that is larger."""
+        p = self.power
+        at = torch.maximum((p - 1) * offset, smallest)
+        chord = (at / (at + offset)).pow(p) / at
+        at = torch.maximum((p - 1) / 2 * offset, smallest)
+        slope = p * offset * at.pow(p - 1) / (at + offset).pow(p + 1)
+        return MagnitudeSlopes(chord, slope, torch.ones_like(offset), p <= 1)
+
     def fixed_numbers(self) -> tuple[float, ...]:
         return (self.power,)
 
 
 @dataclass(frozen=True)
-class Own(Magnitude):
-    """h is a function of the user's, from a tensor of norms to a tensor of the same shape."""
+class Custom(Magnitude):
+    """h is a user's function, from a tensor of norms to a tensor of the same shape."""
 
-    name: ClassVar[str] = "own"
+    name: ClassVar[str] = "custom"
     equation: ClassVar[str] = "h({n})"
     saturates: ClassVar[bool | None] = None
     smooth: ClassVar[bool | None] = None

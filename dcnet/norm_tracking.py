@@ -1,4 +1,4 @@
-"""Mean norms over several processes, and running ones from data, where training was too short for them to settle."""
+"""Running mean norms of a whole network: averaged over processes, and recomputed from data."""
 
 import contextlib
 import statistics
@@ -8,24 +8,24 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dcnet.equation import Processes
 from dcnet.layers import Decoupled
+from dcnet.norms import Processes
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def sync_norms(model: Model, group: Any = None) -> Model:
-    """Makes a relative radius multiply, in training, the mean norm over the joint batch of all processes.
+    """Makes relative radii use, in training, the mean norm over the joint batch of all processes.
 
-    Without it each process takes the mean of its own share, as batch normalisation does without
-    `torch.nn.SyncBatchNorm`. With it, processes under DistributedDataParallel compute what one process computes from
-    the joint batch, gradients included, if their shares are equal. Each of such layers waits for the other processes,
-    once forward and once backward, and is computed by torch in training. Nothing changes in evaluation, with one
-    process, or without torch.distributed.
+    Without it each process uses the mean of its share, as batch normalization does without `torch.nn.SyncBatchNorm`.
+    With it, processes under DistributedDataParallel compute what one process computes from the joint batch, including
+    gradients, if their shares are equal. Each such layer waits for the other processes once in the forward and once in
+    the backward pass, and is computed in eager PyTorch in training. Nothing changes in evaluation, with one process, or
+    without torch.distributed.
 
     Args:
-        model: any network; its layers are marked, and it is returned.
-        group: a group of torch.distributed; all processes by default. Only without one can the model be pickled.
+        model: any network; its layers are changed in place, and it is returned.
+        group: a group of torch.distributed; all processes by default. A model with a group cannot be pickled.
     """
     for module in model.modules():
         if isinstance(module, Decoupled) and module.operator.decay is not None:
@@ -37,16 +37,16 @@ def sync_norms(model: Model, group: Any = None) -> Model:
 def update_norms(model: nn.Module, data: Iterable[Any]) -> None:
     """Sets each running mean norm to the mean over the data, as `torch.optim.swa_utils.update_bn` does for statistics.
 
-    A running mean follows training with a delay: of a tenth of the steps at first, of 1,000 steps later. All but the
-    mean norms and their counts of batches is left as it is; where batch normalisation needs it too, call `update_bn`
-    first. After `sync_norms` all processes have to call it, with as many batches each.
+    A running mean lags behind training: by a tenth of the steps at first, by 1,000 steps later. Only the mean norms and
+    their counts of batches change; if batch normalization needs an update too, call `update_bn` first. After
+    `sync_norms` all processes must call it, with the same number of batches.
 
     Args:
-        model: any network; it sees the data in evaluation mode, but for the batch's own mean norm.
+        model: any network; it runs in evaluation mode, except for the mean norm of the batch.
         data: batches, which are tensors or tuples that start with one; they are moved to the model's device.
     """
     if isinstance(data, Tensor):
-        raise TypeError("data to update norms with is a list of batches, not one tensor: give [x]")
+        raise TypeError("data must be an iterable of batches, not one tensor: give [x]")
     layers = [module for module in model.modules() if isinstance(module, Decoupled)]
     tracked = [layer for layer in layers if layer.operator.decay is not None]
     means = [layer.get_buffer("mean_norm") for layer in tracked]
@@ -54,7 +54,7 @@ def update_norms(model: nn.Module, data: Iterable[Any]) -> None:
     found: list[list[float]] = [[] for _ in means]
     before = [buffer.clone() for buffer in (*means, *counts)]
     try:
-        with _only_norms_in_training(model), _every_call(tracked, found):
+        with _only_norms_in_training(model), _collect_mean_norms(tracked, found):
             for batch in data:
                 model(_input(batch, model))
     finally:
@@ -67,24 +67,24 @@ def update_norms(model: nn.Module, data: Iterable[Any]) -> None:
 
 
 @contextlib.contextmanager
-def _every_call(layers: list[Decoupled], found: list[list[float]]) -> Iterator[None]:
-    """Notes the mean norm of every call of each layer, of which a batch may have several.
+def _collect_mean_norms(layers: list[Decoupled], found: list[list[float]]) -> Iterator[None]:
+    """Collects the mean norm of every call of each layer; a batch may call a layer several times.
 
-    From zero, a layer in training takes over the batch's mean norm; what is not finite leaves the zero.
+    Before each call the mean norm is zero, so that the layer sets it to that of the batch, unless it is not finite.
     """
 
-    def begins(layer: nn.Module, _: Any) -> None:
+    def reset(layer: nn.Module, _: Any) -> None:
         layer.get_buffer("mean_norm").zero_()
 
     with contextlib.ExitStack() as hooks:
         for layer, seen in zip(layers, found, strict=True):
 
-            def ends(layer: nn.Module, *_: Any, seen: list[float] = seen) -> None:
+            def collect(layer: nn.Module, *_: Any, seen: list[float] = seen) -> None:
                 mean = layer.get_buffer("mean_norm").item()
                 seen.extend([mean] if mean > 0 else [])
 
-            hooks.enter_context(layer.register_forward_pre_hook(begins))
-            hooks.enter_context(layer.register_forward_hook(ends))
+            hooks.enter_context(layer.register_forward_pre_hook(reset))
+            hooks.enter_context(layer.register_forward_hook(collect))
         yield
 
 

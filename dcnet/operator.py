@@ -7,27 +7,37 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 import dcnet.angle
 import dcnet.magnitude
 import dcnet.weighting
 from dcnet.angle import Angle
+from dcnet.component import Slot, Term, Value
 from dcnet.magnitude import Magnitude, Sum, every
-from dcnet.part import Held, Slot, Value
-from dcnet.radius import Radius, RadiusLike
-from dcnet.spec import Spec, shown, unknown
+from dcnet.parameters import Radius, RadiusLike
+from dcnet.spec import SpecReader
 from dcnet.weighting import Weighting
 
-# The operator of torch's own layers: what is asked for by this name is built as nn.Conv2d or nn.Linear.
+# The operator of torch's own layers: dcnet.conv2d and dcnet.linear build nn.Conv2d and nn.Linear for it.
 PLAIN = "conv"
+
+REGISTRIES = (dcnet.magnitude.registry, dcnet.angle.registry, dcnet.weighting.registry)
+
+GRAMMAR = "magnitude(key=value,...)[&magnitude...]-angle(...)[+weighting]"
+
+
+# Operators by class, spec and the state of the registries: tables parse the same few thousands of times.
+MOST_PARSED = 1000
+_parsed: dict[tuple[Any, ...], Operator] = {}
 
 
 @dataclass(frozen=True)
 class Properties:
-    """What is known of an operator; None where it is unknown, or not the same in every layer.
+    """Properties of an operator; None if unknown or not the same in every layer.
 
-    `bound` is the largest |f| before the bias, `radius` the magnitude's radius, a tuple of them for a sum.
+    `bound` is the largest |f| before the bias, `radius` the magnitude's radius, or a tuple of radii for a sum.
     """
 
     bounded: bool | None
@@ -41,11 +51,12 @@ class Properties:
 class Operator:
     """An immutable description of f(w, x) = h(||w||, ||x||) * g(theta).
 
-    Magnitude and angle are objects, names such as "tanh", or functions of one's own, of the norm and of the cosine.
-    What is learned belongs to the layers that are built from the description; `str(operator)` parses back.
+    Magnitude and angle are objects, names such as "tanh", or custom functions of the norm and of the cosine. Learned
+    constants belong to the layers that are built from the description; `str(operator)` parses back.
 
-    `slots` says how a layer holds each constant, by its name there (`radius`; `radius_0`, `radius_1` in a sum); `decay`
-    is that of the running mean norm, of which a layer has one, and None without a relative radius.
+    `slots` says how a layer holds each constant, by its name there (`radius`; `radius_0`, `radius_1` in a sum). `decay`
+    is the decay of the running mean norm, or None without a relative radius. `norm_cancels` says that h is alpha n and
+    that g passes a factor through: every n gives the same result, and 1 costs nothing.
     """
 
     magnitude: Magnitude | Sum
@@ -53,8 +64,9 @@ class Operator:
     weighting: Weighting
     slots: dict[str, Slot] = field(init=False, compare=False)
     decay: float | None = field(init=False, compare=False)
-    _magnitudes: tuple[Held, ...] = field(init=False, compare=False)
-    _angle: Held = field(init=False, compare=False)
+    magnitude_terms: tuple[Term, ...] = field(init=False, compare=False)
+    angle_term: Term = field(init=False, compare=False)
+    norm_cancels: bool = field(init=False, compare=False)
     _spec: str = field(init=False, compare=False)
 
     def __init__(
@@ -67,10 +79,12 @@ class Operator:
         set_once("magnitude", _magnitude(magnitude))
         set_once("angle", _angle(angle))
         set_once("weighting", _weighting(weighting))
-        # Gathered here, because every forward pass reads them.
+        # Gathered once, because every forward pass reads them.
         parts = self.magnitude.parts
-        set_once("_magnitudes", tuple(Held(part, f"_{i}" if len(parts) > 1 else "") for i, part in enumerate(parts)))
-        set_once("_angle", Held(self.angle, ""))
+        terms = tuple(Term(part, f"_{i}" if len(parts) > 1 else "") for i, part in enumerate(parts))
+        set_once("magnitude_terms", terms)
+        set_once("angle_term", Term(self.angle))
+        set_once("norm_cancels", self.angle.homogeneous and all(part.proportional for part in parts))
         set_once("_spec", self._write_spec())
         set_once("slots", self._gather_slots())
         set_once("decay", self._find_decay())
@@ -83,18 +97,15 @@ class Operator:
         if not isinstance(text, str):
             raise TypeError(f"an operator is an Operator or a spec such as 'tanh-cos', not {text!r}")
         if text.strip() == PLAIN:
-            raise ValueError(f"{text!r} is torch's own layer, no decoupled operator: use dcnet.conv2d or nn.Conv2d")
-        spec = Spec(text)
-        try:
-            magnitude = _read_magnitude(spec)
-            spec.take("-")
-            angle = _read_angle(spec)
-        except TypeError as error:
-            # In words a number is as easily given for a truth value as any other wrong value.
-            raise ValueError(f"{shown(text)} is no operator: {error}") from None
-        weighting = spec.word("a weighting") if spec.skip("+") else "unweighted"
-        spec.end()
-        return cls(magnitude, angle, weighting)
+            raise ValueError(f"{text!r} is torch's own layer, not a decoupled operator: use dcnet.conv2d or nn.Conv2d")
+        if torch.compiler.is_compiling():
+            return cls(*_read(text))
+        key = (cls, text, *(each.changes for each in REGISTRIES))
+        if key not in _parsed:
+            if len(_parsed) >= MOST_PARSED:
+                _parsed.clear()
+            _parsed[key] = cls(*_read(text))
+        return _parsed[key]
 
     def __str__(self) -> str:
         return self._spec
@@ -108,7 +119,7 @@ class Operator:
 
     @property
     def weighted(self) -> bool:
-        """Whether the norm of the filter matters: if not, the filter may be projected to any norm."""
+        """Whether the norm of the filter matters: if not, filters can be projected to any norm."""
         return self.weighting.weighted
 
     @property
@@ -117,26 +128,34 @@ class Operator:
         return {name: slot for name, slot in self.slots.items() if slot.learned}
 
     def constants(self, stored: Mapping[str, Tensor]) -> dict[str, Value]:
-        """Every constant, from the tensors that a layer stores; what it does not store is as it starts."""
+        """Every constant, from the tensors that a layer stores; constants without a tensor have their first value."""
         return {name: slot.value(stored[name]) if name in stored else slot.start for name, slot in self.slots.items()}
 
     def h(self, n: Tensor, constants: Mapping[str, Value]) -> Tensor:
         """The magnitude of the norm n, before any weighting."""
-        values = [held.value(n, constants) for held in self._magnitudes]
-        return sum(values[1:], start=values[0])
+        first, *others = self.magnitude_terms
+        total = first.component.value(n, **first.own_constants(constants))
+        for term in others:
+            total = total + term.component.value(n, **term.own_constants(constants))
+        return total
 
     def g(self, cos: Tensor, constants: Mapping[str, Value]) -> Tensor:
         """The angular activation of cos(theta)."""
-        return self._angle.value(cos, constants)
+        return self.angle.value(cos, **self.angle_term.own_constants(constants))
+
+    def factor(self, w_norm: Tensor, constants: Mapping[str, Value]) -> Value:
+        """The factor of h(||x||) by the weighting, from ||w|| alone."""
+        h = self.h(w_norm, constants) if self.weighting.uses_magnitude else None
+        return self.weighting.factor(w_norm, h, self.alpha(constants))
 
     def alpha(self, constants: Mapping[str, Value]) -> Value:
-        """The scale of the magnitude; 1 for sums, and where there is none."""
+        """The scale of the magnitude; 1 for sums and for magnitudes without a scale."""
         return 1.0 if self._scale_slot is None else constants["scale"]
 
     @property
     def _scale_slot(self) -> Slot | None:
-        # An angle may have a constant of that name, and so may the parts of a sum, where it is scale_0, scale_1, ...
-        return self.slots["scale"] if "scale" in self._magnitudes[0].names.values() else None
+        # An angle may have a constant of that name; in a sum the scales are scale_0, scale_1, ...
+        return self.slots["scale"] if "scale" in self.magnitude_terms[0].names.values() else None
 
     def properties(self) -> Properties:
         """Boundedness, bound, smoothness, radius and equation."""
@@ -151,8 +170,8 @@ class Operator:
 
     def _gather_slots(self) -> dict[str, Slot]:
         slots: dict[str, Slot] = {}
-        for held in (*self._magnitudes, self._angle):
-            for name, slot in held.slots().items():
+        for term in (*self.magnitude_terms, self.angle_term):
+            for name, slot in term.slots().items():
                 if name in slots:
                     raise ValueError(f"magnitude and angle of {str(self)!r} both have a constant named {name!r}")
                 slots[name] = slot
@@ -162,7 +181,7 @@ class Operator:
         radii = [radius for part in self.magnitude.parts for radius in part.radii()]
         decays = {radius.decay for radius in radii if isinstance(radius, Radius) and radius.relative}
         if len(decays) > 1:
-            raise ValueError(f"a layer has one running mean norm, but {str(self)!r} gives it decays {sorted(decays)}")
+            raise ValueError(f"a layer has one running mean norm, but {str(self)!r} has the decays {sorted(decays)}")
         return decays.pop() if decays else None
 
     def _bound(self) -> float | None:
@@ -173,14 +192,14 @@ class Operator:
 
     def _equation(self) -> str:
         def h(n: str) -> str:
-            terms = [held.equation(n=n) for held in self._magnitudes]
+            terms = [term.equation(n=n) for term in self.magnitude_terms]
             return terms[0] if len(terms) == 1 else f"({' + '.join(terms)})"
 
         weighted = self.weighting.equation.format(
             x=h("||x||"), w=h("||w||"), both=h("||w|| ||x||"), scale="1" if self._scale_slot is None else "alpha"
         )
-        values = [text for held in (*self._magnitudes, self._angle) for text in held.describe()]
-        return ", ".join([f"f(w, x) = {weighted} {self._angle.equation()}", *values])
+        values = [text for term in (*self.magnitude_terms, self.angle_term) for text in term.describe()]
+        return ", ".join([f"f(w, x) = {weighted} {self.angle_term.equation()}", *values])
 
 
 def as_operator(given: Operator | str) -> Operator:
@@ -189,31 +208,41 @@ def as_operator(given: Operator | str) -> Operator:
 
 
 def is_plain(operator: Operator | str) -> bool:
-    """Whether the operator asks for torch's own layer."""
+    """Whether the operator stands for torch's own layer."""
     return isinstance(operator, str) and operator.strip() == PLAIN
 
 
-def _read_magnitude(spec: Spec) -> Magnitude | Sum:
-    magnitude: Magnitude | Sum = spec.call(dcnet.magnitude.registry, "a magnitude")
+def _read(text: str) -> tuple[Magnitude | Sum, Angle, str]:
+    spec = SpecReader(text, "operator", GRAMMAR)
+    magnitude = _read_magnitude(spec)
+    spec.take("-")
+    angle = _read_angle(spec)
+    weighting = spec.word("a weighting") if spec.skip("+") else "unweighted"
+    spec.end()
+    return magnitude, angle, weighting
+
+
+def _read_magnitude(spec: SpecReader) -> Magnitude | Sum:
+    magnitude: Magnitude | Sum = spec.call(dcnet.magnitude.registry)
     while spec.skip("&"):
-        magnitude = magnitude + spec.call(dcnet.magnitude.registry, "a magnitude")
+        magnitude = magnitude + spec.call(dcnet.magnitude.registry)
     return magnitude
 
 
-def _read_angle(spec: Spec) -> Angle:
-    angle: Angle = spec.call(dcnet.angle.registry, "an angle")
+def _read_angle(spec: SpecReader) -> Angle:
+    angle: Angle = spec.call(dcnet.angle.registry)
     return angle
 
 
-def _whole(text: str, read: Callable[[Spec], Any], kind: str) -> Any:
-    spec = Spec(text)
+def _whole(text: str, read: Callable[[SpecReader], Any], kind: str) -> Any:
+    spec = SpecReader(text, kind.split()[-1], GRAMMAR)
     read_part = read(spec)
     if spec.peek():
-        raise ValueError(f"{text!r} is more than {kind}: dcnet.Operator.parse reads whole specs")
+        raise ValueError(f"{text!r} is more than {kind}: use dcnet.Operator.parse for whole specs")
     return read_part
 
 
-def _own_function(given: Any) -> bool:
+def _is_function(given: Any) -> bool:
     if isinstance(given, nn.Module) and any(True for _ in given.state_dict()):
         raise TypeError(f"{given} has parameters or buffers, which layers would not own: write a class with constants")
     return callable(given) and not isinstance(given, type)
@@ -224,8 +253,8 @@ def _magnitude(given: Any) -> Magnitude | Sum:
         given = _whole(given, _read_magnitude, "a magnitude")
     if isinstance(given, Magnitude | Sum):
         return given
-    if _own_function(given):
-        return dcnet.magnitude.Own(given)
+    if _is_function(given):
+        return dcnet.magnitude.Custom(given)
     raise TypeError(f"a magnitude is a Magnitude, its name or a function of the norm, not {given!r}")
 
 
@@ -234,8 +263,8 @@ def _angle(given: Any) -> Angle:
         given = _whole(given, _read_angle, "an angle")
     if isinstance(given, Angle):
         return given
-    if _own_function(given):
-        return dcnet.angle.Own(given)
+    if _is_function(given):
+        return dcnet.angle.Custom(given)
     raise TypeError(f"an angle is an Angle, its name or a function of the cosine, not {given!r}")
 
 
@@ -244,6 +273,4 @@ def _weighting(given: Any) -> Weighting:
         return given
     if not isinstance(given, str):
         raise TypeError(f"a weighting is one of {', '.join(dcnet.weighting.registry)}, not {given!r}")
-    if given not in dcnet.weighting.registry:
-        raise unknown("weighting", given, dcnet.weighting.registry)
     return dcnet.weighting.registry[given]

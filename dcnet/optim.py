@@ -1,4 +1,4 @@
-"""How unweighted layers are trained: weight projection, weighted gradients, and what decays (Sections 4 and 5)."""
+"""Training of unweighted layers: weight projection, weighted gradients and weight decay (Sections 4 and 5)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,40 +8,39 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
+from dcnet.checks import check_number, check_whole
 from dcnet.layers import Decoupled
-from dcnet.learnable import check_number
-from dcnet.losses.scale import FeatureScale
+from dcnet.losses.head import FeatureScale
 from dcnet.norms import accumulation_dtype
 
 Choose = Callable[[str, Decoupled], bool]
 
-# What a hook computes a tensor from, as torch's pruning, spectral_norm and weight_norm name it beside the tensor's own.
+# Suffixes of the parameters from which torch's pruning, spectral_norm and weight_norm compute a tensor.
 SOURCES = ("", "_orig", "_g", "_v")
 
 
 class WeightProjection:
     """w <- s * w / ||w|| for each filter w, at every `every`-th step (Section 4.1).
 
-    Call `step` after each step of the optimizer, whose moments are left alone. What the network computes stays the same
-    up to the layers' eps; gradients become those of filters of norm s (Eq. 17). A filter that is zero or not finite is
-    left as it is. Networks wrapped by DDP or sharded by `fully_shard` need no communication for it.
+    Call `step` after each step of the optimizer. The output of the network stays the same up to the eps of the layers;
+    gradients become those of filters of norm s (Eq. 17). The state of the optimizer is unchanged. Filters that are zero
+    or not finite stay as they are. Networks wrapped by DDP or sharded by `fully_shard` need no communication for it.
 
     Args:
-        model: its decoupled layers must be unweighted: in a weighted one ||w|| is part of the function.
-        every: steps from one projection to the next.
+        model: its decoupled layers must be unweighted: a weighted one depends on ||w||.
+        every: steps between two projections.
         norm: s.
-        layers: says of the name and the layer whether to project it; without it, all decoupled layers are.
+        layers: a function of name and layer that selects decoupled layers; None for all.
     """
 
     def __init__(self, model: nn.Module, every: int = 100, norm: float = 1.0, layers: Choose | None = None):
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be a whole number of steps, 1 or more, not {every!r}")
+        check_whole("every", every, least=1)
         check_number("norm", norm, above=0)
         self.every, self.norm, self.count = every, float(norm), 0
         self._layers = _unweighted_layers(model, layers)
 
     def step(self) -> bool:
-        """Counts one step of the optimizer, and projects where it is due; says whether it did."""
+        """Counts one step of the optimizer and projects if it is due. Returns whether it did."""
         self.count += 1
         due = self.count % self.every == 0
         if due:
@@ -50,7 +49,7 @@ class WeightProjection:
 
     @torch.no_grad()
     def project_(self) -> None:
-        """Projects now, whatever the count."""
+        """Projects now."""
         filters = [_local(layer.weight) for layer in self._layers]
         _multiply_(filters, [_factor_to(self.norm, norm) for norm in _norms(filters)])
 
@@ -62,35 +61,34 @@ class WeightProjection:
 
 
 class WeightedGradients:
-    """Delta w = ||w|| * gradient for each filter w, from here on and until `remove` (Section 4.2, Eq. 18).
+    """Delta w = ||w|| * gradient for each filter w, until `remove` is called (Section 4.2, Eq. 18).
 
-    It hooks into the optimizer: the training loop stays as it is. ||w|| is the layer's own, sqrt(sum w^2 + eps), so
-    that a filter that is zero still learns.
+    It hooks into the optimizer; the training loop does not change. ||w|| = sqrt(sum w^2 + eps), as in the layer, so a
+    zero filter still learns.
 
-    "gradient" multiplies the gradient by ||w|| just before the optimizer sees it, after any clipping. Adam and its kin
-    divide a factor on the gradient out again: their step does not depend on ||w|| in the first place. "update"
-    multiplies the step that the optimizer took, whichever it is, with all that is in it (momentum, decay); under plain
-    SGD the two are the same. Under Adam, "update" turns a filter by the same angle at any norm, so that the norm grows
-    exponentially: combine it with `WeightProjection` in long runs.
+    "gradient" multiplies the gradient by ||w|| just before the step of the optimizer, after any clipping. Adam and
+    similar optimizers cancel a factor on the gradient: their step does not depend on ||w|| anyway. "update" multiplies
+    the step of the optimizer, including momentum and decay; under plain SGD both are the same. Under Adam, "update"
+    rotates a filter by the same angle at any norm, so the norm grows exponentially: combine it with `WeightProjection`
+    in long runs.
 
     Args:
         model: its decoupled layers must be unweighted.
-        optimizer: any optimizer of torch's kind, made from the model as it is trained (moved, sharded); one that
-            accelerate has prepared will do.
+        optimizer: any torch optimizer, created after the model was moved and sharded; also one prepared by accelerate.
         on: "gradient" or "update".
-        layers: says of the name and the layer whether to weight it; without it, all decoupled layers are.
+        layers: a function of name and layer that selects decoupled layers; None for all.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, on: str = "gradient", layers: Choose | None = None):
         if on not in ("gradient", "update"):
             raise ValueError(f"on must be 'gradient' or 'update', not {on!r}")
-        optimizer = _stepping(optimizer)
+        optimizer = _unwrapped(optimizer)
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         self._layers = [layer for layer in _unweighted_layers(model, layers) if id(layer.weight) in held]
         if not self._layers:
             raise ValueError(
                 f"the {type(optimizer).__name__} has none of the filters to weight: "
-                "make it from the parameters of this model, after the model was moved and sharded"
+                "create it from the parameters of this model, after the model was moved and sharded"
             )
         hooks = [*optimizer._optimizer_step_pre_hooks.values()]
         if any(isinstance(getattr(hook, "__self__", None), WeightedGradients) for hook in hooks):
@@ -105,7 +103,7 @@ class WeightedGradients:
             ]
 
     def remove(self) -> None:
-        """Lets the optimizer step as it did before."""
+        """Removes the hooks from the optimizer."""
         for handle in self._handles:
             handle.remove()
 
@@ -122,7 +120,7 @@ class WeightedGradients:
         if closure is None:
             return self._scale_gradients()
 
-        # The gradients are not there yet: the optimizer has them computed by calling the closure.
+        # The optimizer calls the closure to compute the gradients.
         def weighted() -> Any:
             loss = closure()
             self._scale_gradients()
@@ -144,28 +142,26 @@ class WeightedGradients:
         torch._foreach_add_(filters, before)
 
 
-def _stepping(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that takes the steps: accelerate's has another one take them, and no hooks of its own."""
+def _unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that takes the steps, which accelerate wraps in one without hooks."""
     return optimizer if hasattr(optimizer, "_optimizer_step_pre_hooks") else getattr(optimizer, "optimizer", optimizer)
 
 
 def param_groups(model: nn.Module, weight_decay: float, named: bool = False) -> list[dict[str, Any]]:
-    """Two groups for any optimizer of torch: what decays, at `weight_decay`, and what does not (Section 5).
+    """Two parameter groups for any torch optimizer: one with `weight_decay`, and one without (Section 5).
 
-    The filters of unweighted decoupled layers do not decay, for their norm means nothing; nor does what operators learn
-    (radius, k, scale, ...), nor the scale that a head of `dcnet.losses` learns, nor the slopes of PReLU. All else does:
-    plain and weighted layers, biases, and the parameters of batch normalisation, as in the authors' code. Every
-    parameter is in one group, in the order of `model.named_parameters()`; one that several modules share decays if it
-    would in any of them.
+    Without decay: the filters of unweighted decoupled layers, whose norm has no effect; the parameters of operators
+    (radius, k, scale, ...); the learned scale of a head of `dcnet.losses`; and the slopes of PReLU. All others decay:
+    plain and weighted layers, biases, and the parameters of batch normalization, as in the authors' code. Every
+    parameter is in one group, in the order of `model.named_parameters()`. A shared parameter decays if it does in any
+    of its modules.
 
     Args:
         model: any network, with or without decoupled layers.
         weight_decay: of the first group; the second has 0.
-        named: give the names as well, as `param_names`, which torch's optimizers keep.
+        named: add the names as `param_names`, which torch's optimizers keep.
     """
-    check_number("weight_decay", weight_decay)
-    if weight_decay < 0:
-        raise ValueError(f"weight_decay must not be negative, not {weight_decay!r}")
+    check_number("weight_decay", weight_decay, least=0)
     computing = {id(part) for module in model.modules() for part in _exempt_parametrizations(module)}
     own = [module for module in model.modules() if id(module) not in computing]
     decaying = {id(value) for module in own for value in _decaying(module)}
@@ -178,7 +174,7 @@ def param_groups(model: nn.Module, weight_decay: float, named: bool = False) -> 
 
 
 def _decaying(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters of the module itself that decay."""
+    """The parameters of the module itself, without submodules, that decay."""
     if isinstance(module, nn.PReLU | FeatureScale):
         return []
     exempt = {name + ending for name in _exempt(module) for ending in SOURCES}
@@ -186,52 +182,52 @@ def _decaying(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _exempt(module: nn.Module) -> set[str]:
-    """The names of what does not decay in a decoupled layer."""
+    """The names of the parameters of a decoupled layer that do not decay."""
     if not isinstance(module, Decoupled):
         return set()
     return {*module.operator.learned, *(() if module.norm_matters else ("weight",))}
 
 
 def _exempt_parametrizations(module: nn.Module) -> list[nn.Module]:
-    """What computes such values from parameters of its own, as weight_norm does."""
+    """The parametrizations, such as weight_norm, that compute a parameter that does not decay."""
     found = [name for name in _exempt(module) if is_parametrized(module, name)]
     return [part for name in found for part in module.get_submodule(f"parametrizations.{name}").modules()]
 
 
 def _unweighted_layers(model: nn.Module, choose: Choose | None) -> list[Decoupled]:
-    """The decoupled layers that were chosen, one for each weight."""
+    """The selected decoupled layers, one for each weight."""
     found = {
         name: layer
         for name, layer in model.named_modules()
         if isinstance(layer, Decoupled) and (choose is None or choose(name, layer))
     }
     if not found:
-        raise ValueError("there is no decoupled layer to work on: the model has none, or `layers` chose none")
+        raise ValueError("no decoupled layer is selected: the model has none, or `layers` selects none")
     for name, layer in found.items():
         if layer.operator.weighted:
             raise ValueError(
-                f"layer {name!r} has the weighted operator {str(layer.operator)!r}, in which ||w|| matters: "
-                "take it out with layers=lambda name, layer: not layer.operator.weighted"
+                f"layer {name!r} has the weighted operator {str(layer.operator)!r}, which depends on ||w||: "
+                "exclude it with layers=lambda name, layer: not layer.operator.weighted"
             )
         if layer.norm_matters:
-            raise ValueError(f"layer {name!r} blends with the plain layer, in which ||w|| matters: finish_blend_ first")
+            raise ValueError(f"layer {name!r} blends with the plain layer, which depends on ||w||: finish_blend_ first")
         if not isinstance(layer.weight, nn.Parameter):
-            raise ValueError(f"the weight of layer {name!r} is computed from others, and must be a parameter")
-    _refuse_shared(model, {id(layer.weight): name for name, layer in found.items()})
+            raise ValueError(f"the weight of layer {name!r} must be a parameter, not computed from others")
+    _check_not_shared(model, {id(layer.weight): name for name, layer in found.items()})
     return list({id(layer.weight): layer for layer in found.values()}.values())
 
 
-def _refuse_shared(model: nn.Module, owners: dict[int, str]) -> None:
+def _check_not_shared(model: nn.Module, owners: dict[int, str]) -> None:
     for name, module in model.named_modules():
         if isinstance(module, Decoupled) and not module.norm_matters:
             continue
         for value in module.parameters(recurse=False):
             if id(value) in owners:
-                raise ValueError(f"layer {owners[id(value)]!r} shares its weight with {name!r}, in which ||w|| matters")
+                raise ValueError(f"layer {owners[id(value)]!r} shares its weight with {name!r}, which depends on ||w||")
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """The filters that this process holds: all of them, or its shard of whole filters."""
+    """The filters that this process holds: all of them, or its shard."""
     placements = getattr(tensor, "placements", None)
     if placements is None:
         return tensor
@@ -241,7 +237,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _norms(filters: Sequence[Tensor], eps: Sequence[float] | None = None) -> list[Tensor]:
-    """sqrt(sum w^2 + eps) of each filter, in the shape in which it meets the filters, in few launches."""
+    """sqrt(sum w^2 + eps) of each filter, in a shape that broadcasts with the filters, in few launches."""
     norms = [
         torch.linalg.vector_norm(w, dim=tuple(range(1, w.dim())), keepdim=True, dtype=accumulation_dtype(w.dtype))
         for w in filters
@@ -254,7 +250,7 @@ def _norms(filters: Sequence[Tensor], eps: Sequence[float] | None = None) -> lis
 
 
 def _factor_to(target: float, norm: Tensor) -> Tensor:
-    # Below the root of the smallest number the squares have lost all their digits.
+    # Below the root of the smallest normal number, squares underflow.
     usable = (norm > torch.finfo(norm.dtype).tiny ** 0.5) & norm.isfinite()
     return torch.where(usable, target / norm, 1.0)
 

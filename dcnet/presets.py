@@ -1,4 +1,4 @@
-"""Layers by the names that papers give them, each one a choice of operator."""
+"""Layers by their names in papers, each one a choice of operator."""
 
 import dataclasses
 import inspect
@@ -12,7 +12,7 @@ from dcnet.weighting import Weighting
 
 
 class _MagnitudeConv2d(DecoupledConv2d):
-    """nn.Conv2d's arguments, and by name the magnitude's constants (`scale`, `radius`, ...), `angle`, `weighting`."""
+    """Takes nn.Conv2d's arguments, and by name the magnitude's constants (`scale`, ...), `angle` and `weighting`."""
 
     kind: ClassVar[type[magnitude.Magnitude]]
 
@@ -24,7 +24,7 @@ class _MagnitudeConv2d(DecoupledConv2d):
         for name in kwargs:
             if name not in inspect.signature(DecoupledConv2d.__init__).parameters or name == "operator":
                 own = ", ".join([*names, "angle", "weighting"])
-                raise TypeError(f"{type(self).__name__} takes no {name!r}: beside nn.Conv2d's arguments only {own}")
+                raise TypeError(f"{type(self).__name__} takes no {name!r}, only {own} and the arguments of nn.Conv2d")
         super().__init__(*args, operator=Operator(self.kind(**constants), angle, weighting), **kwargs)
 
 
@@ -74,7 +74,7 @@ class BcosConv2d(DecoupledConv2d):
     """f = ||x|| |cos(theta)|^(b-1) cos(theta): the B-cos transform (Boehle et al., CVPR 2022), which has no bias."""
 
     def __init__(self, *args: Any, b: float = 2.0, **kwargs: Any):
-        _refuse_operator(self, kwargs, "b")
+        _reject_operator(self, kwargs, "b")
         super().__init__(*args, operator=Operator("linear", Power(p=b)), **_without_bias(args, kwargs))
 
 
@@ -82,19 +82,19 @@ class SharpenedCosine2d(DecoupledConv2d):
     """f = sign(<w, x>) (|<w, x>| / ((||w|| + q) (||x|| + q)))^p: sharpened cosine similarity, which has no bias."""
 
     def __init__(self, *args: Any, p: float = 2.0, q: float = 0.0, **kwargs: Any):
-        _refuse_operator(self, kwargs, "p", "q")
-        # |<w, x>| is |cos| times both norms, so that each norm is left with the factor (n / (n + q))^p.
+        _reject_operator(self, kwargs, "p", "q")
+        # |<w, x>| is |cos| times both norms, which leaves the factor (n / (n + q))^p for each norm.
         sharp = Operator(magnitude.Sharp(offset=q, power=p), Power(p=p), "product") if q else None
         operator = sharp or Operator("sphere", Power(p=p))
         super().__init__(*args, operator=operator, **_without_bias(args, kwargs))
 
 
-def _refuse_operator(layer: DecoupledConv2d, given: dict[str, Any], *own: str) -> None:
+def _reject_operator(layer: DecoupledConv2d, given: dict[str, Any], *own: str) -> None:
     if "operator" in given:
         name = type(layer).__name__
-        raise TypeError(f"{name} takes no 'operator': beside nn.Conv2d's arguments only {', '.join(own)}")
+        raise TypeError(f"{name} takes no 'operator', only {', '.join(own)} and the arguments of nn.Conv2d")
 
 
 def _without_bias(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The named arguments, with bias=False unless the caller says otherwise, by name or as torch's eighth argument."""
+    """The named arguments, with bias=False unless the caller gives a bias, by name or as the eighth argument."""
     return kwargs if len(args) > 7 else {"bias": False, **kwargs}

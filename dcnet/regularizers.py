@@ -1,4 +1,4 @@
-"""What filters are held to in place of L2 decay: orthonormal, orthogonal, far apart on the sphere (Section 5)."""
+"""Regularizers: orthonormal, orthogonal and hyperspherical energy of filters (Section 5), and feature incay."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -8,43 +8,43 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from dcnet.checks import check_number
+from dcnet.clamp import at_least
 from dcnet.layers import Decoupled
-from dcnet.learnable import check_number
-from dcnet.limits import at_least
 from dcnet.norms import accumulation_dtype
 
-# Far below the square of any filter's norm, so that it matters to a filter of zeros only.
+# Far below the squared norm of any filter except a zero one.
 NORM_EPS = 1e-12
 
 Choose = str | Callable[[str, nn.Module], bool]
 Filters = dict[str, Tensor]
 Measure = Callable[[Tensor], Tensor]
-# A scalar, or a dict of one for each layer; a union would have to be narrowed wherever it meets a loss.
+# A scalar, or a dict with one per layer. Any, since a union would have to be narrowed wherever it is added to a loss.
 Measured = Any
 
 
 def orthonormal(
     model: nn.Module, *, normalize: bool = True, layers: Choose = "decoupled", reduce: str = "sum"
 ) -> Measured:
-    """||W^T W - I||_F^2 of each layer, the columns of W being its filters (Section 5).
+    """||W^T W - I||_F^2 of each layer; the columns of W are its filters (Section 5).
 
-    The authors add it to the loss at 1e-5 times one half: `loss + 0.5e-5 * dcnet.regularizers.orthonormal(model)`.
+    The authors add it to the loss with a factor of 1e-5 / 2: `loss + 0.5e-5 * dcnet.regularizers.orthonormal(model)`.
 
-    Filters of different groups of a convolution never meet, and are not compared. The result is in float32 or better,
-    under autocast too.
+    Filters of different groups of a convolution are not compared. The result is in float32 or better, also under
+    autocast.
 
     Args:
         model: a network.
-        normalize: take w / ||w|| in place of w. The diagonal is then zero by itself, and the norms are left free.
-        layers: "decoupled", or a function that says of the name and the layer whether to count it; it is asked of
-            every decoupled, convolutional and linear layer.
-        reduce: "sum" over the layers, or "layers" for each one's value by its name.
+        normalize: use w / ||w|| instead of w. The diagonal is then zero, and the norms are not regularized.
+        layers: "decoupled", or a function of name and layer that selects among all decoupled, convolutional and linear
+            layers.
+        reduce: "sum" over the layers, or "layers" for a dict with the value of each layer.
     """
     return orthonormal_of(filters_of(model, layers), normalize, reduce)
 
 
 def orthonormal_of(filters: Filters, normalize: bool = True, reduce: str = "sum") -> Measured:
-    """`orthonormal` of the filters that `filters_of` finds: arithmetic alone, for torch.compile to fuse."""
+    """`orthonormal` of the filters that `filters_of` returns; only arithmetic, which torch.compile fuses."""
 
     def measure(filters: Tensor) -> Tensor:
         products = _gram(filters, normalize)
@@ -56,9 +56,9 @@ def orthonormal_of(filters: Filters, normalize: bool = True, reduce: str = "sum"
 def orthogonal(
     model: nn.Module, *, normalize: bool = False, layers: Choose = "decoupled", reduce: str = "sum"
 ) -> Measured:
-    """||W^T W - diag(W^T W)||_F^2 of each layer, the columns of W being its filters (Section 5).
+    """||W^T W - diag(W^T W)||_F^2 of each layer; the columns of W are its filters (Section 5).
 
-    Arguments are those of `orthonormal`, with which it coincides on normalised filters.
+    Arguments are those of `orthonormal`, to which it is equal for normalized filters.
     """
 
     def measure(filters: Tensor) -> Tensor:
@@ -77,23 +77,21 @@ def hyperspherical_energy(
     layers: Choose = "decoupled",
     reduce: str = "sum",
 ) -> Measured:
-    """The mean of ||w_i - w_j||^-s over the pairs i != j of each layer's normalised filters; of -log for s = 0.
+    """The mean of ||w_i - w_j||^-s over pairs i != j of the normalized filters of each layer; of -log for s = 0.
 
-    Minimum hyperspherical energy (Liu et al., 2018): filters repel each other on the sphere. A layer, or a group, of
-    one filter has none. See `orthonormal` for groups and the other arguments.
+    Minimum hyperspherical energy (Liu et al., 2018): filters repel each other on the sphere. A layer or group with one
+    filter has energy 0. See `orthonormal` for groups and the other arguments.
 
     Args:
         model: a network.
         power: s; 0 for the logarithm of 1 / ||w_i - w_j||.
-        half_space: repel the negatives as well, so that filters do not end up opposite each other: every filter is
-            joined by its negative, and the pairs of a filter with its own negative, which are constant, are left out.
-        eps: added to the squared distance, so that filters that coincide have finite energy and gradient.
+        half_space: add the negative of every filter, so that filters do not end up opposite each other. The constant
+            pairs of a filter with its own negative are left out.
+        eps: added to the squared distance, so that equal filters have finite energy and gradient.
         layers: as in `orthonormal`.
         reduce: as in `orthonormal`.
     """
-    check_number("power", power)
-    if power < 0:
-        raise ValueError(f"power must be 0 or more, not {power!r}")
+    check_number("power", power, least=0)
     check_number("eps", eps, above=0)
 
     def energy(cosine: Tensor) -> Tensor:
@@ -103,7 +101,7 @@ def hyperspherical_energy(
     def measure(filters: Tensor) -> Tensor:
         cosines, count = _gram(filters, normalize=True), filters.shape[1]
         itself = _diagonal(cosines)
-        # Masked before as well: where the energy of no distance overflows, its gradient times zero is not a number.
+        # Masked also before: if the energy at distance 0 overflows, its gradient times zero is NaN.
         cosines = cosines.masked_fill(itself, 0.0)
         pairs = (energy(cosines) + energy(-cosines)) / 2 if half_space else energy(cosines)
         return pairs.masked_fill(itself, 0.0).sum((1, 2)) / max(count * (count - 1), 1)
@@ -112,15 +110,15 @@ def hyperspherical_energy(
 
 
 def filters_of(model: nn.Module, layers: Choose = "decoupled") -> Filters:
-    """The filters of each layer that `layers` chooses as in `orthonormal`, of all shards, without a copy.
+    """The filters [groups, filters, values] of each layer that `layers` selects as in `orthonormal`, without a copy.
 
-    For each group of a convolution there are its filters: [groups, filters, values].
+    Filters that are sharded over processes are gathered.
     """
     return {name: _filters(layer) for name, layer in _chosen(model, layers).items()}
 
 
 def _measured(filters: Filters, reduce: str, measure: Measure, combine: Callable[[Tensor, int], Tensor]) -> Measured:
-    """Measures each group of filters and combines those of a layer; all groups of one shape are measured at once."""
+    """Measures each group of filters and combines the groups of a layer; groups of one shape are measured together."""
     if reduce not in ("sum", "layers"):
         raise ValueError(f"reduce must be 'sum' or 'layers', not {reduce!r}")
     alike: dict[Any, list[str]] = {}
@@ -147,22 +145,22 @@ def _chosen(model: nn.Module, layers: Choose) -> dict[str, nn.Module]:
         if _has_filters(layer) and (layers(name, layer) if callable(layers) else isinstance(layer, Decoupled))
     }
     if not found:
-        why = "`layers` chose none" if callable(layers) else "the model has no decoupled layers"
+        why = "`layers` selects none" if callable(layers) else "the model has no decoupled layers"
         raise ValueError(f"{why}: there are no filters to regularize; layers=lambda name, layer: True takes plain ones")
     return found
 
 
 def _has_filters(layer: nn.Module) -> bool:
-    # A transposed convolution has no filters that meet a patch.
+    # The filters of a transposed convolution are not applied to patches.
     return isinstance(layer, Decoupled | nn.Linear | _ConvNd) and not isinstance(layer, _ConvTransposeNd)
 
 
 def _filters(layer: nn.Module) -> Tensor:
     """The filters of each group: [groups, filters, values]."""
     weight: Any = layer.weight
-    if hasattr(weight, "full_tensor"):  # sharded: a filter must meet those of the other shards
+    if hasattr(weight, "full_tensor"):  # sharded: filters are compared across shards
         weight = weight.full_tensor()
-    # The order of the values is the same for all filters, and does not matter: as they lie, nothing has to be copied.
+    # Any order of the values will do if it is the same for all filters: the order in memory needs no copy.
     last = weight.movedim(1, -1)
     weight = last if last.is_contiguous() else weight
     return weight.flatten(1).unflatten(0, (getattr(layer, "groups", 1), -1))
@@ -173,7 +171,7 @@ def _gram(filters: Tensor, normalize: bool) -> Tensor:
     products: Tensor = _Products.apply(filters)
     if not normalize:
         return products
-    # The norms are on the diagonal: the filters, of which there are far more numbers, need not be divided.
+    # The norms are on the diagonal: dividing the products is cheaper than dividing the filters.
     inverse = (_squared_norms(products) + NORM_EPS).rsqrt()
     return products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
 
@@ -181,13 +179,13 @@ def _gram(filters: Tensor, normalize: bool) -> Tensor:
 def _squared_norms(products: Tensor) -> Tensor:
     """Their diagonal."""
     if torch.compiler.is_compiling():
-        # Not as a view: torch may save it beside the products for a backward pass that writes over these first.
+        # Not a view: torch may save it with the products for a backward pass that overwrites them first.
         return products.where(_diagonal(products), 0.0).sum(-1)
     return products.diagonal(dim1=-2, dim2=-1)
 
 
 class _Products(torch.autograd.Function):
-    """W W^T of each block, whose gradient is one product, where torch takes two that are each other's mirror."""
+    """W W^T of each block; its gradient takes one product, where torch computes two that are transposes."""
 
     generate_vmap_rule = True
 
@@ -207,3 +205,19 @@ class _Products(torch.autograd.Function):
 
 def _diagonal(products: Tensor) -> Tensor:
     return torch.eye(products.shape[-1], dtype=torch.bool, device=products.device)
+
+
+def feature_incay(features: Tensor, eps: float = 1e-6) -> Tensor:
+    """The mean of 1 / (||x||^2 + eps), to be added to a loss: it makes features grow, small ones most.
+
+    Feature incay (Yuan et al., 2017) is the opposite of weight decay, for features. Use it with losses that depend on
+    ||x||.
+
+    Args:
+        features: [N, D]; the mean over an empty batch is nan.
+        eps: keeps value and gradient finite for zero features.
+    """
+    if features.dim() != 2:
+        raise ValueError(f"features must be [N, features], not {list(features.shape)}")
+    features = features.to(accumulation_dtype(features.dtype))
+    return (1 / (features.square().sum(1) + eps)).mean()

@@ -1,132 +1,102 @@
-"""The spec grammar: `mag(key=value,...)[&mag...]-angle(...)[+weighting]`."""
+"""Parses and writes `name(key=value,...)`, the parts of specs of operators, margins and adversaries."""
 
-import ast
 import dataclasses
-import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from dcnet.learnable import Learnable
-from dcnet.radius import Radius
+from dcnet.parameters import Learnable, Radius
+from dcnet.registry import Registry, quote
 
-GRAMMAR = "magnitude(key=value,...)[&magnitude...]-angle(...)[+weighting]"
-
-# More than any operator, margin or attack needs; what is longer takes long to read, and is no mistake of a person.
+# Longer than any operator, margin or adversary. A longer text takes long to parse.
 LONGEST = 5000
-# How much of a long one a message repeats.
-SHOWN = 200
 
-_TOKEN = re.compile(r"\s*([A-Za-z_]\w*|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[()=,&+-])")
-_WORDS = {"True": True, "true": True, "False": False, "false": False}
-_CALLS = {"radius": Radius, "learnable": Learnable}
-
-
-def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
-    """The error for a name that is not in a registry, be it a string or not: the known ones, and the nearest."""
-    names, text = list(known), str(name)
-    same_start = [other for other in names if text.startswith(other) or (text and other.startswith(text))]
-    near = same_start or difflib.get_close_matches(text.lower(), names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return ValueError(f"unknown {kind} {shown(name)}: known are {', '.join(names)}{hint}")
+_TOKEN = re.compile(
+    r"""\s*([A-Za-z_]\w*|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[()=,&+/-]|'[^']*'|"[^"]*")""", re.ASCII
+)
+_WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None}
+_NESTED = {"radius": Radius, "learnable": Learnable}
 
 
-def check_length(spec: str) -> None:
-    """Refuses a spec that is longer than any could be."""
-    if len(spec) > LONGEST:
-        raise ValueError(f"a spec must have at most {LONGEST} characters, not {len(spec)}: {shown(spec)}")
+def parse_call(text: str, registry: Registry[Any]) -> Any:
+    """The object of a spec such as `arcface(m=0.3)` or `pgd(epsilon=8/255)`, built by the dataclass of that name."""
+    name = text.partition("(")[0]
+    kind = registry.kind.split(" ", 1)[-1]
+    check_length(text)
+    made = registry[name]
+    reader = SpecReader(text, kind, f"{quote(name)} or {name}(name=number,...)", start=len(name))
+    built = reader.build(made, name)
+    reader.end()
+    return built
 
 
-def shown(text: object) -> str:
-    """What was given, for a message: in quotes, and its beginning where it is long."""
-    found = text if isinstance(text, str) else repr(text)
-    cut = found if len(found) <= SHOWN else found[:SHOWN]
-    return (repr(cut) if isinstance(text, str) else cut) + "..." * (cut is not found)
+def format_call(value: Any, name: str, write: Callable[[Any], str] = repr) -> str:
+    """`name(key=value,...)` with the fields that differ from their defaults; `parse_call` reads it back."""
+    changed = [
+        f"{declared.name}={_format_value(getattr(value, declared.name), write)}"
+        for declared in dataclasses.fields(value)
+        if getattr(value, declared.name) != declared.default
+    ]
+    return f"{name}({','.join(changed)})" if changed else name
 
 
-def made_by(registry: Mapping[str, Any], kind: str, spec: str) -> Any:
-    """The object of a spec such as `arcface(m=0.3)` or `pgd(epsilon=8/255)`, by the dataclass of that name."""
-    check_length(spec)
-    name, opened, text = spec.partition("(")
-    if name not in registry:
-        raise unknown(kind, name, registry)
-    given = _settings(registry[name], name, kind, spec, text) if opened else {}
-    try:
-        return registry[name](**given)
-    except (TypeError, OverflowError) as error:
-        # What is typed in is told as any other wrong value is.
-        raise ValueError(f"{shown(spec)} is no {kind}: {error}") from error
+def _format_value(value: Any, write: Callable[[Any], str]) -> str:
+    if not isinstance(value, Radius | Learnable):
+        return write(value)
+    call = format_call(value, type(value).__name__)
+    return call if call.endswith(")") else f"{call}()"
 
 
-def _settings(made: Any, name: str, kind: str, spec: str, text: str) -> dict[str, Any]:
-    """The values between the parentheses of a spec."""
-    known = {declared.name for declared in dataclasses.fields(made) if declared.init}
-    try:
-        call = ast.parse(f"f({text}", mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-            raise ValueError(text)
-        found = [(str(word.arg), _literal(word.value)) for word in call.keywords]
-    except (SyntaxError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError):
-        raise ValueError(f"{shown(spec)} is no {kind}: write it as {name} or {name}(name=number,...)") from None
-    names = [key for key, _ in found]
-    if strange := sorted(set(names) - known):
-        raise ValueError(
-            f"{name} has no {shown(strange[0])} in {shown(spec)}: it has {', '.join(sorted(known)) or 'nothing'}"
-        )
-    if twice := [key for key in names if names.count(key) > 1]:
-        raise ValueError(
-            f"{twice[0]!r} of {name} is given {names.count(twice[0])} times in {shown(spec)}: give it once"
-        )
-    return dict(found)
+def check_length(text: str) -> None:
+    if len(text) > LONGEST:
+        raise ValueError(f"a spec must have at most {LONGEST} characters, not {len(text)}: {quote(text)}")
 
 
-def _literal(node: ast.expr) -> Any:
-    """The value of a literal, or of one divided by another, as epsilons are written."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        over, under = (ast.literal_eval(part) for part in (node.left, node.right))
-        if not all(isinstance(part, int | float) for part in (over, under)):
-            raise ValueError("only numbers can be divided")
-        return over / under
-    return ast.literal_eval(node)
+class SpecReader:
+    """A cursor over the tokens of a spec.
 
+    Args:
+        text: the whole spec.
+        kind: what it describes, for error messages.
+        grammar: how to write one, for error messages.
+        start: where to start in the text.
+    """
 
-class Spec:
-    """A cursor over the tokens of one spec."""
-
-    def __init__(self, text: str):
+    def __init__(self, text: str, kind: str, grammar: str, start: int = 0):
         check_length(text)
-        self.text = text
-        self.tokens = self._split(text)
-        self.at = 0
-        # The Radius or Learnable whose values are read, which hold no other.
+        self.text, self.kind, self.grammar = text, kind, grammar
+        self.tokens = self._split(text, start)
+        self.position = 0
+        # The Radius or Learnable that is being read; neither contains another.
         self.inside = ""
 
-    def _split(self, text: str) -> list[str]:
-        tokens, position = [], 0
-        while position < len(text.rstrip()):
-            match = _TOKEN.match(text, position)
+    def _split(self, text: str, start: int) -> list[str]:
+        tokens, end = [], len(text.rstrip())
+        while start < end:
+            match = _TOKEN.match(text, start)
             if match is None:
-                raise self.error(f"{text[position:].strip()[0]!r} is not understood")
+                raise self.error(f"unexpected {text[start:].strip()[0]!r}")
             tokens.append(match[1])
-            position = match.end()
+            start = match.end()
         return tokens
 
     def error(self, why: str) -> ValueError:
-        return ValueError(f"operator spec {shown(self.text)} does not parse: {why}; write {GRAMMAR}")
+        return ValueError(f"invalid {self.kind} {quote(self.text)}: {why}; write {self.grammar}")
 
     def peek(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+        return self.tokens[self.position] if self.position < len(self.tokens) else ""
 
     def take(self, expected: str = "") -> str:
         token = self.peek()
         if not token or (expected and token != expected):
-            raise self.error(f"expected {expected or 'a name'!r}, found {token or 'the end'!r}")
-        self.at += 1
+            raise self.error(f"expected {expected or 'a value'!r}, found {token or 'the end'!r}")
+        self.position += 1
         return token
 
     def skip(self, token: str) -> bool:
+        """Takes the token if it is the next one."""
         found = self.peek() == token
-        self.at += found
+        self.position += found
         return found
 
     def word(self, what: str) -> str:
@@ -134,23 +104,26 @@ class Spec:
             raise self.error(f"expected {what}, found {self.peek() or 'the end'!r}")
         return self.take()
 
-    def call(self, registry: Mapping[str, Any], kind: str) -> Any:
-        """`name` or `name(key=value,...)`, made into an object by the registry's class."""
-        name = self.word(f"the name of {kind}")
-        if name not in registry:
-            raise unknown(kind.split()[-1], name, registry)
+    def call(self, registry: Registry[Any]) -> Any:
+        """`name` or `name(key=value,...)`, as an object of the registry's class."""
+        name = self.word(f"the name of {registry.kind}")
         return self.build(registry[name], name)
 
     def build(self, made: Any, name: str) -> Any:
-        known = [declared.name for declared in dataclasses.fields(made)]
+        """An object of the dataclass, with the values in parentheses that follow."""
+        known = [declared.name for declared in dataclasses.fields(made) if declared.init]
         given: dict[str, Any] = {}
         for key, value in self.arguments():
             if key not in known:
-                raise self.error(f"{name} has no {key!r}, only {', '.join(known)}")
+                raise self.error(f"{name} has no {quote(key)}, only {', '.join(known) or 'its name'}")
             if key in given:
                 raise self.error(f"{key!r} of {name} is given twice")
             given[key] = value
-        return made(**given)
+        try:
+            return made(**given)
+        except (TypeError, OverflowError) as error:
+            # In text a wrong type is a wrong value.
+            raise ValueError(f"invalid {self.kind} {quote(self.text)}: {error}") from error
 
     def arguments(self) -> Iterator[tuple[str, Any]]:
         """The `key=value` pairs in parentheses, if there are any."""
@@ -164,21 +137,36 @@ class Spec:
                 self.take(",")
 
     def value(self, key: str) -> Any:
+        """A number, a quotient of two as in 8/255, True, False, None, a string, Radius(...) or Learnable(...)."""
         token = self.take()
         if token in _WORDS:
             return _WORDS[token]
-        if token.lower() in _CALLS:
-            if self.inside:
-                raise self.error(f"{key!r} of {self.inside} must be a number, True or False, not {token}(...)")
-            self.inside = token
-            built = self.build(_CALLS[token.lower()], token)
-            self.inside = ""
-            return built
+        if token.lower() in _NESTED:
+            return self._nested(key, token)
+        if token[0] in "'\"":
+            return token[1:-1]
+        number = self._number(token)
+        if not self.skip("/"):
+            return number
+        try:
+            return number / self._number(self.take())
+        except ArithmeticError as error:
+            raise self.error(f"{key!r} of {quote(token)}/... fails: {error}") from None
+
+    def _nested(self, key: str, name: str) -> Any:
+        if self.inside:
+            raise self.error(f"{key!r} of {self.inside} must be a number, True or False, not {name}(...)")
+        self.inside = name
+        built = self.build(_NESTED[name.lower()], name)
+        self.inside = ""
+        return built
+
+    def _number(self, token: str) -> float:
         try:
             return float(token) if re.search(r"[.eE]", token) else int(token)
         except ValueError:
-            raise self.error(f"{shown(token)} is not a number, True, False, Radius(...) or Learnable(...)") from None
+            raise self.error(f"{quote(token)} is not a number, True, False, Radius(...) or Learnable(...)") from None
 
     def end(self) -> None:
         if self.peek():
-            raise self.error(f"{self.peek()!r} is left over")
+            raise self.error(f"unexpected {self.peek()!r} at the end")

@@ -1,4 +1,4 @@
-"""Public oracles: run them on an operator or a layer of your own."""
+"""Checks for custom operators and layers: equation, gradients, finite values and claims."""
 
 import copy
 from collections.abc import Sequence
@@ -20,24 +20,23 @@ def assert_decoupled(
     seed: int = 0,
     factors: Sequence[float] = (0.0, 1e-20, 1e15),
 ) -> None:
-    """Raises AssertionError unless the layer is h(||w||, ||x||) * g(theta), with right gradients, everywhere finite.
+    """Raises AssertionError unless the layer computes h(||w||, ||x||) * g(theta), with right gradients, all finite.
 
-    The layer is compared in float64 with the naive formulation: every patch cut out, normed and multiplied. Then come
-    gradients against finite differences, zero, tiny and huge inputs in float32, and what the operator claims of itself:
-    that it is unweighted, that it has a bound, that its spec parses back. The layer is not changed.
+    The layer is compared in float64 with the naive formulation, which cuts out every patch. Then its gradients are
+    compared with finite differences, its outputs for zero, tiny and huge inputs in float32 must be finite, and the
+    claims of its operator must hold: that it is unweighted, that it has a bound, that its spec parses back.
 
     Args:
-        layer: any decoupled layer; its state is kept.
-        input: what to try it on; small and random by default. Keep it away from kinks of your own functions.
+        layer: any decoupled layer; its state does not change.
+        input: the test input; small and random by default. Keep it away from kinks of custom functions.
         seed: of the random input.
-        factors: what to multiply the input by when looking for values that are not finite.
+        factors: multiples of the input for which all values must be finite.
     """
     if not isinstance(layer, Decoupled):
-        raise TypeError(f"a decoupled layer is needed, not {layer!r}")
+        raise TypeError(f"layer must be a decoupled layer, not {layer!r}")
     if "blend" in layer._buffers:
-        raise ValueError(
-            f"a layer that blends with the plain one is not h * g: its blend is {layer.get_buffer('blend').item():g}"
-        )
+        blend = layer.get_buffer("blend").item()
+        raise ValueError(f"a layer with a blend is not h * g: give one without, not with a blend of {blend:g}")
     layer = copy.deepcopy(layer).double().requires_grad_()
     x = small_input(layer, seed) if input is None else input.detach().to(layer.weight)
     for mode in (True, False):
@@ -58,7 +57,7 @@ def small_input(layer: Decoupled, seed: int = 0) -> Tensor:
 
 
 def naive(layer: Decoupled, x: Tensor) -> Tensor:
-    """f(w, x) + bias by cutting out every patch, with no care for speed; state is read and not updated."""
+    """f(w, x) + bias by slowly cutting out every patch; reads the state of the layer without updating it."""
     if isinstance(layer, _ConvNd) and x.dim() < layer.weight.dim():
         return naive(layer, x.unsqueeze(0)).squeeze(0)
     patches = cut_patches(layer, x) if isinstance(layer, _ConvNd) else x.unsqueeze(-2)
@@ -72,12 +71,12 @@ def naive(layer: Decoupled, x: Tensor) -> Tensor:
 
 
 def _root(squares: Tensor) -> Tensor:
-    # Zeros without eps, as of a padded corner, have the cosine 0 and not 0 / 0.
+    # Patches of zeros without eps, as in a padded corner, have the cosine 0 and not 0 / 0.
     return squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt()
 
 
 def cut_patches(layer: _ConvNd, x: Tensor) -> Tensor:
-    """Every patch that a convolution meets: [N, C, *in] -> [N, *out, groups, values of a filter]."""
+    """Every patch of a convolution: [N, C, *in] -> [N, *out, groups, values of a filter]."""
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
     spatial = len(layer.kernel_size)
@@ -95,7 +94,7 @@ def _magnitude_times_angle(layer: Decoupled, n: Tensor, w_norm: Tensor, cos: Ten
         for name, value in layer.constants().items()
     }
     near = {name: value * mean if op.slots[name].relative else value for name, value in constants.items()}
-    factor = op.weighting.factor(w_norm, lambda norm: op.h(norm, constants), op.alpha(constants))
+    factor = op.factor(w_norm, constants)
     return factor * op.h(op.weighting.argument(w_norm, n), near) * op.g(cos, constants)
 
 
@@ -146,8 +145,10 @@ def _assert_claims(layer: Decoupled, x: Tensor) -> None:
     bound = op.properties().bound
     if bound is not None and out.abs().max() > bound * (1 + 1e-9):
         _fail(layer, f"says it is bounded by {bound:g} but gives {out.abs().max().item():g}")
-    own = isinstance(op.angle, angle.Own) or any(isinstance(part, magnitude.Own) for part in op.magnitude.parts)
-    if not own and not _parses_back(op):
+    custom = isinstance(op.angle, angle.Custom) or any(
+        isinstance(part, magnitude.Custom) for part in op.magnitude.parts
+    )
+    if not custom and not _parses_back(op):
         _fail(layer, "has a spec that does not parse back to it; is every part of it registered?")
     with torch.no_grad():
         bare.weight.mul_(1e3)

@@ -1,15 +1,15 @@
-"""How the norm of the filter enters the magnitude (Section 3.5)."""
+"""Weightings: how the filter norm ||w|| enters the magnitude (Section 3.5)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from dcnet.device import Block, device_function, tl  # noqa: F401 - the interpreter of Triton asks for it
-from dcnet.part import Value
+from dcnet.component import Value
+from dcnet.device_functions import Block, device_function, tl  # noqa: F401 - the interpreter of Triton asks for it
+from dcnet.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,12 @@ class Weighting:
     """h(||w||, ||x||) = factor(||w||) * h(argument(||w||, ||x||)).
 
     `weighted` says that ||w|| matters at all, `keeps_bound` that a bounded magnitude stays bounded, `multiplies` that
-    the factor is ||w|| itself, `nonnegative` that the factor is never negative, whatever h is, and `divides` that the
-    factor is divided by the magnitude's scale.
+    the factor is ||w|| itself, `nonnegative` that the factor is never negative for any h, `divides` that the
+    factor is divided by the magnitude's scale, and `uses_magnitude` that the factor needs h(||w||); without it `factor`
+    gets None as h.
 
     `device(||w||, h(||w||), scale)` gives a and b of a * h(b * ||x||), the derivatives of both by ||w||, and those of a
-    by h(||w||) and by the scale; see `dcnet.device`.
+    by h(||w||) and by the scale; see `dcnet.device_functions`.
     """
 
     name: ClassVar[str]
@@ -31,30 +32,26 @@ class Weighting:
     multiplies: ClassVar[bool] = False
     nonnegative: ClassVar[bool] = True
     divides: ClassVar[bool] = False
+    uses_magnitude: ClassVar[bool] = False
     device: ClassVar[Any] = None
 
-    def factor(self, w_norm: Tensor, h: Callable[[Tensor], Tensor], scale: Value) -> Value:
+    def factor(self, w_norm: Tensor, h: Tensor | None, scale: Value) -> Value:
         return 1.0
 
     def argument(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         return x_norm
 
     def bound(self, bound: float, scale: float) -> float:
-        """The bound of the weighted magnitude, given the magnitude's own."""
+        """The bound of the weighted magnitude, from that of the magnitude."""
         return bound
 
 
-registry: dict[str, Weighting] = {}
+registry: Registry[Weighting] = Registry("a weighting", identifiers=True)
 
 
 def register(weighting: type[Weighting]) -> type[Weighting]:
-    """Enters a weighting into the registry under its name."""
-    if not weighting.name.isidentifier():
-        raise ValueError(f"the name of a weighting must be one word of letters, digits and _, not {weighting.name!r}")
-    if weighting.name in registry:
-        owner = type(registry[weighting.name]).__name__
-        raise ValueError(f"{weighting.name!r} is taken: {owner} is a weighting of that name")
-    registry[weighting.name] = weighting()
+    """A class decorator that adds a weighting to the registry by its name."""
+    registry.add(weighting.name, weighting())
     return weighting
 
 
@@ -65,7 +62,7 @@ def _unweighted(norm: Block, h: Block, scale: Block) -> Block:
 
 @register
 class Unweighted(Weighting):
-    """h(||x||): all filters count the same."""
+    """h(||x||): the filter norm does not matter."""
 
     name = "unweighted"
     equation = "{x}"
@@ -88,7 +85,7 @@ class LinearlyWeighted(Weighting):
     keeps_bound = False
     multiplies = True
 
-    def factor(self, w_norm: Tensor, h: Callable[[Tensor], Tensor], scale: Value) -> Value:
+    def factor(self, w_norm: Tensor, h: Tensor | None, scale: Value) -> Value:
         return w_norm
 
 
@@ -123,9 +120,11 @@ class Product(Weighting):
     device = staticmethod(_product)
     nonnegative = False
     divides = True
+    uses_magnitude = True
 
-    def factor(self, w_norm: Tensor, h: Callable[[Tensor], Tensor], scale: Value) -> Value:
-        return h(w_norm) / scale
+    def factor(self, w_norm: Tensor, h: Tensor | None, scale: Value) -> Value:
+        assert h is not None
+        return h / scale
 
     def bound(self, bound: float, scale: float) -> float:
         return bound * bound / abs(scale)

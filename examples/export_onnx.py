@@ -12,9 +12,9 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 
 import dcnet
+from dcnet.cli.options import Parser, one_operator, run_program, whole_number, writable
 from dcnet.export import export_onnx
-from dcnet.folding import fold
-from dcnet.report.options import Parser, at_least, one_operator, run, writable
+from dcnet.inference.fold_network import fold
 
 
 def network(operator: str) -> nn.Module:
@@ -46,7 +46,7 @@ def main() -> None:
     about = "operator of the convolutions (%(default)s)"
     parser.add_argument("--operator", type=one_operator, default="tanh-cos", metavar="SPEC", help=about)
     about = "passes over the training images (%(default)s)"
-    parser.add_argument("--epochs", type=at_least(1), default=10, metavar="N", help=about)
+    parser.add_argument("--epochs", type=whole_number(1), default=10, metavar="N", help=about)
     about = "the ONNX file (%(default)s)"
     parser.add_argument("--out", type=writable, default="runs/digits.onnx", metavar="FILE", help=about)
     options = parser.parse_args()
@@ -75,4 +75,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

@@ -11,8 +11,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import dcnet
-from dcnet.models.timm_import import import_timm
-from dcnet.report.options import Parser, run
+from dcnet.cli.options import Parser, run_program
+from dcnet.models.timm_models import import_timm
 
 Images = tuple[Tensor, Tensor]
 
@@ -66,4 +66,4 @@ def main(epochs: int = 6, tuning_epochs: int = 3) -> None:
 
 if __name__ == "__main__":
     Parser(description=__doc__).parse_args()
-    run(main)
+    run_program(main)

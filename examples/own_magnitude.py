@@ -12,9 +12,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 import dcnet
+from dcnet.cli.options import Parser, run_program
+from dcnet.component import Value, constant
 from dcnet.magnitude import Magnitude
-from dcnet.part import Value, constant
-from dcnet.report.options import Parser, run
 from dcnet.testing import assert_decoupled
 
 
@@ -63,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

@@ -22,10 +22,10 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 import dcnet
+from dcnet.cli.options import Parser, one_operator, run_program, whole_number, writable
 from dcnet.environment import environment
 from dcnet.export import export_onnx
 from dcnet.files import write_atomically
-from dcnet.report.options import Parser, at_least, one_operator, run, writable
 
 CHANNELS = 64
 REPEATS = 100
@@ -129,9 +129,9 @@ def main() -> None:
     about = "operator of the convolutions; give the option once for each (conv and tanh-cos)"
     parser.add_argument("--operator", type=one_operator, action="append", metavar="SPEC", help=about)
     about = "passes over the training images (%(default)s)"
-    parser.add_argument("--epochs", type=at_least(1), default=10, metavar="N", help=about)
+    parser.add_argument("--epochs", type=whole_number(1), default=10, metavar="N", help=about)
     about = "images in a batch (%(default)s)"
-    parser.add_argument("--batch", type=at_least(1), default=32, metavar="N", help=about)
+    parser.add_argument("--batch", type=whole_number(1), default=32, metavar="N", help=about)
     about = "the record (%(default)s)"
     parser.add_argument("--out", type=writable, default="runs/int8_cpu.json", metavar="FILE", help=about)
     options = parser.parse_args()
@@ -157,4 +157,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

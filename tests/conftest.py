@@ -1,7 +1,9 @@
 import dataclasses
+import functools
+import itertools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ if not torch.cuda.is_available():
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import dcnet
-from dcnet.models.timm_import import import_timm
+from dcnet.models.timm_models import import_timm
 
 # The workers of pytest-xdist share the cores: more threads than that only get in each other's way.
 torch.set_num_threads(1)
@@ -51,14 +53,48 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def all_operators() -> list[str]:
-    """Every magnitude x angle x weighting of the registries, with what is learned by default."""
+def pairwise(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """The combinations of values, one of each axis, that cover every pair of values of two axes; few, not fewest."""
+    combinations = {each: set(itertools.combinations(enumerate(each), 2)) for each in itertools.product(*axes)}
+    uncovered, chosen = set().union(*combinations.values()), []
+    while uncovered:
+        chosen.append(max(combinations, key=lambda each: len(combinations[each] & uncovered)))
+        uncovered -= combinations[chosen[-1]]
+    return chosen
+
+
+def combination_params(*axes: Iterable[Any]) -> list[Any]:
+    """All combinations of values as parameters of a test; those that are not pairwise are slow."""
+    quick, lists = set(pairwise(*axes)), [list(axis) for axis in axes]
     return [
-        f"{magnitude}-{angle}" + ("" if weighting == "unweighted" else f"+{weighting}")
-        for magnitude in dcnet.magnitude.registry
-        for angle in dcnet.angle.registry
-        for weighting in dcnet.weighting.registry
+        pytest.param(*each, id="-".join(map(str, each)), marks=[] if each in quick else pytest.mark.slow)
+        for each in itertools.product(*lists)
     ]
+
+
+def _spec(magnitude: str, angle: str, weighting: str) -> str:
+    return f"{magnitude}-{angle}" + ("" if weighting == "unweighted" else f"+{weighting}")
+
+
+@functools.cache
+def all_operators() -> tuple[str, ...]:
+    """Every magnitude x angle x weighting of the registries, with the constants learned that are by default."""
+    names = itertools.product(dcnet.magnitude.registry, dcnet.angle.registry, dcnet.weighting.registry)
+    return tuple(_spec(*each) for each in names)
+
+
+@functools.cache
+def pairwise_operators() -> tuple[str, ...]:
+    """Operators that cover every pair of magnitude, angle and weighting."""
+    names = pairwise(dcnet.magnitude.registry, dcnet.angle.registry, dcnet.weighting.registry)
+    return tuple(_spec(*each) for each in names)
+
+
+def operator_params(specs: Iterable[str] | None = None) -> list[Any]:
+    """Specs, all operators by default, as parameters of a test; those that are not pairwise are slow."""
+    quick = set(pairwise_operators())
+    chosen = all_operators() if specs is None else specs
+    return [pytest.param(spec, id=spec, marks=[] if spec in quick else pytest.mark.slow) for spec in chosen]
 
 
 def fixed_radius(operator: str, radius: float) -> dcnet.Operator:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 # Where their programs find what they share.
 HERE = Path(__file__).parent
-FOLDERS = (HERE, HERE / "training")
+FOLDERS = (HERE,)
 # Seconds that no process of a test takes, on a busy machine neither.
 PATIENCE = 300.0
 

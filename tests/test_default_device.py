@@ -10,7 +10,7 @@ import torch
 import dcnet
 from dcnet import verification
 from dcnet.robustness import attacks, corruptions
-from dcnet.robustness.certifying import certify
+from dcnet.robustness.certificates.certificate import certify
 
 GENERATOR = torch.Generator().manual_seed(0)
 EMBEDDINGS, PEOPLE = torch.randn(40, 8, generator=GENERATOR), torch.arange(40) % 8
@@ -54,7 +54,11 @@ MEASURED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MEASURED)
+# AutoAttack consists of attacks that are here by themselves.
+SLOW = {"autoattack": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in MEASURED])
 def test_another_default_changes_nothing(name: str):
     """The device "meta" stands for a GPU: a tensor that is made there has no values, and meets no other."""
     expected = MEASURED[name]()

@@ -1,5 +1,7 @@
 """What docs/extending.md and docs/reproducing.md add to the repository is found there by the command line."""
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -7,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from docs_pages import ROOT, blocks
+from helpers.docs_pages import ROOT, blocks
 
 # The heading, the file that its first block goes into, and what then tells of it.
 ADDED = {
@@ -15,7 +17,7 @@ ADDED = {
     "An angle": ("angle.py", ("list operators", "cubic")),
     "A margin": ("losses/margins.py", ("list margins", "both")),
     "A network": ("models/tiny.py", ("list models", "tiny")),
-    "An attack": ("robustness/methods/noise.py", None),
+    "An attack": ("robustness/noise.py", None),
     "A data set": ("data/shades.py", ("list datasets", "shades")),
     "An experiment": ("experiments/catalogue/own.py", ("reproduce digits_by_operator --status", "after an epoch")),
 }
@@ -44,24 +46,40 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def told(root: Path, words: str) -> str:
-    """What the command prints that is in the folder."""
-    command = [sys.executable, "-m", "dcnet", *words.split()]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+# Prints a line for each command, and what it prints after it, in one process, since each takes seconds to import torch.
+SCRIPT = """
+import json, sys
+from dcnet.cli.app import main
+for words in json.loads(sys.argv[1]):
+    print("$", words, flush=True)
+    assert main(words.split()) == 0
+import dcnet.robustness.attacks as attacks
+print("$ attack", attacks.noise)
+"""
+COMMANDS = list(dict.fromkeys([tells[0] for _, tells in ADDED.values() if tells] + ["reproduce widths --status"]))
+
+
+@pytest.fixture(scope="module")
+def outputs(extended: Path) -> dict[str, str]:
+    """What the commands print in the extended copy."""
+    command = [sys.executable, "-c", SCRIPT, json.dumps(COMMANDS)]
+    environment = {**os.environ, "PYTHONPATH": str(extended)}
+    done = subprocess.run(
+        command, cwd=extended, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    parts = (part.partition("\n") for part in done.stdout.split("$ ")[1:])
+    return {words: printed for words, _, printed in parts}
 
 
 @pytest.mark.parametrize(("words", "expected"), [tells for _, tells in ADDED.values() if tells])
-def test_what_a_page_adds_is_found(extended: Path, words: str, expected: str):
-    assert expected in told(extended, words)
+def test_an_extension_of_the_page_is_listed(outputs: dict[str, str], words: str, expected: str):
+    assert expected in outputs[words]
 
 
-def test_a_table_of_ones_own_is_found(extended: Path):
-    assert "Digits, test error in %" in told(extended, "reproduce widths --status")
+def test_an_experiment_of_reproducing_is_listed(outputs: dict[str, str]):
+    assert "Digits, test error in %" in outputs["reproduce widths --status"]
 
 
-def test_an_attack_of_ones_own_is_a_function(extended: Path):
-    code = "import dcnet.robustness.attacks as attacks; print(attacks.noise)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=extended, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_a_custom_attack_is_a_function(outputs: dict[str, str]):
+    assert any(words.startswith("attack <function noise") for words in outputs)

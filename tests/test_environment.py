@@ -1,4 +1,4 @@
-"""Records say where they were measured."""
+"""The description of the machine in records, and the number of workers."""
 
 import os
 import subprocess
@@ -10,13 +10,13 @@ import torch
 from dcnet import environment
 
 
-def test_a_machine_without_a_gpu_says_nothing_of_one(monkeypatch: pytest.MonkeyPatch):
+def test_environment_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert {"cpu", "cores", "threads", "torch", "dcnet"} <= set(environment.environment())
     assert not {"gpu", "cuda"} & set(environment.environment())
 
 
-def test_a_gpu_is_named_with_what_runs_on_it(monkeypatch: pytest.MonkeyPatch):
+def test_environment_with_a_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"NVIDIA {index}")
     found = environment.environment()
@@ -24,16 +24,13 @@ def test_a_gpu_is_named_with_what_runs_on_it(monkeypatch: pytest.MonkeyPatch):
     assert {"cuda", "cudnn", "triton"} <= set(found)
 
 
-def test_a_package_that_is_not_there_has_no_version():
+def test_version_of_a_missing_package():
     assert environment._version("no-such-package") is None
     assert environment._version("torch")
 
 
-# --- cores ---
-
-
-def test_workers_and_threads_follow_the_cores_that_a_process_may_use(monkeypatch: pytest.MonkeyPatch):
-    """torch warns of more workers than that, and a cluster may grant one core of many."""
+def test_workers_and_threads_follow_cpu_affinity(monkeypatch: pytest.MonkeyPatch):
+    """torch warns about more workers than cores, and a cluster may grant one core of many."""
     one = min(os.sched_getaffinity(0))
     code = (
         f"import os; os.sched_setaffinity(0, [{one}]); import torch; "
@@ -46,9 +43,7 @@ def test_workers_and_threads_follow_the_cores_that_a_process_may_use(monkeypatch
 
 
 @pytest.mark.parametrize(("cores", "processes", "workers"), [(2, 1, 2), (64, 1, 8), (8, 4, 2), (2, 4, 1)])
-def test_workers_are_shared_by_the_processes_that_train(
-    monkeypatch: pytest.MonkeyPatch, cores: int, processes: int, workers: int
-):
+def test_workers_are_divided_among_processes(monkeypatch: pytest.MonkeyPatch, cores: int, processes: int, workers: int):
     monkeypatch.setattr(environment, "available_cores", lambda: cores)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     assert environment.default_workers() == workers

@@ -5,12 +5,15 @@ import itertools
 import pytest
 import reference
 import torch
-from conftest import all_operators
+from conftest import combination_params, operator_params
 from torch import Tensor
 
 import dcnet
 
-NAMES = list(itertools.product(dcnet.magnitude.registry, dcnet.angle.registry, dcnet.weighting.registry))
+NAMES = [
+    pytest.param(each.values, id=each.id, marks=each.marks)
+    for each in combination_params(dcnet.magnitude.registry, dcnet.angle.registry, dcnet.weighting.registry)
+]
 RADII = [0.7, 1.3, 2.9, 0.4]
 
 
@@ -25,14 +28,14 @@ def layer_and_input(names: tuple[str, str, str], radius: object = None) -> tuple
     return layer, torch.randn(2, 3, 5, 4, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("names", NAMES, ids="-".join)
+@pytest.mark.parametrize("names", NAMES)
 def test_relative_radius_per_channel(names: tuple[str, str, str]) -> None:
     layer, x = layer_and_input(names)
     expected = reference.convolution(names, x, layer.weight.detach(), RADII, relative=True)
     torch.testing.assert_close(layer(x).detach(), expected, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("names", NAMES, ids="-".join)
+@pytest.mark.parametrize("names", NAMES)
 def test_fixed_absolute_radius(names: tuple[str, str, str]) -> None:
     layer, x = layer_and_input(names, radius=3.5)
     expected = reference.convolution(names, x, layer.weight.detach(), [3.5] * 4)
@@ -53,10 +56,10 @@ CONSTANTS = {
 ANGLES = {"sigmoid(k=0.05)": {"k": 0.05}, "power(p=3.5)": {"p": 3.5}, "cos": {}, "relucos": {}}
 
 
-@pytest.mark.parametrize("learnable", [False, True])
-@pytest.mark.parametrize("weighting", dcnet.weighting.registry)
-@pytest.mark.parametrize("angle", ANGLES)
-@pytest.mark.parametrize("magnitude", CONSTANTS)
+@pytest.mark.parametrize(
+    ("magnitude", "angle", "weighting", "learnable"),
+    combination_params(CONSTANTS, ANGLES, dcnet.weighting.registry, (False, True)),
+)
 def test_other_constants_fixed_and_learned(magnitude: str, angle: str, weighting: str, learnable: bool) -> None:
     if learnable:
         magnitude = magnitude[:-1] + ",learnable=True)"
@@ -113,7 +116,7 @@ def test_functions_of_ones_own(own: str) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("operator", all_operators())
+@pytest.mark.parametrize("operator", operator_params())
 def test_gradients(operator: str, training: bool) -> None:
     layer = dcnet.DecoupledConv2d(2, 2, 2, operator=operator, dtype=torch.float64).train(training)
     # Where the two sides of the spline are equally high, as at the start, it has a kink.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import all_operators, fixed_radius
+from conftest import all_operators, fixed_radius, operator_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,7 +69,7 @@ def test_unweighted_operators_ignore_the_norm_of_filters(operator, scale):
 WEIGHTED = [name for name in all_operators() if "+linear" in name or ("+" in name and not name.startswith("sphere"))]
 
 
-@pytest.mark.parametrize("operator", WEIGHTED)
+@pytest.mark.parametrize("operator", operator_params(WEIGHTED))
 def test_weighted_operators_do_not(operator):
     # Norms of about 0.6 and 0.1, where no magnitude has saturated yet.
     assert not torch.allclose(apply(operator, weight=W * 0.1), apply(operator, weight=W * 0.02))
@@ -120,7 +120,7 @@ def test_bounds_hold_for_any_input_and_filter(operator, x_scale, w_scale, seed):
         assert y.abs().max().item() <= bound * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("operator", [name for name in all_operators() if name not in BOUNDED])
+@pytest.mark.parametrize("operator", operator_params([name for name in all_operators() if name not in BOUNDED]))
 def test_unbounded_operators_really_grow(operator):
     op = fixed_radius(operator, 2.5)
     factor = 1e8

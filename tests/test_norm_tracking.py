@@ -1,12 +1,25 @@
-"""Running mean norms: those that training leaves behind, and those from data."""
+"""Running mean norms from data, and mean norms that processes share."""
+
+import copy
+import datetime
+import pickle
+import time
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 import dcnet
+from dcnet.interrupts import end_process
+from dcnet.kernels import dispatch
+
+# --- running mean norms: those that training leaves behind, and those from data ---
 
 
 def network():
@@ -51,7 +64,7 @@ def test_a_failure_leaves_the_means_as_they_were():
 
 def test_one_tensor_is_no_list_of_batches():
     """Its images would be taken for batches of one, which layers take, too."""
-    with pytest.raises(TypeError, match=r"a list of batches, not one tensor: give \[x\]"):
+    with pytest.raises(TypeError, match=r"an iterable of batches, not one tensor: give \[x\]"):
         dcnet.update_norms(network(), torch.randn(4, 3, 8, 8))
 
 
@@ -65,9 +78,16 @@ def test_the_count_is_that_of_the_batches_in_the_mean():
     assert model[0].num_batches_tracked == model[0].mean_norm == 0
 
 
-@pytest.mark.parametrize("operator", ["tanh-cos", "ball-cos"])
-def test_evaluation_is_within_a_point_of_training_mode_after_100_steps(operator):
-    """Without batch normalisation norms grow by a multiple in these steps, which a decay of 0.999 hardly notices."""
+@pytest.mark.parametrize(
+    ("operator", "steps"),
+    [
+        ("tanh-cos", 100),
+        pytest.param("tanh-cos", 300, marks=pytest.mark.slow),
+        pytest.param("ball-cos", 300, marks=pytest.mark.slow),
+    ],
+)
+def test_evaluation_is_within_a_point_of_training_mode_after_100_steps(operator, steps):
+    """Without batch normalization norms grow by a multiple in these steps, to which a decay of 0.999 hardly adapts."""
     torch.manual_seed(0)
     digits = load_digits()
     x, y = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(digits.target)
@@ -75,7 +95,7 @@ def test_evaluation_is_within_a_point_of_training_mode_after_100_steps(operator)
     body = [module for layer in layers for module in (layer, nn.ReLU())]
     model = nn.Sequential(*body, nn.Flatten(), dcnet.DecoupledLinear(1024, 64, operator=operator), nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    for step in range(300):
+    for step in range(steps):
         chosen = torch.randint(len(x), (64,))
         optimizer.zero_grad()
         cross_entropy(model(x[chosen]), y[chosen]).backward()
@@ -113,3 +133,229 @@ def test_a_state_dict_of_plain_layers_adds_no_count():
     plain = nn.Sequential(nn.Conv2d(3, 4, 3))
     missing = nn.Sequential(dcnet.DecoupledConv2d(3, 4, 3)).load_state_dict(plain.state_dict(), strict=False)
     assert missing.missing_keys == ["0.radius", "0.mean_norm", "0.num_batches_tracked"]
+
+
+# --- several processes with a share of the batch each, against one process with all of it ---
+
+
+PROCESSES, STEPS = 2, 2
+# A process waits for the others as long as this, and the test for all of them.
+PATIENCE, DEADLINE = 60, 240
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+NETWORKS = ["conv2d", "linear", "sum of magnitudes", "weighted"]
+
+
+def shared_network(kind):
+    torch.manual_seed(1)
+    relative = {"sum of magnitudes": "tanh&log-cos", "weighted": "seg(learnable=True)-sigmoid+product"}
+    operator = relative.get(kind, "tanh-cos")
+    if kind == "linear":
+        layers = [dcnet.DecoupledLinear(6, 5, operator=operator), nn.ELU(), dcnet.DecoupledLinear(5, 4)]
+    else:
+        convolutions = {"padding": 1, "operator": operator}
+        layers = [dcnet.DecoupledConv2d(4, 6, 3, **convolutions), nn.ELU()]
+        layers += [dcnet.DecoupledConv2d(6, 4, 3, groups=2, **convolutions)]
+    return nn.Sequential(*layers).double()
+
+
+def batches(kind):
+    """One batch for each step, whose first half has far smaller norms than the second."""
+    torch.manual_seed(2)
+    shape = (8, 6) if kind == "linear" else (8, 4, 5, 5)
+    sizes = torch.tensor([0.3] * 4 + [3.0] * 4, dtype=torch.float64).view(-1, *[1] * (len(shape) - 1))
+    return [torch.randn(shape, dtype=torch.float64) * sizes for _ in range(STEPS)]
+
+
+def share(batch, rank):
+    return batch.chunk(PROCESSES)[rank]
+
+
+def trained(model, inputs):
+    """Outputs and gradients of each step, and the running means after all."""
+    results = {}
+    for step, x in enumerate(inputs):
+        model.zero_grad()
+        x = x.clone().requires_grad_()
+        output = model(x)
+        (output * output.detach().cos()).flatten(1).sum(1).mean().backward()
+        results |= {f"{step} output": output.detach(), f"{step} input": x.grad}
+        results |= {f"{step} {name}": value.grad.clone() for name, value in plain_names(model.named_parameters())}
+    return results | {name: value.clone() for name, value in plain_names(model.named_buffers())}
+
+
+def plain_names(named):
+    return [(name.removeprefix("module.").removeprefix("_orig_mod."), value) for name, value in named]
+
+
+# --- what each process does ---
+
+
+def in_one_process(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=PROCESSES,
+        timeout=datetime.timedelta(seconds=PATIENCE),
+    )
+    results = {}
+    for kind in NETWORKS:
+        inputs = [share(batch, rank) for batch in batches(kind)]
+        results[kind] = trained(DistributedDataParallel(dcnet.sync_norms(shared_network(kind))), inputs)
+        results[f"{kind} apart"] = trained(DistributedDataParallel(shared_network(kind)), inputs)
+    results |= edges(rank)
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+    end_process()
+
+
+def edges(rank):
+    """What else is asked of two processes."""
+    inputs = [share(batch, rank) for batch in batches("conv2d")]
+    both, alone = dist.new_group(), [dist.new_group([other]) for other in range(PROCESSES)][rank]
+    named = copy.deepcopy(dcnet.sync_norms(shared_network("conv2d"), both))
+    results = {"group": trained(DistributedDataParallel(named), inputs)}
+    results["group of one"] = trained(dcnet.sync_norms(shared_network("conv2d"), alone), inputs)
+    results["alone"] = trained(shared_network("conv2d"), inputs)
+    marked = pickle.loads(pickle.dumps(dcnet.sync_norms(shared_network("conv2d"))))
+    results["evaluation"] = {"output": marked.eval()(inputs[0]).detach()}
+    results["update"] = updated(copy.deepcopy(marked), inputs)
+    compiled = torch.compile(copy.deepcopy(marked).train(), backend="aot_eager")
+    results["compiled"] = trained(DistributedDataParallel(compiled), inputs)
+    uneven = batches("conv2d")[0][slice(0, 5) if rank == 0 else slice(5, 8)]
+    results["uneven"] = {"output": marked.train()(uneven).detach()}
+    return results
+
+
+def updated(model, data):
+    dcnet.update_norms(model, data)
+    return dict(model.named_buffers())
+
+
+# --- what is compared ---
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The results of every process."""
+    folder = tmp_path_factory.mktemp("processes")
+    context = mp.start_processes(in_one_process, (str(folder),), PROCESSES, join=False, start_method="spawn")
+    deadline = time.monotonic() + DEADLINE
+    try:
+        while not context.join(timeout=1):
+            assert time.monotonic() < deadline, "the processes wait for each other"
+    finally:
+        for process in context.processes:
+            process.kill()
+    return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
+
+
+def expected(kind, rank):
+    """What one process computes from the joint batch, as far as it concerns this one."""
+    results = trained(shared_network(kind), batches(kind))
+    for name in results:
+        if name.endswith("output"):
+            results[name] = share(results[name], rank)
+        elif name.endswith("input"):
+            results[name] = PROCESSES * share(results[name], rank)
+    return results
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_processes_compute_what_one_does_with_the_joint_batch(found, kind):
+    for rank, results in enumerate(found):
+        torch.testing.assert_close(results[kind], expected(kind, rank), **EXACT)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_without_it_they_do_not(found, kind):
+    """So that the test above can fail."""
+    for rank, results in enumerate(found):
+        wanted = expected(kind, rank)
+        for name, value in results[f"{kind} apart"].items():
+            # Both have seen as many batches.
+            if value.is_floating_point():
+                assert (value - wanted[name]).norm() > 1e-4 * wanted[name].norm(), name
+
+
+def test_a_group_may_be_named(found):
+    for rank, results in enumerate(found):
+        torch.testing.assert_close(results["group"], expected("conv2d", rank), **EXACT)
+        torch.testing.assert_close(results["group of one"], results["alone"], rtol=0, atol=0)
+
+
+def test_a_compiled_network_gives_the_same(found):
+    for rank, results in enumerate(found):
+        torch.testing.assert_close(results["compiled"], expected("conv2d", rank), **EXACT)
+
+
+def test_evaluation_does_not_wait_for_others(found):
+    for rank, results in enumerate(found):
+        wanted = shared_network("conv2d").eval()(share(batches("conv2d")[0], rank))
+        torch.testing.assert_close(results["evaluation"]["output"], wanted, rtol=0, atol=0)
+
+
+def test_shares_of_different_sizes_have_one_mean(found):
+    wanted = shared_network("conv2d")(batches("conv2d")[0])
+    outputs = torch.cat([results["uneven"]["output"] for results in found])
+    torch.testing.assert_close(outputs, wanted, **EXACT)
+
+
+def test_running_means_from_the_shares_are_those_from_the_joint_batches(found):
+    wanted = updated(shared_network("conv2d"), batches("conv2d"))
+    for results in found:
+        torch.testing.assert_close(results["update"], wanted, **EXACT)
+
+
+# --- without other processes ---
+
+
+def test_one_process_alone_changes_nothing():
+    model, marked = shared_network("conv2d"), dcnet.sync_norms(shared_network("conv2d"))
+    assert list(marked.state_dict()) == list(model.state_dict())
+    torch.testing.assert_close(trained(marked, batches("conv2d")), trained(model, batches("conv2d")), rtol=0, atol=0)
+
+
+def test_one_process_alone_compiles_without_graph_breaks():
+    torch.compiler.reset()
+    model, marked = shared_network("conv2d"), dcnet.sync_norms(shared_network("conv2d"))
+    x = batches("conv2d")[0]
+    torch.testing.assert_close(torch.compile(marked, fullgraph=True, backend="aot_eager")(x), model(x), **EXACT)
+    torch.testing.assert_close(dict(marked.named_buffers()), dict(model.named_buffers()), **EXACT)
+
+
+def test_only_layers_with_a_relative_radius_are_marked():
+    model = nn.Sequential(dcnet.DecoupledLinear(3, 4), dcnet.DecoupledLinear(4, 2, operator="sphere-cos"), nn.ReLU())
+    assert dcnet.sync_norms(model) is model
+    assert model[0].sync is not None
+    assert model[1].sync is None
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_share_too(copied):
+    assert copied(dcnet.sync_norms(shared_network("linear")))[0].sync == dcnet.norms.Processes()
+
+
+def test_a_named_group_is_copied_but_not_pickled():
+    model = dcnet.sync_norms(shared_network("linear"), group=object())
+    assert copy.deepcopy(model)[0].sync is model[0].sync
+    with pytest.raises(TypeError, match="cannot be pickled: pickle the state_dict"):
+        pickle.dumps(model)
+
+
+def test_kernels_step_aside_where_processes_share(monkeypatch):
+    layer = dcnet.sync_norms(dcnet.DecoupledConv2d(3, 4, 3))
+    with torch._subclasses.FakeTensorMode():
+        x, w = torch.empty(2, 3, 5, 5, device="cuda"), torch.empty(4, 3, 3, 3, device="cuda")
+
+    def fits():
+        return dispatch.fits(x, w, None, 0, 1, {**layer.options(), "constants": None})
+
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    assert fits()
+    with mock.patch.object(dcnet.norms.Processes, "several", True):
+        assert not fits()
+        layer.eval()
+        assert fits()

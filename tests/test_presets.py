@@ -44,7 +44,7 @@ def test_constants_angle_and_weighting_come_by_name():
     )
     assert str(layer.operator) == "seg(learnable=True,slope=0.2,radius=2.0)-sqcos+linear"
     assert layer.bias is None
-    with pytest.raises(TypeError, match=r"SegConv2d takes no 'slop': beside .* only learnable, scale, slope"):
+    with pytest.raises(TypeError, match=r"SegConv2d takes no 'slop', only learnable, scale, slope"):
         presets.SegConv2d(4, 6, 3, slop=0.2)
     with pytest.raises(TypeError, match="SphereConv2d takes no 'operator'"):
         presets.SphereConv2d(4, 6, 3, operator="tanh-cos")

@@ -1,4 +1,4 @@
-"""Regularizers against plain loops over filters, and what they are there to bring about."""
+"""Regularizers compared with loops over filters, and their effect."""
 
 import collections
 import copy
@@ -46,7 +46,7 @@ def groups_of(layer):
 
 
 def loop_over(layer, measure, normalize):
-    """The measure of every pair of filters of a group, itself included, added up."""
+    """The sum of a measure over all pairs of filters of a group, including a filter with itself."""
     total = 0.0
     for group in groups_of(layer):
         group = [w / w.norm() for w in group] if normalize else group
@@ -99,7 +99,7 @@ def test_energy_is_the_loop_over_pairs(power, half_space):
 
 
 def test_half_space_is_the_energy_of_filters_and_negatives():
-    """Up to the pairs of a filter with its own negative, at distance 2, which nothing can change."""
+    """Except for the constant pairs of a filter with its own negative, at distance 2."""
     filters, count = torch.randn(5, 3, dtype=torch.float64), 5
     half = hyperspherical_energy(layer_of(filters), half_space=True).item() * 2 * count * (2 * count - 2)
     both = hyperspherical_energy(layer_of(torch.cat([filters, -filters]))).item() * 2 * count * (2 * count - 1)
@@ -128,13 +128,13 @@ def test_orthonormal_filters_cost_nothing():
     assert orthonormal(layer_of(scaled), normalize=False).item() == pytest.approx(9 + 64 + 225 + 576)
 
 
-def test_both_constraints_coincide_on_normalised_filters():
+def test_both_constraints_coincide_on_normalized_filters():
     model = mixed_network()
     torch.testing.assert_close(orthonormal(model, normalize=True), orthogonal(model, normalize=True))
 
 
 @pytest.mark.parametrize("regularizer", [orthonormal, hyperspherical_energy])
-def test_filters_that_are_normalised_may_have_any_norm(regularizer):
+def test_filters_that_are_normalized_may_have_any_norm(regularizer):
     filters = torch.randn(6, 9)
     norms = torch.logspace(-3, 3, 6).unsqueeze(1)
     torch.testing.assert_close(regularizer(layer_of(filters * norms)), regularizer(layer_of(filters)))
@@ -154,7 +154,7 @@ def test_descending_makes_filters_orthonormal():
 
 @pytest.mark.parametrize("power", [0, 1, 2])
 def test_equal_angles_have_the_least_energy(power):
-    """n + 1 filters in n dimensions spread furthest as the corners of a simplex."""
+    """n + 1 filters in n dimensions are farthest apart as the corners of a simplex."""
     corners = torch.eye(5, dtype=torch.float64) - 1 / 5
     least = hyperspherical_energy(layer_of(corners), power=power)
     for _ in range(50):
@@ -187,7 +187,7 @@ def test_filters_that_coincide_or_vanish_have_finite_gradients(power, half_space
 
 @pytest.mark.parametrize("power", [0, 1, 2])
 def test_the_cosine_of_filters_that_coincide_may_round_to_more_than_one(power):
-    """Their squared distance is then no less than 0, and eps is what is left of it."""
+    """Their squared distance is clamped to 0, and eps is added."""
     directions = torch.randn(200, 1, 9, generator=torch.Generator().manual_seed(0))
     sizes = torch.tensor([1.0, 3.0]).view(2, 1)
     model = nn.Sequential(*(layer_of(direction * sizes) for direction in directions))
@@ -197,7 +197,7 @@ def test_the_cosine_of_filters_that_coincide_may_round_to_more_than_one(power):
     assert (found <= most * (1 + 1e-5)).all()
 
 
-def test_a_filter_does_not_meet_itself_even_where_that_would_overflow():
+def test_a_filter_is_not_compared_with_itself_even_if_that_would_overflow():
     layer = layer_of(torch.eye(3))
     value = hyperspherical_energy(layer, power=60)
     value.backward()
@@ -255,7 +255,7 @@ def test_ten_layers_of_a_shape_are_no_more_work_than_one(regularizer, dtype, lay
 
 @pytest.mark.parametrize("regularizer", EVERY)
 def test_layers_together_give_what_each_gives_alone(regularizer):
-    """Of the same shape and of others, lying in memory one way or the other, with their gradients."""
+    """For equal and different shapes and memory layouts, with gradients."""
     shapes = [(4, 6, 3, 1), (4, 6, 3, 2), (4, 6, 3, 1), (4, 6, 1, 1), (4, 6, 3, 2), (2, 6, 3, 1)]
     model = nn.Sequential(
         *[dcnet.DecoupledConv2d(*shape[:3], groups=shape[3], operator="linear-cos") for shape in shapes]
@@ -292,7 +292,7 @@ def test_half_precision_and_autocast_compute_in_float32(regularizer):
 @pytest.mark.filterwarnings("ignore")  # of torch, while it compiles
 @pytest.mark.parametrize("regularizer", EVERY)
 def test_compiles_without_graph_breaks(regularizer):
-    """To code of its own, not only to a graph: there a backward pass was given memory that it still had to read."""
+    """With inductor, not only to a graph: there a backward pass overwrote memory that it still had to read."""
     torch.compiler.reset()
     model = nn.Sequential(dcnet.DecoupledConv2d(4, 6, 3), dcnet.DecoupledConv2d(4, 6, 3), nn.Linear(3, 2)).double()
 
@@ -316,10 +316,10 @@ def test_layers_are_chosen_by_name_and_type(regularizer):
 
 
 @pytest.mark.parametrize("regularizer", EVERY)
-def test_wrong_arguments_are_refused_in_one_sentence(regularizer):
+def test_invalid_arguments_are_rejected(regularizer):
     with pytest.raises(ValueError, match="the model has no decoupled layers"):
         regularizer(nn.Linear(3, 2))
-    with pytest.raises(ValueError, match="`layers` chose none"):
+    with pytest.raises(ValueError, match="`layers` selects none"):
         regularizer(nn.Linear(3, 2), layers=lambda name, layer: False)
     with pytest.raises(ValueError, match="'decoupled' or a function of name and layer, not 'conv'"):
         regularizer(mixed_network(), layers="conv")
@@ -327,8 +327,8 @@ def test_wrong_arguments_are_refused_in_one_sentence(regularizer):
         regularizer(mixed_network(), reduce="mean")
 
 
-def test_energy_refuses_powers_and_eps_that_make_no_sense():
-    with pytest.raises(ValueError, match="power must be 0 or more, not -1"):
+def test_energy_rejects_invalid_powers_and_eps():
+    with pytest.raises(ValueError, match="power must not be negative, not -1"):
         hyperspherical_energy(mixed_network(), power=-1)
     with pytest.raises(ValueError, match="eps must be positive, not 0"):
         hyperspherical_energy(mixed_network(), eps=0)

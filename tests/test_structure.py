@@ -1,8 +1,10 @@
-"""The codebase keeps its own rules: imports go down only, and the map of the paper leads somewhere."""
+"""Rules of the codebase: floors of imports, names of modules, and the map of the paper."""
 
 import ast
+import collections
 import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,26 +14,27 @@ PACKAGE = ROOT / "dcnet"
 
 # From the bottom up; a module may import from its own floor and from those below.
 FLOORS = [
-    ["arrays", "files", "output", "escapes", "device", "environment", "interruption", "ending", "opaque", "limits"],
-    ["learnable"],
-    ["radius"],
-    ["part"],
-    ["magnitude", "angle", "weighting", "spec"],
+    ["registry", "files", "terminal", "table", "device_functions", "environment", "exit_codes", "interrupts", "lazy"],
+    ["checks", "clamp", "modes", "tracing"],
+    ["parameters"],
+    ["spec"],
+    ["component"],
+    ["magnitude", "angle", "weighting"],
     ["operator"],
-    ["norms", "meeting", "equation"],
+    ["norms", "eager"],
     ["kernels"],
     ["functional"],
     ["layers"],
     ["presets", "testing"],
     ["convert", "losses", "norm_tracking", "optim", "regularizers"],
-    ["folded"],
-    ["folding"],
+    ["inference"],
     ["export"],
     ["models"],
     ["data"],
+    ["ascent"],
+    ["training"],
     ["verification"],
     ["robustness"],
-    ["training"],
     ["experiments"],
     ["report"],
     ["bench"],
@@ -41,30 +44,68 @@ FLOORS = [
 LEVEL = {name: level for level, floor in enumerate(FLOORS) for name in floor}
 
 
+# Imports inside functions: optional packages, and those that only some calls need.
+IMPORTED_LATE = {
+    "data/mnist.py": {"sklearn", "sklearn.model_selection"},
+    "training/checkpoints.py": {"torch.distributed.tensor"},
+}
+
+
 def modules():
     return [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
+
+
+def place(path):
+    return path.relative_to(PACKAGE).as_posix()
 
 
 def room(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imported_rooms(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
+def imported(tree):
+    """The modules that are imported anywhere in a tree; dcnet's own modules by their whole names."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module == "dcnet":
-            names = [f"dcnet.{alias.name}" for alias in node.names]
+            yield from (f"dcnet.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            names = [node.module]
-        yield from (name.split(".")[1] for name in names if name.startswith("dcnet."))
+            yield node.module
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_down_only(path):
-    for imported in imported_rooms(path):
-        assert LEVEL[imported] <= LEVEL[room(path)], f"{room(path)} imports {imported}, which lies above it"
+def test_imports_go_down_only():
+    found = [
+        f"{place(path)} imports {name}, which lies above it"
+        for path in modules()
+        for name in imported(ast.parse(path.read_text()))
+        if name.startswith("dcnet.") and LEVEL[name.split(".")[1]] > LEVEL[room(path)]
+    ]
+    assert found == []
+
+
+def test_no_two_modules_have_the_same_name():
+    names = collections.Counter(path.name for path in modules() if path.name != "__init__.py")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_functions_import_only_what_few_calls_need():
+    late = collections.defaultdict(set)
+    for path in modules():
+        functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+        for name in (name for function in functions for name in imported(function)):
+            if name.split(".")[0] not in sys.stdlib_module_names:
+                late[place(path)].add(name)
+    assert late == IMPORTED_LATE
+    assert sum(map(len, IMPORTED_LATE.values())) <= 15
+
+
+def test_the_guide_lists_every_module_with_what_belongs_there():
+    (tree,) = re.findall(r"```text\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    rows = [line.split(maxsplit=1) for line in tree.splitlines() if line.strip()]
+    assert [row for row in rows if len(row) < 2] == []
+    listed = [path for path, _ in rows if path.endswith(".py")]
+    assert sorted(listed) == sorted(place(path) for path in modules() if not path.name.startswith("__"))
 
 
 def map_rows():

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from conftest import all_operators
+from conftest import operator_params
 
 import dcnet
 from dcnet.testing import assert_decoupled
 
 
-@pytest.mark.parametrize("operator", all_operators())
+@pytest.mark.parametrize("operator", operator_params())
 def test_passes_every_operator(operator):
     assert_decoupled(dcnet.DecoupledConv2d(4, 6, 3, stride=2, padding=1, groups=2, operator=operator))
 
@@ -64,7 +64,7 @@ def test_refuses_what_is_not_finite():
 
 
 def test_needs_a_decoupled_layer():
-    with pytest.raises(TypeError, match="a decoupled layer is needed, not Conv2d"):
+    with pytest.raises(TypeError, match="layer must be a decoupled layer, not Conv2d"):
         assert_decoupled(torch.nn.Conv2d(3, 4, 3))
 
 
@@ -72,7 +72,7 @@ def test_a_frozen_parameter_is_no_matter_and_a_blend_is():
     layer = dcnet.DecoupledConv2d(2, 3, 3)
     layer.radius.requires_grad_(False)
     assert_decoupled(layer)
-    with pytest.raises(ValueError, match=r"blends with the plain one is not h \* g: its blend is 0.5"):
+    with pytest.raises(ValueError, match=r"with a blend is not h \* g: give one without, not with a blend of 0.5"):
         assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, blend=0.5))
 
 

@@ -1,1 +1,5 @@
-"""Benchmarks of layers, training steps and inference, against torch's own layers in the same run."""
+"""Benchmarks of layers, heads, training steps and inference, relative to plain PyTorch layers."""
+
+from dcnet.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,28 +1,41 @@
-"""What all benchmarks have in common: a configuration, groups of rows, and a record."""
+"""The base of all benchmarks: configuration, groups of rows, and the session that writes the record."""
 
+import functools
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
-from dcnet.bench.meter import Clock, Meter
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from dcnet.bench.meter import Call, Clock, Meter, Stopwatch, summarize, time_rounds
+from dcnet.environment import commit, environment
+from dcnet.exit_codes import FAILED, INTERRUPTED
+from dcnet.files import write_json
+from dcnet.report import drawing, speed_plots
+from dcnet.report.speed_tables import terminal_tables
+from dcnet.terminal import lasting_console
 
 Row = dict[str, Any]
 
 
 class Steps:
-    """Hears of every step of the work; this one does not listen."""
+    """Receives progress; this one ignores it."""
 
     def say(self, text: str) -> None:
-        """Takes note of what comes next."""
+        """Describes the next step."""
 
     def advance(self) -> None:
-        """Takes note that a step is done."""
+        """Counts one finished step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What is asked of every benchmark."""
+    """Options of every benchmark."""
 
     device: str
     operators: list[str]
@@ -32,7 +45,7 @@ class Config:
 
 
 class Benchmark(ABC):
-    """Measures groups of rows, each with a base that it is compared with."""
+    """Measures groups of rows; ratios are relative to the base row of a group."""
 
     name: ClassVar[str]
 
@@ -42,24 +55,204 @@ class Benchmark(ABC):
     @property
     @abstractmethod
     def step_count(self) -> int:
-        """How often `measure` advances."""
+        """How often `measure` calls `steps.advance`."""
 
     @abstractmethod
     def measure(self, steps: Steps) -> Iterator[list[Row]]:
-        """Gives the rows of one group after the other."""
+        """Yields the rows of each group."""
 
     def prepare(self) -> dict[str, Any]:
-        """What is found out before all else, for the record."""
+        """Entries of the record that are measured first."""
         return {}
 
     def summary(self, results: list[Row]) -> dict[str, Any]:
-        """What follows from the results, for the record."""
+        """Entries of the record that are computed from the results."""
         return {}
 
     def described(self) -> dict[str, Any]:
-        """The configuration, for the record."""
+        """The configuration as the record stores it."""
         return asdict(self.config)
 
     def rounds(self, clocks: Iterable[Clock]) -> int:
-        """The rounds of one group that is timed by these clocks."""
+        """The number of rounds for a group timed by these clocks."""
         return sum(sum(clock.rounds(self.config.warmup, self.config.repeats)) for clock in clocks)
+
+
+Made = TypeVar("Made")
+
+
+class Group:
+    """The rows of a group by name; one of them is the base of all ratios.
+
+    `wrong` of a row says why its results are wrong, `failed` why it did not run; both are None otherwise.
+    """
+
+    def __init__(self, benchmark: Benchmark, base: str, rows: Mapping[str, Row], steps: Steps):
+        self.benchmark, self.base, self.rows, self.steps = benchmark, base, rows, steps
+        for row in rows.values():
+            row.update(wrong=None, failed=None)
+
+    def attempt(self, name: str, action: Callable[[], Made]) -> Made | None:
+        """The result of the action; an exception (out of memory, a failed compilation or capture) marks the row."""
+        try:
+            return action()
+        except Exception as error:  # Compilers raise any type.
+            self.rows[name]["failed"] = f"{type(error).__name__}: {first_line(str(error))}"
+            return None
+
+    def sound(self, calls: Mapping[str, Call]) -> dict[str, Call]:
+        """The calls of rows that are neither wrong nor failed; empty if the base row is wrong or failed."""
+        good = {name: call for name, call in calls.items() if not self._spoiled(name)}
+        if self.base in good:
+            return good
+        for name in good:
+            self.rows[name]["failed"] = f"{self.base}, the base of its ratios, was not timed"
+        return {}
+
+    def _spoiled(self, name: str) -> bool:
+        return bool(self.rows[name]["wrong"] or self.rows[name]["failed"])
+
+    def weigh(self, forward: Mapping[str, Call], training: Mapping[str, Call]) -> None:
+        """Stores the memory of every row."""
+        meter = self.benchmark.meter
+        for name in self.sound(training):
+            weigh = functools.partial(meter.memory_mib, forward[name], training[name])
+            self.note_memory(name, self.attempt(name, weigh))
+
+    def note_memory(self, name: str, mib: float | None) -> None:
+        entry, base = self.benchmark.meter.memory_name, self.rows[self.base]
+        if mib is not None:
+            self.rows[name][entry] = mib
+            self.rows[name]["memory_ratio"] = mib / base[entry] if entry in base else None
+
+    def time(self, calls: Mapping[str, Call], entry: str, clocks: Sequence[Clock] | None = None) -> None:
+        """Stores times and launches under `entry` of every row; `clocks` defaults to those of the meter."""
+        # The main clock runs last, when the others have warmed up the device.
+        for clock in reversed(clocks or self.benchmark.meter.clocks):
+            self._note(entry, clock.prefix, self._read(clock, calls))
+        self._count_launches(calls, entry)
+
+    def _read(self, clock: Clock, calls: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
+        stopwatches: dict[str, Stopwatch] = {}
+        for name, call in self.sound(calls).items():
+            stopwatch = self.attempt(name, functools.partial(clock.start, call))
+            stopwatches.update({} if stopwatch is None else {name: stopwatch})
+        config = self.benchmark.config
+        if self.base not in stopwatches:
+            return {}
+        times = time_rounds(stopwatches, *clock.rounds(config.warmup, config.repeats), self.steps.advance)
+        return summarize(times, self.base)
+
+    def _note(self, entry: str, prefix: str, results: Mapping[str, Mapping[str, Any]]) -> None:
+        for name, result in results.items():
+            place = self.rows[name].setdefault(entry, {})
+            place.update({f"{prefix}{key}": value for key, value in result.items()})
+
+    def _count_launches(self, calls: Mapping[str, Call], entry: str) -> None:
+        counts = {name: self.benchmark.meter.launches(call) for name, call in self.sound(calls).items()}
+        for name, count in counts.items():
+            if count is not None:
+                self.rows[name][entry] |= {"launches": count, "launches_ratio": count / (counts[self.base] or 1)}
+
+
+def first_line(text: str) -> str:
+    """The first line that is not empty."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+
+
+def complaints(rows: Sequence[Row]) -> list[str]:
+    """An error message per row that was not timed."""
+    sentences = []
+    for row in rows:
+        if row["wrong"]:
+            sentences.append(f"{title(row)} is wrong and was not timed: {row['wrong']}")
+        elif row["failed"]:
+            sentences.append(f"{title(row)} failed and was not timed: {row['failed']}")
+    return sentences
+
+
+def skips(rows: Sequence[Row]) -> list[str]:
+    """A message per row that was skipped for lack of memory, which is not an error."""
+    return [row["skipped"] for row in rows if row.get("skipped")]
+
+
+def title(row: Row) -> str:
+    """The entries that identify a row: those before `wrong`; a flag is shown by its name if it is true."""
+    named = {name: row[name] for name in list(row)[: list(row).index("wrong")]}
+    words = [name if value is True else str(value) for name, value in named.items() if value is not False]
+    return ", ".join(words)
+
+
+class _Shown(Steps):
+    """A progress bar."""
+
+    def __init__(self, progress: Progress, total: int):
+        self.progress, self.task = progress, progress.add_task("starting", total=total)
+
+    def say(self, text: str) -> None:
+        self.progress.update(self.task, description=text)
+
+    def advance(self) -> None:
+        self.progress.advance(self.task)
+
+
+class Session:
+    """Runs one benchmark and writes its record after every group."""
+
+    def __init__(self, benchmark: Benchmark, json: Path | None, plot: Path | None, console: Console | None = None):
+        self.benchmark, self.json, self.plot = benchmark, json, plot
+        lasting, self.output = lasting_console(f"dcnet bench {benchmark.name}")
+        self.console = console or lasting
+        self.record: dict[str, Any] = {"benchmark": benchmark.name, "complete": False, "config": benchmark.described()}
+
+    def run(self) -> int:
+        """Returns the exit code: 1 if a row is wrong or failed, 130 after an interruption."""
+        try:
+            self._measure()
+        except KeyboardInterrupt:
+            return self._stop()
+        for table in terminal_tables(self.record):
+            self.console.print(table)
+        self._write_all()
+        for skip in skips(self.record["results"]):
+            print(f"dcnet bench {self.benchmark.name}: {skip}", file=sys.stderr)
+        problems = complaints(self.record["results"])
+        for problem in problems:
+            print(f"dcnet bench {self.benchmark.name}: {problem}", file=sys.stderr)
+        return FAILED if problems else self.output.code
+
+    def _measure(self) -> None:
+        torch.set_num_threads(self.benchmark.config.threads)
+        self.record |= {"commit": commit(), "environment": environment(), "results": []}
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self.console) as progress:
+            steps = _Shown(progress, self.benchmark.step_count)
+            self.record |= self.benchmark.prepare()
+            for rows in self.benchmark.measure(steps):
+                self.record["results"] += rows
+                self._write()
+        self.record |= {"complete": True, **self.benchmark.summary(self.record["results"])}
+
+    def _stop(self) -> int:
+        """Writes the rows measured before the interruption."""
+        measured = self.record.get("results", [])
+        said = "nothing was measured"
+        if measured:
+            said = f"{len(measured)} results were measured"
+            self.record |= self.benchmark.summary(measured)
+            self._write()
+            said += f" and are in {self.json}" if self.json else " and are lost without --json"
+        print(f"dcnet bench {self.benchmark.name}: interrupted: {said}", file=sys.stderr)
+        return INTERRUPTED
+
+    def _write(self) -> None:
+        if self.json:
+            write_json(self.json, self.record)
+
+    def _write_all(self) -> None:
+        self._write()
+        if self.plot:
+            drawing.save(speed_plots.benchmark_plot(self.record), self.plot)
+        for path in (self.json, self.plot):
+            if path:
+                self.console.print(f"wrote {path}", soft_wrap=True, highlight=False)

@@ -1,18 +1,65 @@
-"""What a device can tell of a call: its time, its memory, its launches."""
+"""Measures time, memory and kernel launches of a call; CPU meter and peak memory of a process."""
 
+import ctypes
+import functools
 import gc
+import math
+import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dcnet import bench
 from dcnet.bench.shapes import Ceilings
-from dcnet.bench.timing import Stopwatch
+
+# Each call returns the milliseconds of one measured call.
+Stopwatch = Callable[[], float]
+
+
+def time_rounds(
+    stopwatches: Mapping[str, Stopwatch], warmup: int, repeats: int, after_round: Callable[[], None] = lambda: None
+) -> dict[str, list[float]]:
+    """Reads every stopwatch once per round, each round starting with the next one, and drops the warmup rounds."""
+    names = list(stopwatches)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(warmup + repeats):
+        first = i % max(len(names), 1)
+        for name in [*names[first:], *names[:first]]:
+            times[name].append(stopwatches[name]())
+        after_round()
+    return {name: taken[warmup:] for name, taken in times.items()}
+
+
+def summarize(times: Mapping[str, Sequence[float]], base: str) -> dict[str, dict[str, Any]]:
+    """Median and quartiles, and the ratio of medians to the base with the quartiles of the per-round ratios."""
+    quartiles = functools.partial(statistics.quantiles, n=4, method="inclusive")
+    results = {}
+    for name, taken in times.items():
+        low, median, high = quartiles(taken)
+        ratio_low, _, ratio_high = quartiles([own / other for own, other in zip(taken, times[base], strict=True)])
+        results[name] = {
+            "ms": median,
+            "ms_quartiles": [low, high],
+            "ratio": median / statistics.median(times[base]),
+            "ratio_quartiles": [ratio_low, ratio_high],
+        }
+    return results
+
+
+def geometric_mean(ratios: Iterable[float | None]) -> float | None:
+    """The geometric mean; None if a ratio is unknown."""
+    known = list(ratios)
+    if not known or None in known:
+        return None
+    return math.exp(statistics.fmean(math.log(ratio) for ratio in known if ratio is not None))
+
 
 Call = Callable[[], object]
 MIB = 2**20
@@ -20,19 +67,19 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Clock:
-    """One way to take the time of a call; `prefix` tells its entries in a record from those of the others."""
+    """A way to time calls; `prefix` starts the names of its entries in a record."""
 
     prefix: str
     start: Callable[[Call], Stopwatch]
     most_rounds: int | None = None
 
     def rounds(self, warmup: int, repeats: int) -> tuple[int, int]:
-        """The rounds of the warmup and those that count: fewer than are asked for, if each of them is many calls."""
+        """Warmup and measured rounds; fewer than requested if one round makes many calls."""
         return (warmup, repeats) if self.most_rounds is None else (min(warmup, 1), min(repeats, self.most_rounds))
 
 
 class Meter(ABC):
-    """Measures calls on one kind of device."""
+    """Measures calls on one type of device."""
 
     device: ClassVar[str]
     memory_name: ClassVar[str]
@@ -42,36 +89,36 @@ class Meter(ABC):
     @property
     @abstractmethod
     def clocks(self) -> tuple[Clock, ...]:
-        """The ways to take times, of which the first one counts."""
+        """All clocks, the main one first."""
 
     @property
     def host_clock(self) -> Clock:
-        """The clock of calls as the host makes them, one by one."""
+        """Times calls launched from the host."""
         return self.clocks[0]
 
     @property
     def call_clock(self) -> Clock:
-        """The clock of single calls, of which none is made but those that are asked for."""
+        """Times single calls, without extra warmup calls."""
         return self.clocks[0]
 
     @abstractmethod
     def memory_mib(self, forward: Call, training: Call) -> float:
-        """What a record holds by `memory_name`."""
+        """The memory that a record stores as `memory_name`."""
 
     def launches(self, call: Call) -> int | None:
-        """How often the call asks the device to do something, where that is a cost."""
+        """The number of kernel launches, if the device has any."""
         return None
 
     def allocated_mib(self) -> float:
-        """What is taken of the device's memory, where that is known."""
+        """Allocated device memory; 0 if unknown."""
         return 0.0
 
     def free(self) -> None:
-        """Gives back what is no longer used."""
+        """Frees unused memory."""
         gc.collect()
 
     def ceilings(self, dtype: torch.dtype, tries: int = 10) -> Ceilings:
-        """The bytes a second of a large copy, read and written, and the operations a second of a large product."""
+        """Bytes per second of a large copy, reads and writes, and operations per second of a large product."""
         source = torch.zeros(self.copied_bytes // 4, device=self.device)
         target = torch.empty_like(source)
         copying = self._best(lambda: target.copy_(source), tries)
@@ -79,7 +126,7 @@ class Meter(ABC):
         return Ceilings(1000 * 2 * self.copied_bytes / copying, max(rates))
 
     def products(self, dtype: torch.dtype) -> list[tuple[int, Call]]:
-        """Calls that compute as fast as the device can, each with its floating-point operations."""
+        """Calls at peak compute speed, each with its floating-point operations."""
         side = self.matrix_side
         matrix = torch.randn(side, side, device=self.device).to(dtype)
         product = torch.empty_like(matrix)
@@ -91,7 +138,7 @@ class Meter(ABC):
 
 
 class Cpu(Meter):
-    """Wall times, and what the forward pass keeps for the backward pass."""
+    """Wall time, and the memory that the forward pass keeps for the backward pass."""
 
     device = "cpu"
     memory_name = "kept_mib"
@@ -106,7 +153,7 @@ class Cpu(Meter):
         return kept_mib(forward)
 
     def products(self, dtype: torch.dtype) -> list[tuple[int, Call]]:
-        """Convolutions come from another library than products of matrices, which is faster on some processors."""
+        """Also a convolution, which uses another library that is faster on some processors."""
         images = torch.randn(8, 256, 16, 16).to(dtype).to(memory_format=torch.channels_last)
         filters = torch.randn(256, 256, 3, 3).to(dtype).to(memory_format=torch.channels_last)
         flops = 2 * images.numel() * 256 * 9
@@ -123,7 +170,7 @@ def wall_time(call: Call) -> Stopwatch:
 
 
 def kept_mib(forward: Call) -> float:
-    """The MiB that the forward pass leaves for the backward pass, input and filters included."""
+    """MiB that the forward pass keeps for the backward pass, including input and filters."""
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -132,16 +179,91 @@ def kept_mib(forward: Call) -> float:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        # Held to the end, or what it keeps would be freed and its place used again.
+        # Keep the output alive: otherwise its memory is freed and reused.
         _output = forward()
     return sum(kept.values()) / MIB
 
 
+def default_threads(device: str) -> int:
+    """Threads of torch: 2 on the cpu, so that machines compare; torch's own number on cuda."""
+    return 2 if device == "cpu" else torch.get_num_threads()
+
+
 def meter_of(device: str) -> Meter:
     """The meter of `cpu` or `cuda`."""
-    if device == "cpu":
-        return Cpu()
-    # Setting a GPU up takes time, and is of no use elsewhere.
-    from dcnet.bench.cuda import Cuda
+    return Cpu() if device == "cpu" else bench.cuda_meter.Cuda()
 
-    return Cuda()
+
+GIB = 2**30
+STATUS, INFO, REFERENCES = (Path("/proc", name) for name in ("self/status", "meminfo", "self/clear_refs"))
+# Fraction of the free memory. On a CPU the system may kill the process, and other processes need memory.
+USABLE = {"cpu": 0.9, "cuda": 1.0}
+
+
+def free_bytes(device: str) -> float:
+    """Free memory of the device; infinite if unknown."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    return _entry(INFO, "MemAvailable") or math.inf
+
+
+def usable_bytes(device: str) -> float:
+    """Memory that a head may use."""
+    return USABLE[device] * free_bytes(device)
+
+
+class Peak:
+    """Peak memory of calls in bytes above the level at construction; None if unknown."""
+
+    def __init__(self, device: str):
+        self.device = device
+        tidy(device)
+        self.before = torch.cuda.memory_allocated() if device == "cuda" else _entry(STATUS, "VmRSS")
+
+    def of(self, call: Call) -> int | None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            call()
+            torch.cuda.synchronize()
+            return torch.cuda.max_memory_allocated() - (self.before or 0)
+        return self._of_process(call)
+
+    def _of_process(self, call: Call) -> int | None:
+        tidy(self.device)
+        try:
+            # Writing 5 resets the high-water mark.
+            REFERENCES.write_text("5", encoding="utf-8")
+        except OSError:
+            return None
+        call()
+        highest = _entry(STATUS, "VmHWM")
+        return None if highest is None or self.before is None else highest - self.before
+
+
+def tidy(device: str) -> None:
+    """Returns unused memory to the device or the system."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        return
+    try:
+        # Otherwise the process keeps freed small blocks, and the next peak would not include them.
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):
+        return
+
+
+def out_of_memory(error: Exception) -> bool:
+    """True if the call ran out of memory; on a CPU torch reports it only in the message."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def _entry(file: Path, name: str) -> int | None:
+    """An entry of a file in /proc, which counts in kB, in bytes."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
+    return int(found[0]) * 1024 if found else None

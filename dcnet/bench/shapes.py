@@ -1,15 +1,21 @@
-"""The layers that are timed, and the least time that any implementation of one could take."""
+"""Shapes of the timed layers, lower bounds of their times, and the naive formulation."""
 
 import re
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dcnet.layers import DecoupledConv2d
 
 PATTERN = re.compile(r"N(\d+)xC(\d+)x(\d+)(?:x(\d+))?(?:xK(\d+))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a device reaches at best: bytes and floating-point operations a second."""
+    """Peak speeds of a device: bytes and floating-point operations per second."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -17,19 +23,19 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Work:
-    """What cannot be avoided: every input read once, every output written once, every product formed."""
+    """Minimal work: every input read once, every output written once, every product computed."""
 
     bytes: int
     flops: int
 
     def floor_ms(self, ceilings: Ceilings) -> float:
-        """The milliseconds of the slower one of moving the bytes and computing, if both happen at once."""
+        """Lower bound of the time: the slower one of memory traffic and computation."""
         return 1000 * max(self.bytes / ceilings.bytes_per_s, self.flops / ceilings.flops_per_s)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A square filter that keeps the size of the images, with as many filters as channels, stride 1 and no bias."""
+    """A square convolution with as many filters as channels, stride 1, same padding and no bias."""
 
     batch: int
     channels: int
@@ -39,7 +45,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The shape of a text such as N512xC64x32, N8xC3x32x48 or N8xC3x32xK5."""
+        """Parses N512xC64x32, N8xC3x32x48 or N8xC3x32xK5."""
         found = PATTERN.fullmatch(text)
         if found is None:
             raise ValueError(
@@ -49,9 +55,9 @@ class Shape:
         batch, channels, height = (int(number) for number in found.groups()[:3])
         shape = cls(batch, channels, height, int(found[4] or height), int(found[5] or 3))
         if min(batch, channels, height, shape.width) < 1:
-            raise ValueError(f"a shape needs numbers from 1 on, not {text!r}")
+            raise ValueError(f"numbers of a shape must be 1 or more, not {text!r}")
         if shape.kernel % 2 == 0:
-            raise ValueError(f"filters need an odd number after K, so that images keep their size, not {text!r}")
+            raise ValueError(f"the filter size after K must be odd to keep the image size, not {text!r}")
         return shape
 
     def __str__(self) -> str:
@@ -60,7 +66,7 @@ class Shape:
 
     @property
     def images(self) -> tuple[int, int, int, int]:
-        """The shape of the input, and of the output."""
+        """The shape of input and output."""
         return self.batch, self.channels, self.height, self.width
 
     def forward(self, itemsize: int) -> Work:
@@ -72,7 +78,7 @@ class Shape:
         return Work((3 * self._image_values + 2 * self._filter_values) * itemsize, 2 * self._products)
 
     def floors(self, itemsize: int, ceilings: Ceilings) -> dict[str, float]:
-        """The least milliseconds of the forward pass, and of forward and backward, which come one after the other."""
+        """Lower bounds in ms of the forward pass, and of forward and backward together."""
         forward, backward = self.forward(itemsize).floor_ms(ceilings), self.backward(itemsize).floor_ms(ceilings)
         return {"forward": forward, "training": forward + backward}
 
@@ -87,3 +93,23 @@ class Shape:
     @property
     def _products(self) -> int:
         return 2 * self._image_values * self.channels * self.kernel**2
+
+
+def naive_conv2d(layer: DecoupledConv2d, x: Tensor) -> Tensor:
+    """A layer in training as the authors wrote it: a convolution with ones for the norms, a division, h and g.
+
+    Supports one group, zero padding and no bias; the running mean norm is not updated.
+    """
+    op = layer.operator
+    window: Any = (layer.stride, layer.padding, layer.dilation)
+    n = (F.conv2d(x * x, torch.ones_like(layer.weight[:1]), None, *window) + layer.eps).sqrt()
+    w_norm = (layer.weight.square().sum((1, 2, 3)) + layer.eps).sqrt().view(-1, 1, 1)
+    cos = F.conv2d(x, layer.weight, None, *window) / (n * w_norm)
+    of_filters = {
+        name: value.view(-1, 1, 1) if isinstance(value, Tensor) and op.slots[name].per_channel else value
+        for name, value in layer.constants().items()
+    }
+    mean = n.mean()
+    of_patches = {name: value * mean if op.slots[name].relative else value for name, value in of_filters.items()}
+    factor = op.factor(w_norm, of_filters)
+    return factor * op.h(op.weighting.argument(w_norm, n), of_patches) * op.g(cos, of_filters)

@@ -1,1 +1,5 @@
-"""The command line, `dcnet`: every file in `commands` is a command, every folder there a group of them."""
+"""Decoupled networks for PyTorch.
+
+Start with `dcnet train`, which trains a small network in seconds; `dcnet list` shows the choices. `dcnet --version`
+prints the version.
+"""

@@ -1,4 +1,8 @@
-"""From the words on the command line to an exit code."""
+"""The command line: from arguments to an exit code.
+
+Every other module of this package except `options` is a command, or a group of commands. Only the chosen one is
+imported, and torch only after its options are parsed.
+"""
 
 import argparse
 import importlib
@@ -7,174 +11,186 @@ import pkgutil
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from types import ModuleType
 from typing import Protocol
 
-import torch
 import tyro
 from tyro.extras import SubcommandApp
 
 import dcnet
-from dcnet.cli import commands
-from dcnet.ending import end_process
-from dcnet.escapes import visible
+from dcnet import bench, cli
+from dcnet.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, OUTPUT_CLOSED
 from dcnet.files import sentence_of
-from dcnet.interruption import INTERRUPTED, MESSAGE, leave_to_the_command
-from dcnet.output import CUT_OFF, FAILED, discard, prepare_streams
-from dcnet.spec import unknown
+from dcnet.interrupts import MESSAGE, end_process, leave_to_the_command
+from dcnet.registry import unknown_name
+from dcnet.terminal import discard, prepare_streams, visible
 
-USAGE = 2
+NO_COMMANDS = ("app", "options")
+CONFIG = (tyro.conf.FlagCreatePairsOff,)
 
 
 class Command(Protocol):
-    """What a file in `commands` gives by the name of `Command`: a dataclass of options, whose docstring is the help."""
+    """A dataclass of options, whose docstring is the help.
+
+    A module has one as `Command`, or several by name in the dict `COMMANDS`; the module's docstring is then the help
+    of the group. `without_torch = True` is for a command that does not need torch.
+    """
 
     def prepare(self) -> Callable[[], int]:
-        """Checks the options, raising ValueError with one sentence, and gives the work, which gives the exit code."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command of the arguments, and gives the exit code: 2 for options that are wrong."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    prepare_streams()
-    try:
-        try:
-            return _carried_out(given)
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read along has seen enough.
-        discard(sys.stdout)
-        return CUT_OFF
-    except OSError as error:
-        discard(sys.stdout)
-        print(f"dcnet: the output cannot be written: {sentence_of(error)}", file=sys.stderr)
-        return FAILED
-    except SystemExit as ended:
-        # It is rich that ends the program so, with 1, when its reader has gone.
-        if isinstance(ended.__context__, BrokenPipeError):
-            return CUT_OFF
-        raise
-
-
-def _carried_out(given: Sequence[str]) -> int:
-    try:
-        leave_to_the_command()
-        if given[:1] in (["--version"], ["-V"]):
-            print(_version(), flush=True)
-            return 0
-        _check_names(commands, given)
-        return _run(_command(given))
-    except UnknownCommandError as error:
-        print(f"dcnet: {visible(error)}", file=sys.stderr)
-        return USAGE
-    except KeyboardInterrupt:
-        print(MESSAGE, file=sys.stderr)
-        return INTERRUPTED
-
-
-def _version() -> str:
-    return f"dcnet {dcnet.__version__} (torch {torch.__version__}, Python {platform.python_version()})"
-
-
-class UnknownCommandError(ValueError):
-    """The first words on the command line name no command."""
-
-
-def _check_names(package: ModuleType, words: Sequence[str], group: str = "") -> None:
-    """Raises UnknownCommandError where the first word is not a command of the package, with the nearest name."""
-    if not words or words[0].startswith("-"):
-        return
-    found = {_name_of(module): module for module in pkgutil.iter_modules(package.__path__)}
-    name = words[0].replace("_", "-")
-    if name not in found:
-        raise UnknownCommandError(str(unknown(f"{group}command", words[0], found)))
-    if found[name].ispkg:
-        module = importlib.import_module(f"{package.__name__}.{found[name].name}")
-        _check_names(module, words[1:], f"{name} ")
-
-
-def _name_of(module: pkgutil.ModuleInfo) -> str:
-    return module.name.replace("_", "-")
+        """Checks the options, or raises ValueError with one sentence; returns the work, which returns the exit code."""
 
 
 def start() -> int:
-    """`dcnet` as a process of its own, which ends at once where it is one of several."""
+    """The entry point of the process; exits at once if the process is one of several in distributed training."""
     code = main()
     if os.environ.get("WORLD_SIZE", "1") != "1":
         end_process(code)
     return code
 
 
-def _command(given: Sequence[str]) -> Command:
-    """What is to be done; without any words there is nothing to do but to say which commands there are."""
-    command: Command = make_application(commands, given).cli(
-        prog="dcnet", description=commands.__doc__, args=given or ["--help"], config=(tyro.conf.FlagCreatePairsOff,)
-    )
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    prepare_streams()
+    try:
+        try:
+            return _run_words(words)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        discard(sys.stdout)
+        return OUTPUT_CLOSED
+    except OSError as error:
+        discard(sys.stdout)
+        print(f"dcnet: the output cannot be written: {sentence_of(error)}", file=sys.stderr)
+        return FAILED
+    except SystemExit as ended:
+        # rich exits with 1 if the reader of the output has gone.
+        if isinstance(ended.__context__, BrokenPipeError):
+            return OUTPUT_CLOSED
+        raise
+
+
+def _run_words(words: Sequence[str]) -> int:
+    try:
+        if words[:1] in (["--version"], ["-V"]):
+            print(
+                f"dcnet {dcnet.__version__} (torch {version('torch')}, Python {platform.python_version()})", flush=True
+            )
+            return 0
+        return _run(parse(words))
+    except UnknownCommandError as error:
+        return _report(error)
+    except KeyboardInterrupt:
+        print(MESSAGE, file=sys.stderr)
+        return INTERRUPTED
+
+
+class UnknownCommandError(ValueError):
+    """The first words of the command line are not a command."""
+
+
+def parse(words: Sequence[str]) -> Command:
+    """The command with its options; without words, or for options before a command, the help of all commands."""
+    if not words or words[0].startswith("-"):
+        return _parse_application(application(), words or ["--help"], "dcnet", cli.__doc__)
+    name = _choose(command_names(), words[0], "command")
+    module, rest = _module(name), list(words[1:])
+    if not hasattr(module, "COMMANDS"):
+        return _parse_command(module.Command, rest, f"dcnet {name}")
+    if not rest or rest[0].startswith("-"):
+        return _parse_application(_group(module), rest, f"dcnet {name}", module.__doc__)
+    part = _choose(module.COMMANDS, rest[0], f"{name} command")
+    return _parse_command(module.COMMANDS[part], rest[1:], f"dcnet {name} {part}")
+
+
+def command_names() -> list[str]:
+    """The commands and groups of commands: all modules of this package but two."""
+    found = [module.name for module in pkgutil.iter_modules(cli.__path__) if module.name not in NO_COMMANDS]
+    return [name.replace("_", "-") for name in found]
+
+
+def _choose(names: Sequence[str], word: str, kind: str) -> str:
+    if word not in names:
+        raise UnknownCommandError(str(unknown_name(kind, word, names)))
+    return word
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"{cli.__name__}.{name.replace('-', '_')}")
+
+
+def _parse_command(command: type[Command], words: Sequence[str], prog: str) -> Command:
+    return tyro.cli(command, prog=prog, args=words, config=CONFIG)
+
+
+def _parse_application(app: SubcommandApp, words: Sequence[str], prog: str, about: str | None) -> Command:
+    command: Command = app.cli(prog=prog, description=about, args=words, config=CONFIG)
     return command
 
 
+def application() -> SubcommandApp:
+    """All commands, for the help and for completion by a shell."""
+    found = SubcommandApp()
+    for name in command_names():
+        module = _module(name)
+        if hasattr(module, "COMMANDS"):
+            found.command(_group(module), name=name, help=_first_line(module))
+        else:
+            found.command(module.Command, name=name, help=_first_line(module.Command))
+    return found
+
+
+def _group(module: ModuleType) -> SubcommandApp:
+    found = SubcommandApp()
+    for name, command in module.COMMANDS.items():
+        found.command(command, name=name, help=_first_line(command))
+    return found
+
+
+def _first_line(documented: object) -> str:
+    return (documented.__doc__ or "").strip().splitlines()[0]
+
+
 def _run(command: Command) -> int:
+    if not getattr(command, "without_torch", False):
+        # Imported before Ctrl-C raises an exception, which must not interrupt the import of torch.
+        importlib.import_module("torch")
+    leave_to_the_command()
     try:
         work = command.prepare()
     except BrokenPipeError:
         raise
     except OSError as error:
-        # Of a name that is too long, or a folder that nobody may look into.
-        print(f"dcnet: {visible(sentence_of(error))}", file=sys.stderr)
-        return USAGE
+        # Such as a name that is too long, or a folder without permission.
+        return _report(sentence_of(error))
     except (ValueError, argparse.ArgumentTypeError) as error:
-        print(f"dcnet: {visible(error)}", file=sys.stderr)
-        return USAGE
+        return _report(error)
     try:
-        code = work()
+        return work()
     except BrokenPipeError:
         raise
     except OSError as error:
-        # Such as a disk that is full.
-        print(f"dcnet: {visible(sentence_of(error))}", file=sys.stderr)
+        # Such as a full disk.
+        code = _report(sentence_of(error), FAILED)
         _flush_or_discard()
-        return FAILED
+        return code
     except (MemoryError, RuntimeError) as error:
-        from dcnet.bench.room import out_of_memory
-
-        if not out_of_memory(error):
+        if not bench.meter.out_of_memory(error):
             raise
-        print(f"dcnet: {visible(_lack_of_memory(error))}", file=sys.stderr)
-        return FAILED
+        first = str(error).splitlines()[:1]
+        return _report(": ".join(["out of memory; use a smaller batch or a smaller network", *first]), FAILED)
+
+
+def _report(problem: object, code: int = BAD_INPUT) -> int:
+    print(f"dcnet: {visible(problem)}", file=sys.stderr)
     return code
 
 
 def _flush_or_discard() -> None:
-    """After an error that was reported, which may have been one of the output itself."""
+    """Flushes the output after a reported error, which may be an error of the output itself."""
     try:
         sys.stdout.flush()
     except OSError:
         discard(sys.stdout)
-
-
-def _lack_of_memory(error: Exception) -> str:
-    """The first line of what torch says at length."""
-    told = str(error).splitlines()[:1]
-    return ": ".join(["out of memory, and fewer images at once or a smaller network need less", *told])
-
-
-def make_application(package: ModuleType, words: Sequence[str] = ()) -> SubcommandApp:
-    """The commands in the files of a package, with the packages in it as groups of commands.
-
-    A command that the words do not name has the first line of its help alone, for the list of commands.
-    """
-    application = SubcommandApp()
-    for found in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"{package.__name__}.{found.name}")
-        name = _name_of(found)
-        if found.ispkg:
-            application.command(make_application(module, words[1:]), name=name, help=module.__doc__)
-        else:
-            chosen = name in words[:1]
-            application.command(module.Command, name=name, help=None if chosen else _first_line(module.Command))
-    return application
-
-
-def _first_line(command: type) -> str:
-    return (command.__doc__ or "").strip().splitlines()[0]

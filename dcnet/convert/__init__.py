@@ -1,18 +1,5 @@
-"""Any network made a decoupled one: which layers, what they start from, how gradually, and the way back."""
+"""Converts any network to a decoupled one and back: selection of layers, calibration, and gradual conversion."""
 
-from dcnet.convert.apply import decouple, recouple
-from dcnet.convert.blend import BlendSchedule, blended_layers, finish_blend_
-from dcnet.convert.choice import Choice, plan
-from dcnet.convert.conversion import Conversion, Row
+from dcnet.lazy import attach
 
-__all__ = [
-    "BlendSchedule",
-    "Choice",
-    "Conversion",
-    "Row",
-    "blended_layers",
-    "decouple",
-    "finish_blend_",
-    "plan",
-    "recouple",
-]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

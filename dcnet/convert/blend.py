@@ -1,4 +1,4 @@
-"""(1 - t) * plain + t * decoupled, with t going from 0 to 1 in training: a slow change for large pretrained models."""
+"""Gradual conversion of pretrained models: (1 - t) * plain + t * decoupled, with t from 0 to 1 during training."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from dcnet.convert.swap import drop_blend_
-from dcnet.layers import Decoupled, check_options
+from dcnet.checks import check_whole
+from dcnet.layers import Decoupled, check_settings
 
 
 def blended_layers(model: nn.Module) -> dict[str, Decoupled]:
-    """The layers that blend, by name."""
+    """The layers that blend with the plain layer, by name."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, Decoupled)}
     return {name: layer for name, layer in found.items() if "blend" in layer._buffers}
 
@@ -20,29 +20,28 @@ def blended_layers(model: nn.Module) -> dict[str, Decoupled]:
 class BlendSchedule:
     """Moves the blend of all layers from `start` to `end` in equal steps; call `step()` after each optimizer step.
 
-    The blend is a tensor that is changed in place, so that a compiled network is not compiled again. At the end the
-    plain layers are still computed, until `finish_blend_` is called.
+    The blend is a tensor changed in place, so a compiled network is not recompiled. The plain layers are computed until
+    `finish_blend_` is called.
     """
 
     def __init__(self, model: nn.Module, steps: int, start: float = 0.0, end: float = 1.0):
-        check_options(0, start)
-        check_options(0, end)
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"steps must be a whole number, 1 or more, not {steps!r}")
+        check_settings(0, start)
+        check_settings(0, end)
+        check_whole("steps", steps, least=1)
         self.layers = list(blended_layers(model).values())
         if not self.layers:
-            raise ValueError("the network has no layer that blends: convert it with decouple(..., blend=0.0)")
+            raise ValueError("the network has no blended layer: convert it with decouple(..., blend=0.0)")
         self.steps, self.start, self.end, self.taken = steps, start, end, 0
         self._fill()
 
     @property
     def value(self) -> float:
-        """t as it is now."""
+        """The current t."""
         fraction = self.taken / self.steps
         return (1 - fraction) * self.start + fraction * self.end
 
     def step(self) -> None:
-        """One step on; after the last one nothing moves any more."""
+        """Advances by one step; after the last step t stays at `end`."""
         self.taken = min(self.taken + 1, self.steps)
         self._fill()
 
@@ -56,15 +55,20 @@ class BlendSchedule:
     @torch.no_grad()
     def _fill(self) -> None:
         for layer in self.layers:
-            if "blend" in layer._buffers:  # not so after finish_blend_
+            if "blend" in layer._buffers:  # removed by finish_blend_
                 layer.get_buffer("blend").fill_(self.value)
 
 
 def finish_blend_(model: nn.Module) -> None:
-    """Makes the layers whose blend has reached 1 purely decoupled: the plain layer is computed no more."""
+    """Makes layers whose blend has reached 1 purely decoupled, so that the plain layer is no longer computed."""
     layers = blended_layers(model)
     for name, layer in layers.items():
         if layer.get_buffer("blend") != 1:
-            raise ValueError(f"the blend of {name!r} is {layer.get_buffer('blend').item():g}, and must have reached 1")
+            raise ValueError(f"the blend of {name!r} must be 1, not {layer.get_buffer('blend').item():g}")
     for layer in layers.values():
         drop_blend_(layer)
+
+
+def drop_blend_(layer: Decoupled) -> None:
+    """Makes a blended layer purely decoupled."""
+    layer._buffers.pop("blend", None)

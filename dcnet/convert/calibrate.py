@@ -1,8 +1,9 @@
-"""Constants from data: decoupled layers whose outputs have the norms that the plain layers' outputs have."""
+"""Calibration from data: constants with which decoupled layers have outputs of the same norms as plain layers."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,31 +12,85 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from dcnet.convert.size import is_plain_at_start, size_constants
+from dcnet.component import Slot, Value
 from dcnet.layers import Decoupled
+from dcnet.magnitude import Sum
+from dcnet.modes import evaluating
 from dcnet.norms import accumulation_dtype, patch_norm, vector_norm
-from dcnet.part import Slot
+from dcnet.operator import Operator
+from dcnet.parameters import Learnable
 
-Meet = Callable[[Decoupled, Tensor, Tensor], None]
+# Norms of filters (columns) and patches (rows) at which an operator is evaluated.
+FILTER_NORMS = torch.tensor([0.1, 1.0, 7.0], dtype=torch.float64)
+PATCH_NORMS = torch.tensor([[0.01], [0.3], [1.0], [5.0], [100.0]], dtype=torch.float64)
+
+
+def calibratable(operator: Operator) -> Operator:
+    """The operator with its size constants learned per channel; unchanged if it starts as the plain layer."""
+    if is_plain_at_start(operator):
+        return operator
+    names = size_constants(operator)
+    parts: list[Any] = []
+    for term in operator.magnitude_terms:
+        slots = {own: operator.slots[name] for own, name in term.names.items() if name in names}
+        learned: dict[str, Any] = {
+            own: Learnable(slot.init, per_channel=True, floor=slot.floor) for own, slot in slots.items()
+        }
+        parts.append(dataclasses.replace(term.component, **learned))
+    magnitude = parts[0] if len(parts) == 1 else Sum(tuple(parts))
+    return Operator(magnitude, operator.angle, operator.weighting)
+
+
+def is_plain_at_start(operator: Operator) -> bool:
+    """Whether a new layer of the operator computes ||w|| ||x|| cos(theta), as `linear-cos+linear` does."""
+    size = _size(operator, operator.constants({}))
+    return operator.angle.identity and torch.allclose(size, FILTER_NORMS * PATCH_NORMS)
+
+
+def size_constants(operator: Operator) -> list[str]:
+    """The constants that scale the output: doubling them doubles it. Scales, and slopes if there are any."""
+    owned = [(own, name) for term in operator.magnitude_terms for own, name in term.names.items()]
+    scales = [name for own, name in owned if own == "scale"]
+    all_but_radii = [name for own, name in owned if own != "radius"]
+    start = operator.constants({})
+    for names in (scales, all_but_radii):
+        doubled = {name: 2 * value if name in names else value for name, value in start.items()}
+        if names and torch.allclose(_size(operator, doubled), 2 * _size(operator, start)):
+            return names
+    raise ValueError(
+        f"{str(operator)!r} cannot be calibrated, since no constant scales its output: use start='as-is', "
+        "or a magnitude with a scale"
+    )
+
+
+def _size(operator: Operator, constants: Mapping[str, Value]) -> Tensor:
+    """h(||w||, ||x||) at FILTER_NORMS and PATCH_NORMS."""
+    h = operator.h(operator.weighting.argument(FILTER_NORMS, PATCH_NORMS), constants)
+    factor = operator.factor(FILTER_NORMS, constants)
+    return h * factor + 0 * FILTER_NORMS
+
+
+# Called with a layer, its input and its plain output.
+Visit = Callable[[Decoupled, Tensor, Tensor], None]
 
 
 def calibrate_(model: nn.Module, layers: Mapping[str, Decoupled], data: Iterable[Any]) -> list[str]:
-    """Sets the constants of new layers so that each channel has the norm that it has in the plain layer.
+    """Sets the constants of new layers so that each channel has the same norm as in the plain layer.
 
-    All layers see what they would see in the plain network. First comes the mean norm of their patches, which is also
-    where a learned absolute radius starts; then the constants that set the size. Returns the names of the layers that
-    the data did not reach.
+    All layers get the inputs that they get in the plain network. The first pass over the data sets the mean norm of the
+    patches, which is also the initial value of a learned absolute radius; the second sets the size constants. Returns
+    the names of the layers that the data did not reach.
     """
     batches = list(data) if isinstance(data, Iterator) else data
     norms = {layer: _Mean() for layer in layers.values()}
     if not _run_plain(model, norms, batches, lambda layer, x, _: norms[layer].add(_norms(layer, x))):
-        raise ValueError("data to calibrate with has no batches: give it one or more")
+        raise ValueError("calibration data must have at least one batch, not 0")
     reached = [layer for layer in norms if norms[layer].count]
     for layer in reached:
         _set_radius_(layer, norms[layer].value)
     sizes = {layer: _Sizes(layer) for layer in reached if not is_plain_at_start(layer.operator)}
     if sizes and not _run_plain(model, sizes, batches, lambda layer, x, plain: sizes[layer].add(x, plain)):
-        raise ValueError("data to calibrate with is read twice, and has no batches the second time: give a list")
+        raise ValueError("calibration data is read twice and had no batches the second time: give a list")
     for layer, size in sizes.items():
         _set_size_(layer, size.ratio())
     return [name for name, layer in layers.items() if layer not in reached]
@@ -47,7 +102,7 @@ class _Mean:
 
     def add(self, values: Tensor) -> None:
         if not values.isfinite().all():
-            raise ValueError("data to calibrate with gives a patch norm that is not finite: look for NaN and inf in it")
+            raise ValueError("calibration data gives a patch norm that is not finite: remove NaN and inf from it")
         self.total += values.sum().item()
         self.count += values.numel()
 
@@ -57,7 +112,7 @@ class _Mean:
 
 
 class _Sizes:
-    """The sums of squares of each channel, plain and decoupled, before the bias."""
+    """The sums of squares of each channel, plain and decoupled, without the bias."""
 
     def __init__(self, layer: Decoupled):
         self.layer = layer
@@ -75,7 +130,7 @@ class _Sizes:
         return rows.square().sum(0).cpu().double()
 
     def ratio(self) -> Tensor:
-        """||plain|| / ||decoupled|| of each channel, 1 where one of them is zero."""
+        """||plain|| / ||decoupled|| of each channel; 1 where one of them is zero."""
         ratio = (self.plain / self.decoupled).sqrt()
         return torch.where(ratio.isfinite() & (ratio > 0), ratio, torch.ones_like(ratio))
 
@@ -91,47 +146,36 @@ def _norms(layer: Decoupled, input: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _run_plain(model: nn.Module, layers: Iterable[Decoupled], batches: Iterable[Any], meet: Meet) -> bool:
-    """Runs the network in evaluation mode with the layers as plain ones, and shows each its input and plain output.
+def _run_plain(model: nn.Module, layers: Iterable[Decoupled], batches: Iterable[Any], visit: Visit) -> bool:
+    """Runs the network in evaluation mode with plain layers, and visits each with its input and output.
 
-    Says whether there was a batch.
+    Returns whether there was a batch.
     """
 
     def act_plain(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         x = args[0] if args else kwargs["input"]
         plain = layer.plain(x)
-        meet(layer, x, plain)
+        visit(layer, x, plain)
         return plain
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_evaluating(model))
+        stack.enter_context(evaluating(model))
         for layer in layers:
             stack.callback(layer.register_forward_hook(act_plain, with_kwargs=True, prepend=True).remove)
         device, found = next(model.parameters()).device, False
         if isinstance(batches, Tensor):
-            raise TypeError("data to calibrate with is a list of batches, not one tensor: give [x]")
+            raise TypeError("calibration data must be a list of batches, not one tensor: give [x]")
         for batch in batches:
             model(_input_of(batch).to(device))
             found = True
     return found
 
 
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 def _input_of(batch: Any) -> Tensor:
     first = batch[0] if isinstance(batch, Sequence) and len(batch) else batch
     if not isinstance(first, Tensor):
         kind = type(first).__name__
-        raise TypeError(f"a batch to calibrate with must be a tensor or a tuple that starts with one, not {kind}")
+        raise TypeError(f"a calibration batch must be a tensor or a tuple that starts with one, not {kind}")
     return first
 
 
@@ -139,8 +183,8 @@ def _input_of(batch: Any) -> Tensor:
 def _set_radius_(layer: Decoupled, mean_norm: float) -> None:
     if layer.operator.decay is not None:
         layer.get_buffer("mean_norm").fill_(mean_norm)
-    for held in layer.operator._magnitudes:
-        name = held.names.get("radius", "")
+    for term in layer.operator.magnitude_terms:
+        name = term.names.get("radius", "")
         slot = layer.operator.learned.get(name)
         if slot is not None and not slot.relative:
             layer.get_parameter(name).fill_(_stored(slot, torch.tensor(mean_norm, device="cpu")).item())
@@ -154,5 +198,5 @@ def _set_size_(layer: Decoupled, ratio: Tensor) -> None:
 
 
 def _stored(slot: Slot, value: Tensor) -> Tensor:
-    """What a layer stores for a constant; a positive one stays clear of its floor, where it could not be learned."""
+    """The stored value of a constant; a positive one stays above its floor, where its gradient would vanish."""
     return (value.clamp(min=2 * slot.floor) - slot.floor).sqrt() if slot.positive else value

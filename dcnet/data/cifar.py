@@ -1,14 +1,108 @@
-"""CIFAR-10 and CIFAR-100, unpacked or in their archives."""
+"""CIFAR-10 and CIFAR-100 from folders or archives, and datasets derived from CIFAR-100."""
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from dcnet.data.cifar_files import Arrays, Layout, Pickled, Records
+from dcnet.data.batches import make_generator
 from dcnet.data.dataset import Dataset, Split
-from dcnet.data.download import Remote, fetch, missing
-from dcnet.data.registry import register
+from dcnet.data.download import Remote, bad_file, fetch, missing_dataset, read_archive, read_folder
+from dcnet.data.load import data_folder, register
+from dcnet.data.pickles import load_table
+
+PIXELS = 3 * 32 * 32
+
+# Images [N, 3072] and labels [N] from the content of a file; path and URL are for errors.
+Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+Parser = Callable[[bytes, str, str], Arrays]
+
+
+@dataclass(frozen=True)
+class BinaryFile:
+    """Rows of labels and pixels, one byte each; each label has its limit, and the last one is used."""
+
+    limits: tuple[int, ...]
+
+    def __call__(self, content: bytes, path: str, url: str) -> Arrays:
+        size = len(self.limits) + PIXELS
+        if not content or len(content) % size:
+            raise bad_file(path, f"expected one or more records of {size} bytes, found {len(content)} bytes", url)
+        records = np.frombuffer(content, np.uint8).reshape(-1, size)
+        for column, limit in enumerate(self.limits):
+            _check_labels(records[:, column], limit, path, url)
+        return records[:, len(self.limits) :], records[:, len(self.limits) - 1]
+
+
+@dataclass(frozen=True)
+class PickleFile:
+    """A dictionary with the array "data", and a list of labels below `limit` under the key `labels`."""
+
+    labels: str
+    limit: int
+
+    def __call__(self, content: bytes, path: str, url: str) -> Arrays:
+        table = load_table(content, path, url)
+        images, labels = table.get("data"), table.get(self.labels)
+        if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (PIXELS,):
+            found = f"{images.dtype} {list(images.shape)}" if isinstance(images, np.ndarray) else type(images).__name__
+            raise bad_file(path, f"expected 'data' to be uint8 [N, {PIXELS}], found {found}", url)
+        if not (isinstance(labels, list) and len(labels) == len(images) and {*map(type, labels)} == {int}):
+            raise bad_file(path, f"expected {self.labels!r} to be a whole number for each of {len(images)} images", url)
+        _check_labels(np.array(labels), self.limit, path, url)
+        return images, np.array(labels)
+
+
+def _check_labels(labels: np.ndarray[Any, Any], limit: int, path: str, url: str) -> None:
+    wrong = labels[(labels < 0) | (labels >= limit)]
+    if len(wrong):
+        raise bad_file(path, f"expected labels from 0 to {limit - 1}, found {wrong[0]}", url)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A distribution of a dataset: an archive with a folder of files."""
+
+    archive: Remote
+    folder: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    parse: Parser
+
+    def unpacked(self, root: Path) -> Path | None:
+        """The folder with all files: the unpacked archive, or the root itself."""
+        for place in (root / self.folder, root):
+            if all((place / name).is_file() for name in self.names):
+                return place
+        return None
+
+    def packed(self, root: Path) -> Path | None:
+        path = root / self.archive.name
+        return path if path.is_file() else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.train, *self.test)
+
+    def read(self, place: Path) -> tuple[Arrays, Arrays]:
+        """Training and test images and labels, from a folder or from the archive."""
+        url = self.archive.url
+        if place.is_dir():
+            content = read_folder(place, self.names, url)
+        else:
+            content = read_archive(place, self.folder, self.names, url)
+        parsed = {name: self.parse(content.pop(name), f"{place / name}", url) for name in self.names}
+        return _concatenate([parsed[name] for name in self.train]), _concatenate([parsed[name] for name in self.test])
+
+
+def _concatenate(parts: list[Arrays]) -> Arrays:
+    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+
 
 URL = "https://www.cs.toronto.edu/~kriz/"
 BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
@@ -27,7 +121,7 @@ CLASSES_100 = (
 
 @dataclass(frozen=True)
 class Cifar:
-    """A data set in any of its layouts, of which the first is the one to download."""
+    """A dataset in one of its layouts; the first is the one to download."""
 
     name: str
     classes: tuple[str, ...]
@@ -38,11 +132,11 @@ class Cifar:
         return (self.layouts[0].archive,)
 
     def load(self, folder: Path, download: bool) -> Dataset:
-        """Reads the files where they are found first; otherwise their archive is downloaded."""
+        """Reads the first layout found, or downloads the archive."""
         found = self._find(folder)
         if found is None and not download:
             folders = " or ".join(f"{layout.folder} or {layout.archive.name}" for layout in self.layouts)
-            raise missing(self.name, folder, f"{folders}, with all files in it", self.files[0].url)
+            raise missing_dataset(self.name, folder, f"{folders}, with all files in it", self.files[0].url)
         layout, place = found or (self.layouts[0], fetch(self.files[0], folder))
         train, test = layout.read(place)
         return Dataset(self.name, _split(train), _split(test), self.classes)
@@ -62,29 +156,27 @@ def _split(arrays: Arrays) -> Split:
     return Split(images.view(-1, 3, 32, 32), labels.long())
 
 
+def _archive(name: str, sha256: str) -> Remote:
+    return Remote(f"{URL}{name}.tar.gz", f"sha256:{sha256}")
+
+
 CIFAR_10 = Cifar(
     "cifar10",
     tuple(CLASSES_10.split()),
     (
         Layout(
-            Remote(
-                f"{URL}cifar-10-binary.tar.gz",
-                "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            ),
+            _archive("cifar-10-binary", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
             "cifar-10-batches-bin",
             tuple(f"{name}.bin" for name in BATCHES),
             ("test_batch.bin",),
-            Records((10,)),
+            BinaryFile((10,)),
         ),
         Layout(
-            Remote(
-                f"{URL}cifar-10-python.tar.gz",
-                "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-            ),
+            _archive("cifar-10-python", "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
             "cifar-10-batches-py",
             BATCHES,
             ("test_batch",),
-            Pickled("labels", 10),
+            PickleFile("labels", 10),
         ),
     ),
 )
@@ -94,28 +186,105 @@ CIFAR_100 = Cifar(
     tuple(CLASSES_100.split()),
     (
         Layout(
-            Remote(
-                f"{URL}cifar-100-binary.tar.gz",
-                "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            ),
+            _archive("cifar-100-binary", "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),
             "cifar-100-binary",
             ("train.bin",),
             ("test.bin",),
-            Records((20, 100)),
+            BinaryFile((20, 100)),
         ),
         Layout(
-            Remote(
-                f"{URL}cifar-100-python.tar.gz",
-                "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-            ),
+            _archive("cifar-100-python", "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),
             "cifar-100-python",
             ("train",),
             ("test",),
-            Pickled("fine_labels", 100),
+            PickleFile("fine_labels", 100),
         ),
     ),
 )
 
-_ABOUT = "photographs, 32 x 32, colour, {} classes, 50,000 + 10,000 images; downloads {} MB"
+_ABOUT = "photographs, 32 x 32, color, {} classes, 50,000 + 10,000 images; downloads {} MB"
 register("cifar10", _ABOUT.format(10, 170), CIFAR_10.files)(CIFAR_10.load)
 register("cifar100", _ABOUT.format(100, 169), CIFAR_100.files)(CIFAR_100.load)
+
+
+VALIDATION = "cifar100-validation"
+# Images per class; the seed must not change between versions.
+VALIDATION_IMAGES, VALIDATION_SEED = 50, 0
+VALIDATION_ABOUT = "the training images of CIFAR-100 split into 45,000 + 5,000, to tune recipes"
+
+
+@register(VALIDATION, VALIDATION_ABOUT, CIFAR_100.files)
+def load_cifar100_validation(folder: Path, download: bool = True) -> Dataset:
+    """CIFAR-100 with 50 training images per class, always the same, as the test set."""
+    whole = CIFAR_100.load(folder, download)
+    train, validation = hold_out(whole.train, len(whole.classes), VALIDATION_IMAGES)
+    return Dataset(VALIDATION, train, validation, whole.classes)
+
+
+def hold_out(split: Split, classes: int, count: int) -> tuple[Split, Split]:
+    """The split without `count` random images of each class, and those images; both in their original order."""
+    order = torch.randperm(len(split), generator=make_generator(VALIDATION_SEED, 0))
+    labels = split.labels[order]
+    drawn = torch.cat([order[labels == label][:count] for label in range(classes)])
+    held = torch.zeros(len(split), dtype=torch.bool)
+    held[drawn] = True
+    parts = [Split(split.images[kept].contiguous(), split.labels[kept]) for kept in (~held, held)]
+    return parts[0], parts[1]
+
+
+@dataclass(frozen=True)
+class OpenSet:
+    """A dataset with some of the classes, and the images of the others.
+
+    Args:
+        known: the classes for training, relabeled from 0 in their original order.
+        unseen: all images of the other classes, relabeled likewise, those of the training set first.
+        unseen_classes: names in the order of the labels.
+    """
+
+    known: Dataset
+    unseen: Split
+    unseen_classes: tuple[str, ...]
+
+
+def split_classes(dataset: Dataset, unseen: int, seed: int = 0) -> OpenSet:
+    """Leaves out `unseen` random classes, the same ones for the same seed."""
+    classes = len(dataset.classes)
+    if not 1 <= unseen <= classes - 2:
+        raise ValueError(
+            f"unseen must be from 1 to {classes - 2}, so that two of {classes} classes are left, not {unseen}"
+        )
+    order = torch.randperm(classes, generator=make_generator(seed, 0))
+    others, known = (part.sort().values for part in (order[:unseen], order[unseen:]))
+    train, test = (_keep_classes(split, known, classes) for split in (dataset.train, dataset.test))
+    rest = [_keep_classes(split, others, classes) for split in (dataset.train, dataset.test)]
+    joined = Split(torch.cat([part.images for part in rest]), torch.cat([part.labels for part in rest]))
+    name = f"{dataset.name}-{len(known)}-of-{classes}-seed{seed}"
+    names = [tuple(dataset.classes[label] for label in part.tolist()) for part in (known, others)]
+    return OpenSet(Dataset(name, train, test, names[0]), joined, names[1])
+
+
+def _keep_classes(split: Split, kept: Tensor, classes: int) -> Split:
+    new = torch.full((classes,), -1, dtype=torch.int64)
+    new[kept] = torch.arange(len(kept))
+    labels = new.to(split.labels.device)[split.labels]
+    inside = labels >= 0
+    return Split(split.images[inside], labels[inside])
+
+
+OPEN_NAME = "cifar100-open"
+# The seed must not change between versions.
+UNSEEN, OPEN_SEED = 20, 0
+OPEN_ABOUT = "80 classes of CIFAR-100, 40,000 + 8,000 images; the other 20 are for verification"
+
+
+def cifar100_open(folder: Path | str | None = None, download: bool = True) -> OpenSet:
+    """80 classes for training, and all 12,000 images of the other 20; always the same classes."""
+    parts = split_classes(CIFAR_100.load(data_folder(folder), download), UNSEEN, OPEN_SEED)
+    return dataclasses.replace(parts, known=dataclasses.replace(parts.known, name=OPEN_NAME))
+
+
+@register(OPEN_NAME, OPEN_ABOUT, CIFAR_100.files)
+def load_cifar100_open(folder: Path, download: bool = True) -> Dataset:
+    """The 80 classes for training."""
+    return cifar100_open(folder, download).known

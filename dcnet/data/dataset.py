@@ -1,16 +1,41 @@
-"""Images and labels that lie in memory as bytes, on any device."""
+"""Images and labels in memory as bytes, on any device."""
 
+import hashlib
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dcnet.data.provenance import Origin
+from dcnet.checks import check_whole
+
+FINGERPRINT_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How `load_dataset` found a dataset.
+
+    Attributes:
+        name: in the registry.
+        folder: of its files, if the contents depend on the user's folder.
+        fingerprint: of its contents, in the same case.
+    """
+
+    name: str
+    folder: Path | None = None
+    fingerprint: str | None = None
+
+
+def hash_classes(classes: tuple[str, ...]) -> Any:
+    """The start of a fingerprint: SHA-256 over the names of the classes."""
+    return hashlib.sha256("\n".join(classes).encode("utf-8", "surrogateescape"))
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images uint8 [N, C, H, W] and their labels int64 [N]."""
+    """Images uint8 [N, C, H, W] and labels int64 [N]."""
 
     images: Tensor
     labels: Tensor
@@ -26,50 +51,52 @@ class Split:
         return len(self.labels)
 
     def to(self, device: torch.device | str) -> "Split":
-        """The same images on the device."""
         return Split(self.images.to(device), self.labels.to(device))
 
-    def first(self, count: int, classes: int) -> "Split":
-        """A subset in which each class has its share; the same images each time, in their old order."""
-        if not 1 <= count <= len(self):
-            raise ValueError(f"a subset must have from 1 to {len(self)} images, not {count}")
+    def subset(self, count: int, classes: int) -> "Split":
+        """`count` images with the classes in proportion, always the same ones, in their original order."""
+        check_whole("the size of a subset", count, 1, len(self))
         labels = self.labels.cpu()
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
-        shares = _shares(torch.bincount(labels, minlength=classes), count)
-        picked = [order[labels[order] == label][:share] for label, share in enumerate(shares)]
+        counts = _proportional(torch.bincount(labels, minlength=classes), count)
+        picked = [order[labels[order] == label][:own] for label, own in enumerate(counts)]
         index = torch.cat(picked).sort().values.to(self.images.device)
         return Split(self.images[index], self.labels[index])
 
 
-def _shares(sizes: Tensor, count: int) -> list[int]:
-    """How many of each class: rounded down, and then one more where most was lost."""
+def _proportional(sizes: Tensor, count: int) -> list[int]:
+    """`count` divided in proportion to the sizes: rounded down, the rest to the largest remainders."""
     total = int(sizes.sum())
     shares = sizes * count // total
-    lost = sizes * count % total
-    more = lost.argsort(descending=True, stable=True)[: count - int(shares.sum())]
+    remainders = sizes * count % total
+    more = remainders.argsort(descending=True, stable=True)[: count - int(shares.sum())]
     shares[more] += 1
-    found: list[int] = shares.tolist()
-    return found
+    result: list[int] = shares.tolist()
+    return result
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Square images to train on and to test with, and the names of the classes, in the order of the labels."""
+    """Square images for training and test, and the class names in the order of the labels."""
 
     name: str
     train: Split
     test: Split
     classes: tuple[str, ...]
-    # Set by `load_dataset`; a changed copy has none.
+    # Set by `load_dataset`; a modified copy has none.
     origin: Origin | None = field(init=False, default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         shapes = [tuple(split.images.shape[1:]) for split in (self.train, self.test)]
         if shapes[0] != shapes[1] or shapes[0][1] != shapes[0][2]:
-            raise ValueError(f"images of {self.name!r} must be square and alike, not {shapes[0]} and {shapes[1]}")
+            raise ValueError(
+                f"images of {self.name!r} must be square and of one shape, not {shapes[0]} and {shapes[1]}"
+            )
         for split in (self.train, self.test):
             if len(split) == 0 or split.labels.min() < 0 or split.labels.max() >= len(self.classes):
-                raise ValueError(f"labels of {self.name!r} must be from 0 to {len(self.classes) - 1}, and not none")
+                raise ValueError(
+                    f"labels of {self.name!r} must be from 0 to {len(self.classes) - 1}, at least one per split"
+                )
 
     @property
     def channels(self) -> int:
@@ -82,3 +109,12 @@ class Dataset:
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+    def fingerprint(self) -> str:
+        """A hash of class names, pixels and labels."""
+        digest = hash_classes(self.classes)
+        for split in (self.train, self.test):
+            digest.update(repr(tuple(split.images.shape)).encode())
+            for tensor in (split.images, split.labels):
+                digest.update(tensor.cpu().numpy().data)
+        return str(digest.hexdigest()[:FINGERPRINT_DIGITS])

@@ -1,148 +1,194 @@
-"""Image files, decoded by worker processes while the device is busy with the batch before."""
+"""Image files from untrusted sources, decoded to RGB images and tensors."""
 
-import multiprocessing
-import os
-import signal
 import threading
-from collections.abc import Generator, Iterable
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 import torch
-import torch.utils.data
-from PIL import Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
-from dcnet.data.image import seen_image
-from dcnet.data.order import mixed
+from dcnet.checks import check_whole
+from dcnet.environment import available_cores
+from dcnet.files import open_regular
 
-# Epoch and index of an image; no epoch for images of the test, to which nothing happens at random.
-Key = tuple[int | None, int]
-RESIZED, CROPPED = 256, 224
+# Raster formats only: for some others Pillow starts programs, such as Ghostscript for EPS.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+# Decoded pixels, which take up to 1.5 GB.
+MAX_PIXELS = 100_000_000
+# TIFF tags with the width and height of tiles, which are decoded as a whole, even for a small image.
+TILE_TAGS = (322, 323)
+# Warning filters belong to the process, and images are opened by threads.
+_WARNINGS = threading.Lock()
+# EXIF orientations other than 1, upright.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
-@dataclass(frozen=True)
-class Files:
-    """Image files below a folder, and their labels int64 [N].
+def open_image(path: Path, mode: str = "RGB", small: bool = False) -> Image.Image:
+    """The image of a file in a Pillow mode: upright, at full size, transparent parts on black.
 
-    The names are bytes in one array, which worker processes share: each object of its own would be copied to all of
-    them as soon as they look at it.
+    Raises an OSError if the file cannot be opened, and a one-sentence ValueError for anything wrong with its content.
+    With `small`, a JPEG is decoded at an eighth of its side: the whole file is read in a fifth of the time.
     """
-
-    root: Path
-    names: np.ndarray[Any, np.dtype[np.bytes_]]
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def path(self, index: int) -> Path:
-        return self.root / os.fsdecode(bytes(self.names[index]))
-
-
-class Images(torch.utils.data.Dataset[Any]):
-    """Images uint8 [B, 3, size, size] and labels by their keys.
-
-    As in the paper an image is resized to 256 x 256 whatever its shape, and 224 x 224 of it are taken: to train on from
-    anywhere and, with `flip`, in half of the cases mirrored, for the test from the centre. For other sizes than 224
-    both scale.
-    """
-
-    def __init__(self, files: Files, size: int, seed: int, flip: bool = True):
-        if size < 1:
-            raise ValueError(f"the side of images must be at least 1, not {size}")
-        self.files, self.size, self.seed, self.flip = files, size, seed, flip
-        self.resized = round(size * RESIZED / CROPPED)
-
-    def __getitems__(self, keys: list[Key]) -> tuple[Tensor, Tensor] | str:
+    with open_regular(path) as file:
         try:
-            images = [self._image(epoch, index) for epoch, index in keys]
-        except ValueError as error:
-            # An error of a worker would arrive with its traceback in the message; a sentence arrives as it is.
-            return str(error)
-        return torch.stack(images), self.files.labels[[index for _, index in keys]]
-
-    def _image(self, epoch: int | None, index: int) -> Tensor:
-        top, left, flip = self._place(epoch, index)
-        image = read_image(self.files.path(index), self.resized).crop((left, top, left + self.size, top + self.size))
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-        return pixels.flip(2) if flip else pixels
-
-    def _place(self, epoch: int | None, index: int) -> tuple[int, int, bool]:
-        spare = self.resized - self.size
-        if epoch is None:
-            return spare // 2, spare // 2, False
-        rest, flip = divmod(mixed(self.seed, epoch, index), 2)
-        rest, top = divmod(rest, spare + 1)
-        return top, rest % (spare + 1), self.flip and bool(flip)
+            with _opened(file) as image:
+                _check_size(image)
+                if small:
+                    image.draft(None, (1, 1))
+                return _flatten(_to_bytes(_upright(image))).convert(mode)
+        except UnidentifiedImageError:
+            raise ValueError(f"it is not a valid image in one of the formats {', '.join(FORMATS)}") from None
+        except Exception as error:
+            # Depending on the format, damaged files raise any kind of error.
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(reason) from error
 
 
-def read_image(path: Path, side: int) -> Image.Image:
-    """The image of a file in red, green and blue, as a square of that side."""
-    return read_rgb(path).resize((side, side), Image.Resampling.BILINEAR)
+@contextmanager
+def _opened(file: BinaryIO) -> Iterator[Image.Image]:
+    """The image of an open file, without Pillow's size warning, which `_check_size` replaces."""
+    with _WARNINGS, warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        image = Image.open(file, formats=FORMATS)
+    with image:
+        yield image
+
+
+def _check_size(image: Image.Image) -> None:
+    """Rejects images with too many pixels before decoding; a JPEG may be decoded at half size instead."""
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        # No effect on other formats.
+        image.draft(None, (width // 2, height // 2))
+    if image.size[0] * image.size[1] > MAX_PIXELS:
+        raise ValueError(f"it has {width} x {height} pixels, and {MAX_PIXELS:,} is the limit: give a smaller one")
+    tags = getattr(image, "tag_v2", {})
+    across, down = (tags.get(tag, 1) for tag in TILE_TAGS)
+    if across * down > MAX_PIXELS:
+        raise ValueError(f"it has tiles of {across} x {down} pixels, and {MAX_PIXELS:,} is the limit")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The image rotated by its EXIF orientation.
+
+    `ImageOps.exif_transpose` copies upright images, and fails on damaged EXIF data.
+    """
+    # Before EXIF is read: for some formats Pillow rotates while loading, and then removes the tag.
+    image.load()
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:
+        # Do not reject an image because of damaged EXIF data.
+        return image
+    turn = TURNS.get(orientation) if isinstance(orientation, int) else None
+    return image if turn is None else image.transpose(turn)
+
+
+def _to_bytes(image: Image.Image) -> Image.Image:
+    """The image with 8 bits per channel; Pillow would clip 16 bits at 255.
+
+    The range of floating-point pixels is unknown: from 0 to 1, Pillow would make them black.
+    """
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers: expected 8 or 16 bits")
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+
+
+def _flatten(image: Image.Image) -> Image.Image:
+    """The image on black: dropping alpha would reveal the hidden colors of transparent pixels."""
+    if not image.has_transparency_data:
+        return image
+    page = Image.new("RGBA", image.size, "black")
+    return Image.alpha_composite(page, image if image.mode == "RGBA" else image.convert("RGBA"))
 
 
 def read_rgb(path: Path, small: bool = False) -> Image.Image:
-    """The image of a file in red, green and blue, upright and as large as it is."""
+    """The image of a file in RGB, with an error that names the file."""
     try:
-        return seen_image(path, small=small)
+        return open_image(path, small=small)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"{path} cannot be read as an image: {reason}; replace or delete it") from error
 
 
-class Loader:
-    """Batches of images float32 [B, 3, size, size] in [0, 1] and labels, in the order of their keys."""
+def resize_square(image: Image.Image, side: int) -> Image.Image:
+    """The image stretched to a square of that side."""
+    return image if image.size == (side, side) else image.resize((side, side), Image.Resampling.BILINEAR)
 
-    def __init__(self, images: Images, keys: Iterable[list[Key]], workers: int, device: torch.device | str):
-        if workers < 0:
-            raise ValueError(f"workers must be at least 0, not {workers}")
-        self.device = torch.device(device)
-        # Its own generator, since a loader without one takes a number of torch's, which resuming would have to repeat.
-        self._batches: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
-            images,
-            batch_sampler=keys,
-            num_workers=workers,
-            collate_fn=_as_it_is,
-            pin_memory=self.device.type == "cuda",
-            generator=torch.Generator(),
-            worker_init_fn=_leave_signals_to_others,
-        )
+
+def center_crop(image: Image.Image, side: int) -> Image.Image:
+    """The central square of an image that is at least that large."""
+    left, top = ((length - side) // 2 for length in image.size)
+    return image.crop((left, top, left + side, top + side))
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Images uint8 [3, size, size] in RGB by index; each access reads the file. Faces are not aligned.
+
+    Args:
+        root: folder of the files.
+        names: of the files, relative to the root.
+        size: side that images are resized to.
+        crop: side in pixels of the central square taken first; None for the whole image.
+    """
+
+    root: Path
+    names: tuple[str, ...]
+    size: int
+    crop: int | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("size", self.size, 1)
+        if self.crop is not None:
+            check_whole("crop", self.crop, 1)
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.names)
 
-    def __iter__(self) -> Generator[tuple[Tensor, Tensor], None, None]:
-        for batch in self._batches:
-            if isinstance(batch, str):
-                raise ValueError(batch)
-            # Moved as bytes, which are a quarter of the floats.
-            images, labels = (part.to(self.device, non_blocking=True) for part in batch)
-            yield images.float() / 255, labels
+    def __getitem__(self, index: int) -> Tensor:
+        path = self.root / self.names[index]
+        pixels = np.array(resize_square(self._cropped(path, read_rgb(path)), self.size))
+        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
+    def batches(self, size: int = 256) -> Iterator[Tensor]:
+        """All images in order, uint8 [B, 3, size, size]."""
+        check_whole("size", size, 1)
+        for begin in range(0, len(self), size):
+            yield torch.stack([self[index] for index in range(begin, min(begin + size, len(self)))])
 
-def _leave_signals_to_others(worker: int) -> None:
-    """Ctrl-C and the end of a queue's time reach all processes, and the one that trains needs its workers to save.
+    def stack(self) -> Tensor:
+        """All images in order, uint8 [N, 3, size, size], read by one thread per core: Pillow releases the GIL."""
+        result = torch.empty(len(self), 3, self.size, self.size, dtype=torch.uint8)
+        with ThreadPoolExecutor(available_cores()) as threads:
+            for at, image in enumerate(threads.map(self.__getitem__, range(len(self)))):
+                result[at] = image
+        return result
 
-    A SIGTERM of that process itself ends the worker: Python sends it when it exits, and then waits for the worker.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is None or not hasattr(signal, "sigwaitinfo"):
-        return  # torch's own handler ends the worker.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_end_with, args=(parent.pid,), daemon=True).start()
-
-
-def _end_with(parent: int | None) -> None:
-    """Waits for a SIGTERM of the parent, and ends this process; those of others are left out."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-        pass
-    # Quietly, and not with an error, which the parent would report while it exits.
-    os._exit(0)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+    def _cropped(self, path: Path, image: Image.Image) -> Image.Image:
+        if self.crop is None:
+            return image
+        width, height = image.size
+        if self.crop > min(width, height):
+            raise ValueError(
+                f"{path} has {width} x {height} pixels: expected at least {self.crop} x {self.crop}; an image that is "
+                "already cropped must not be cropped again"
+            )
+        return center_crop(image, self.crop)

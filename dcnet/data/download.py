@@ -1,20 +1,26 @@
-"""Files from their distributors: fetched, checked, and errors that say how to get them."""
+"""Files of a dataset: downloads with checksums, archives read in memory, and errors with the source of a file."""
 
+import gzip
+import io
+import tarfile
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pooch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-ELSEWHERE = "name another folder with --data-dir or DCNET_DATA"
+from dcnet.files import open_regular, read_limited
+
+OTHER_FOLDER = "name another folder with --data-dir or DCNET_DATA"
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file that its distributor offers, and what tells whether it arrived whole, as "sha256:..."."""
+    """A file to download, and its checksum as "sha256:..."."""
 
     url: str
     checksum: str
@@ -24,47 +30,47 @@ class Remote:
         return self.url.rsplit("/", 1)[1]
 
 
-def broken(path: Path | str, problem: str, url: str) -> ValueError:
-    """The error for a file that is not what its name promises."""
+def bad_file(path: Path | str, problem: str, url: str) -> ValueError:
+    """The error for a file with wrong content."""
     problem = " ".join(problem.split())
-    return ValueError(f"{path} cannot be used: {problem}; replace it by that from {url}, or {ELSEWHERE}")
+    return ValueError(f"{path} cannot be used: {problem}; replace it by the file from {url}, or {OTHER_FOLDER}")
 
 
-def missing(name: str, folder: Path, expected: str, url: str) -> ValueError:
-    """The error for a data set that is not there and must not be downloaded."""
-    return ValueError(f"{name} is not in {folder}: expected {expected}; get it from {url}, or {ELSEWHERE}")
+def missing_dataset(name: str, folder: Path, expected: str, url: str) -> ValueError:
+    """The error for a dataset that is not in the folder and must not be downloaded."""
+    return ValueError(f"{name} is not in {folder}: expected {expected}; get it from {url}, or {OTHER_FOLDER}")
 
 
 def fetch(remote: Remote, folder: Path) -> Path:
-    """The file in the folder, downloaded unless it is there already; shows a bar and checks what came."""
-    checked, new = _Checked(remote), not folder.exists()
+    """The file in the folder; if it does not exist, downloaded with a progress bar and a check of its checksum."""
+    download, new = _Download(remote), not folder.exists()
     try:
-        return Path(pooch.retrieve(remote.url, remote.checksum, remote.name, folder, downloader=checked))
+        return Path(pooch.retrieve(remote.url, remote.checksum, remote.name, folder, downloader=download))
     except OSError as error:
-        # All errors of the network are OSErrors, too; what they hold of a connection stays open otherwise.
+        # Network errors are OSErrors, too; without this their connection stays open.
         response = getattr(error, "response", None)
         if response is not None:
             response.close()
         if new:
-            # Nothing came into it, or else it stays.
+            # Only if it is empty.
             with suppress(OSError):
                 folder.rmdir()
         raise ValueError(
-            f"cannot download {remote.url} to {folder}: {_reason(error)}; put {remote.name} there by other means, "
-            f"or {ELSEWHERE}"
+            f"cannot download {remote.url} to {folder}: {_reason(error)}; put {remote.name} there yourself, "
+            f"or {OTHER_FOLDER}"
         ) from error
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong first: libraries wrap a refused connection into several errors of their own."""
+    """The first cause: libraries wrap a refused connection in several other errors."""
     while inner := error.__cause__ or error.__context__:
         error = inner
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(text.split())
 
 
-class _Checked:
-    """A downloader of pooch's that shows a bar, and says in one sentence what is wrong with the file that came."""
+class _Download:
+    """A pooch downloader with a progress bar, and a one-sentence error for a wrong checksum."""
 
     def __init__(self, remote: Remote):
         self.remote = remote
@@ -77,7 +83,7 @@ class _Checked:
         found = f"{algorithm}:{pooch.file_hash(file, alg=algorithm)}"
         if found != self.remote.checksum:
             problem = f"its checksum is {found}, not {self.remote.checksum}"
-            raise ValueError(f"{url} gave another file than expected: {problem}; try again later, or {ELSEWHERE}")
+            raise ValueError(f"{url} gave the wrong file: {problem}; try again later, or {OTHER_FOLDER}")
 
 
 def _bar() -> Progress:
@@ -86,7 +92,7 @@ def _bar() -> Progress:
 
 
 class _Bar:
-    """A bar of rich's with the methods of tqdm's that pooch calls."""
+    """A rich progress bar with the methods of tqdm that pooch calls."""
 
     def __init__(self, progress: Progress, name: str):
         self.progress = progress
@@ -107,4 +113,77 @@ class _Bar:
         self.progress.reset(self.task)
 
     def close(self) -> None:
-        """Nothing: the bar stays until the download has ended."""
+        """Does nothing: the bar stays until the download ends."""
+
+
+# The largest file that is read from an archive has 155 MB.
+MAX_FILE = 200_000_000
+# Unpacked bytes and files of an archive.
+MAX_ARCHIVE, MAX_FILES = 1_000_000_000, 10_000
+# Bytes of a header, which is held in memory: paths end at 4,096 bytes.
+MAX_HEADER = 1 << 16
+
+
+def read_folder(folder: Path, names: Collection[str], url: str) -> dict[str, bytes]:
+    """The contents of files in a folder."""
+    try:
+        return {name: read_limited(folder / name, MAX_FILE) for name in names}
+    except (OSError, ValueError) as error:
+        raise bad_file(folder, f"expected the files {', '.join(names)}, found that {error}", url) from error
+
+
+def read_archive(path: Path, folder: str, names: Collection[str], url: str) -> dict[str, bytes]:
+    """The contents of files in a folder of a .tar.gz; writes nothing to disk, so paths in the archive are harmless."""
+    wanted = {PurePosixPath(folder, name): name for name in names}
+    try:
+        with open_regular(path) as file, gzip.open(file) as stream:
+            found = _members(_LimitedStream(stream), wanted)
+            # The checksum at the end of the archive is verified after everything is read.
+            while stream.read(1 << 20):
+                _check_position(stream.tell())
+    except Exception as error:
+        # Damaged headers raise many kinds of errors.
+        raise bad_file(path, f"expected a complete .tar.gz, found that {error or type(error).__name__}", url) from error
+    if missing := [name for name in names if name not in found]:
+        raise bad_file(path, f"expected {folder}/{missing[0]} in it, found no such file", url)
+    return found
+
+
+def _members(stream: "_LimitedStream", wanted: dict[PurePosixPath, str]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    with tarfile.open(fileobj=stream, mode="r:") as archive:
+        for count, member in enumerate(archive):
+            if count >= MAX_FILES:
+                raise ValueError(f"it has more than {MAX_FILES:,} files")
+            name = wanted.get(PurePosixPath(member.name))
+            if name is None or not member.isreg() or member.size > MAX_FILE:
+                continue
+            stream.limit = MAX_FILE
+            file = archive.extractfile(member)
+            found[name] = b"" if file is None else file.read()
+            stream.limit = MAX_HEADER
+    return found
+
+
+def _check_position(position: int) -> None:
+    if position > MAX_ARCHIVE:
+        raise ValueError(f"it has more than {MAX_ARCHIVE:,} bytes unpacked")
+
+
+class _LimitedStream(io.RawIOBase):
+    """A stream with a limit on each read: tarfile reads headers of any size at once."""
+
+    def __init__(self, stream: gzip.GzipFile):
+        self.stream, self.limit = stream, MAX_HEADER
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= self.limit:
+            raise ValueError(f"it has a header of {size:,} bytes")
+        return self.stream.read(size)
+
+    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
+        _check_position(position)
+        return self.stream.seek(position, whence)
+
+    def tell(self) -> int:
+        return self.stream.tell()

@@ -1,20 +1,70 @@
-"""MNIST and Fashion-MNIST, from the idx files of their distributors, plain or gzipped."""
+"""MNIST and Fashion-MNIST from idx files, plain or gzipped, and the digits of scikit-learn."""
 
+import gzip
 import hashlib
+import math
+import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from dcnet.data.dataset import Dataset, Split
-from dcnet.data.download import Remote, broken, fetch, missing
-from dcnet.data.idx import read_idx
-from dcnet.data.registry import register
+from dcnet.data.download import Remote, bad_file, fetch, missing_dataset
+from dcnet.data.load import register
+from dcnet.files import open_regular
+
+Stream = BinaryIO | gzip.GzipFile
+
+# The magic number of unsigned bytes, without the number of dimensions.
+UNSIGNED_BYTES = 0x800
+# 60,000 images of 28 x 28 are 47 MB.
+MAX_BYTES = 200_000_000
+
+
+def read_idx(path: Path, dimensions: int, url: str) -> Tensor:
+    """The array uint8 of an idx file; errors name the URL of a correct file."""
+    try:
+        with open_regular(path) as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
+            shape = _shape(stream, dimensions, path, url)
+            content = _content(stream, shape, path, url)
+    except (EOFError, OSError, zlib.error) as error:
+        raise bad_file(
+            path, f"expected a complete file, gzipped if it ends with .gz, found that {error}", url
+        ) from error
+    return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(shape).copy())
+
+
+def _shape(stream: Stream, dimensions: int, path: Path, url: str) -> tuple[int, ...]:
+    start, magic = 4 + 4 * dimensions, struct.pack(">I", UNSIGNED_BYTES + dimensions)
+    head = stream.read(start)
+    if head[:4] != magic:
+        raise bad_file(path, f"expected the magic number {magic.hex()}, found {head[:4].hex() or 'nothing'}", url)
+    if len(head) < start:
+        raise bad_file(path, f"expected {start} bytes of sizes, found {len(head)}", url)
+    return struct.unpack(f">{dimensions}I", head[4:])
+
+
+def _content(stream: Stream, shape: tuple[int, ...], path: Path, url: str) -> bytes:
+    """The bytes after the sizes; reads at most one byte more, even if the unpacked file is larger."""
+    size, start = math.prod(shape), 4 + 4 * len(shape)
+    if size > MAX_BYTES:
+        raise bad_file(path, f"expected at most {MAX_BYTES:,} bytes, found the sizes of {size:,}", url)
+    content = stream.read(size + 1)
+    if len(content) != size or not shape[0]:
+        found = f"{start + len(content)}{' or more' if len(content) > size else ''}"
+        raise bad_file(path, f"expected one entry or more and {start + size} bytes for {shape[0]}, found {found}", url)
+    return content
+
 
 SIDE = 28
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
-# Both have files of the same names, but the SHA-256 of the labels to train with tells whose they are.
+# Both datasets use the same file names, but differ in the SHA-256 of the training labels.
 OWNERS = {
     "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13": "mnist",
     "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7": "fashion-mnist",
@@ -23,14 +73,14 @@ OWNERS = {
 
 @dataclass(frozen=True)
 class Mnist:
-    """A data set of four idx files: images and labels to train on and to test with.
+    """A dataset of four idx files: training and test images and labels.
 
     Args:
-        name: of the data set, and of the folder that it is downloaded to.
-        url: what comes before the names of the files.
+        name: of the dataset, and of the folder for downloads.
+        url: prefix of the file names.
         checksums: of the gzipped files.
-        folders: where it is looked for, before the folder of all data itself.
-        classes: their names.
+        folders: searched before the data folder itself.
+        classes: names.
     """
 
     name: str
@@ -44,11 +94,13 @@ class Mnist:
         return tuple(Remote(f"{self.url}{name}.gz", known) for name, known in zip(NAMES, self.checksums, strict=True))
 
     def load(self, folder: Path, download: bool) -> Dataset:
-        """Reads the files from the first folder that has all of them; otherwise they are downloaded."""
+        """Reads the files from the first folder that has all of them, or downloads them."""
         paths = self._find(folder)
         if paths is None and not download:
             places = " or ".join((*self.folders, "the folder itself"))
-            raise missing(self.name, folder, f"{', '.join(NAMES)}, each as it is or with .gz, in {places}", self.url)
+            raise missing_dataset(
+                self.name, folder, f"{', '.join(NAMES)}, each plain or with .gz, in {places}", self.url
+            )
         if paths is None:
             paths = [fetch(file, folder / self.name) for file in self.files]
         train, test = self._split(paths[0], paths[1]), self._split(paths[2], paths[3])
@@ -67,18 +119,18 @@ class Mnist:
         images, labels = read_idx(at_images, 3, self.url), read_idx(at_labels, 1, self.url)
         if images.shape[1:] != (SIDE, SIDE):
             found = f"{images.shape[1]}x{images.shape[2]}"
-            raise broken(at_images, f"expected images of {SIDE}x{SIDE}, found {found}", self.url)
+            raise bad_file(at_images, f"expected images of {SIDE}x{SIDE}, found {found}", self.url)
         self._check(at_labels, labels, len(images))
         return Split(images.unsqueeze(1), labels.long())
 
     def _check(self, path: Path, labels: Tensor, count: int) -> None:
         if len(labels) != count:
-            raise broken(path, f"expected {count} labels, one for each image, found {len(labels)}", self.url)
+            raise bad_file(path, f"expected {count} labels, one for each image, found {len(labels)}", self.url)
         if labels.max() >= len(self.classes):
-            raise broken(path, f"expected labels from 0 to {len(self.classes) - 1}, found {labels.max()}", self.url)
+            raise bad_file(path, f"expected labels from 0 to {len(self.classes) - 1}, found {labels.max()}", self.url)
         owner = OWNERS.get(hashlib.sha256(labels.numpy().tobytes()).hexdigest(), self.name)
         if owner != self.name:
-            raise broken(path, f"expected labels of {self.name}, found those of {owner}", self.url)
+            raise bad_file(path, f"expected labels of {self.name}, found those of {owner}", self.url)
 
 
 MNIST = Mnist(
@@ -107,6 +159,25 @@ FASHION_MNIST = Mnist(
     ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 
-_ABOUT = "{}, 28 x 28, grey, 10 classes, 60,000 + 10,000 images; downloads {} MB"
+_ABOUT = "{}, 28 x 28, gray, 10 classes, 60,000 + 10,000 images; downloads {} MB"
 register("mnist", _ABOUT.format("handwritten digits", 12), MNIST.files)(MNIST.load)
-register("fashion-mnist", _ABOUT.format("pieces of clothing", 31), FASHION_MNIST.files)(FASHION_MNIST.load)
+register("fashion-mnist", _ABOUT.format("clothes", 31), FASHION_MNIST.files)(FASHION_MNIST.load)
+
+
+TRAINING_IMAGES = 600
+
+
+@register("digits", "handwritten digits, 8 x 8, gray, 10 classes, 600 + 1,197 images; comes with scikit-learn")
+def load_digits(folder: Path | None = None, download: bool = False) -> Dataset:
+    """600 training images, stratified by class; more would be too easy. Needs no folder."""
+    # Imported here, since it takes a second and only this dataset needs it.
+    from sklearn import datasets
+    from sklearn.model_selection import train_test_split
+
+    pixels, classes = datasets.load_digits(return_X_y=True)
+    # From 16 gray levels to bytes.
+    images = torch.tensor(pixels * 255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
+    labels = torch.tensor(classes, dtype=torch.int64)
+    train, test = train_test_split(range(len(images)), train_size=TRAINING_IMAGES, random_state=0, stratify=classes)
+    splits = [Split(images[index], labels[index]) for index in (train, test)]
+    return Dataset("digits", splits[0], splits[1], tuple("0123456789"))

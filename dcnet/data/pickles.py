@@ -1,4 +1,4 @@
-"""Pickles of arrays and plain values, read without running anything that they ask for."""
+"""Pickles of arrays and plain values, read without executing anything in them."""
 
 import _codecs
 import io
@@ -11,28 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from dcnet.data.download import broken
+from dcnet.data.download import bad_file
 
-# Opcodes that nobody needs for arrays and plain values, and that take memory or time without end: room for bytes that
-# need not follow, and containers that hash all that is in them.
-REFUSED = {"BYTEARRAY8", "DUP", "EMPTY_SET", "ADDITEMS", "FROZENSET"}
+# Opcodes that arrays and plain values do not need, and that can take unlimited memory or time: buffers whose bytes need
+# not follow, and containers that hash their content.
+FORBIDDEN = {"BYTEARRAY8", "DUP", "EMPTY_SET", "ADDITEMS", "FROZENSET"}
 PUT = {"PUT", "BINPUT", "LONG_BINPUT"}
 GET = {"GET", "BINGET", "LONG_BINGET"}
-# How often a tuple may be put into another place: tuples of tuples that are the same double with every level when they
-# are hashed, and with so many the most that they come to is no trouble.
-MOST_SHARED = 32
+# References to an existing tuple: hashing nested shared tuples takes time exponential in their number.
+MAX_SHARED = 32
 
 
 def _text(value: Any) -> str:
-    """Text of Python 2 arrives as bytes."""
+    """A key as text; Python 2 strings arrive as bytes."""
     if not isinstance(value, bytes | str | int):
-        # Containers that hold each other many times would become a text without end.
-        raise pickle.UnpicklingError(f"a {type(value).__name__} is where a name should be")
+        # The text of containers that refer to each other can be endless.
+        raise pickle.UnpicklingError(f"a key is a {type(value).__name__}, not a text")
     return value.decode("latin1") if isinstance(value, bytes) else str(value)
 
 
 class PlainType:
-    """Stands in for numpy's dtype, which a crafted state can make read memory as if it were objects."""
+    """Replaces numpy.dtype, which a crafted state can make interpret memory as objects."""
 
     def __init__(self, name: Any, *flags: Any):
         self.name = _text(name)
@@ -45,12 +44,12 @@ class PlainType:
     def values(self, content: Any, shape: Any, order: Any = "C") -> np.ndarray[Any, Any]:
         kind, sizes = np.dtype(self.name), tuple(int(size) for size in shape)
         if type(content) is not bytes or len(content) != math.prod(sizes) * kind.itemsize:
-            raise pickle.UnpicklingError(f"an array of {sizes} {kind} does not have the bytes that it should have")
+            raise pickle.UnpicklingError(f"an array of {sizes} {kind} has the wrong number of bytes")
         return np.frombuffer(content, kind).reshape(sizes, order=order)
 
 
 class PlainArray:
-    """Stands in for numpy's array, which it holds once it has got its state."""
+    """Replaces numpy.ndarray; `array` is set by its state."""
 
     def __init__(self, *how: Any):
         self.array: np.ndarray[Any, Any] = np.empty(0)
@@ -61,17 +60,17 @@ class PlainArray:
 
 
 class PlainNumber:
-    """Stands in for what makes numpy's numbers; they become Python's."""
+    """Replaces the constructor of numpy scalars, which become Python numbers."""
 
     def __new__(cls, kind: PlainType, content: Any) -> Any:
         return PlainType.values(kind, content, ()).item()
 
 
-ADMITTED: dict[tuple[str, str], Any] = {
+ALLOWED: dict[tuple[str, str], Any] = {
     ("_codecs", "encode"): _codecs.encode,
     ("numpy", "dtype"): PlainType,
     ("numpy", "ndarray"): PlainArray,
-    # The old and the new name of the same module.
+    # Two names of the same module.
     ("numpy.core.multiarray", "_reconstruct"): PlainArray,
     ("numpy._core.multiarray", "_reconstruct"): PlainArray,
     ("numpy.core.multiarray", "scalar"): PlainNumber,
@@ -81,34 +80,34 @@ ADMITTED: dict[tuple[str, str], Any] = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in ADMITTED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is none of these")
-        return ADMITTED[module, name]
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"it contains {module}.{name}")
+        return ALLOWED[module, name]
 
 
 def _check_size(content: bytes) -> None:
-    """Refuses a pickle that would take much more memory or time than its bytes, before anything of it is loaded."""
-    places: list[bool] = []
-    before, shared = "", 0
+    """Rejects a pickle that would take much more memory or time than its size, before loading it."""
+    is_tuple: list[bool] = []
+    previous, shared = "", 0
     argument: Any
     for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
-        if opcode.name in REFUSED:
+        if opcode.name in FORBIDDEN:
             raise pickle.UnpicklingError(f"it has the opcode {opcode.name}")
         if opcode.name in PUT and argument > count:
-            # All places up to that one are made at once.
-            raise pickle.UnpicklingError(f"it remembers {argument:,} values after {count} operations")
+            # All slots of the memo up to that one are allocated at once.
+            raise pickle.UnpicklingError(f"it stores memo entry {argument:,} after {count} operations")
         if opcode.name in PUT or opcode.name == "MEMOIZE":
-            place = len(places) if opcode.name == "MEMOIZE" else argument
-            places += [False] * (place + 1 - len(places))
-            places[place] = "TUPLE" in before
-        shared += opcode.name in GET and places[argument : argument + 1] == [True]
-        if shared > MOST_SHARED:
-            raise pickle.UnpicklingError(f"it has tuples in more than {MOST_SHARED} places beside their own")
-        before = opcode.name
+            slot = len(is_tuple) if opcode.name == "MEMOIZE" else argument
+            is_tuple += [False] * (slot + 1 - len(is_tuple))
+            is_tuple[slot] = "TUPLE" in previous
+        shared += opcode.name in GET and is_tuple[argument : argument + 1] == [True]
+        if shared > MAX_SHARED:
+            raise pickle.UnpicklingError(f"it refers to tuples more than {MAX_SHARED} times")
+        previous = opcode.name
 
 
 def load_table(content: bytes, path: Path | str, url: str) -> dict[str, Any]:
-    """The dictionary in a pickle, by names, with arrays, texts, numbers and containers of them in it."""
+    """A pickled dictionary of arrays, texts, numbers and containers of them, with text keys."""
     try:
         _check_size(content)
         table = _Unpickler(io.BytesIO(content), encoding="bytes").load()
@@ -116,6 +115,6 @@ def load_table(content: bytes, path: Path | str, url: str) -> dict[str, Any]:
             raise TypeError(f"it is a {type(table).__name__}")
         return {_text(key): value.array if isinstance(value, PlainArray) else value for key, value in table.items()}
     except Exception as error:
-        # What is no pickle can end in any error at all.
+        # Invalid pickles raise any kind of error.
         problem = f"expected a pickled dictionary of arrays and plain values, but {error or type(error).__name__}"
-        raise broken(path, problem, url) from error
+        raise bad_file(path, problem, url) from error

@@ -1,19 +1,19 @@
-"""A table of the paper as data: the runs behind every cell, and what the paper has there."""
+"""A table of the paper as data: cells, the runs behind them, and the paper's numbers."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dcnet.spec import unknown
-from dcnet.training import RunConfig
+from dcnet.operator import PLAIN
+from dcnet.registry import Registry
+from dcnet.training import Record, RunConfig, recipe
 
 NOT_CONVERGED = "N/C"
 ERROR: tuple[str | int, ...] = ("results", "test_error")
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Cell:
     """One number of a table.
 
     Attributes:
-        row: where it stands.
-        column: where it stands in the row.
-        config: the run behind it, whose seed is replaced; None for a number that the paper quotes from elsewhere.
-        paper: its value there; "N/C" where that did not converge, None where there is none.
-        metric: where the value is in the record of a run, by names and by places in lists.
-        factor: what it is multiplied by, such as 100 for a share that is shown in %.
+        row: name of its row.
+        column: name of its column.
+        config: the run behind it, for any seed; None for a number that the paper quotes from elsewhere.
+        paper: the paper's number; "N/C" if its run did not converge, None if it has none.
+        metric: path of the number in the record of a run: keys, and indices into lists.
+        factor: multiplies the number, such as 100 for a fraction shown in %.
         first_seed: of its runs.
-        evaluation: what has to be done with a trained network to get it, of `evaluations`; None for nothing.
+        evaluation: of the trained network, a name in `evaluations`; None if training alone gives the number.
     """
 
     row: str
@@ -48,29 +48,24 @@ class Cell:
         return tuple(dataclasses.replace(self.config, seed=seed) for seed in own)
 
     def value(self, record: Record) -> float | None:
-        """The number in the record of a run; None where it has none yet."""
-        found: Any = record
-        for name in self.metric:
-            try:
-                found = found[name]
-            except (KeyError, IndexError, TypeError):
-                return None
+        """The number in the record of a run; None if it is missing."""
+        found = record.value(self.metric)
         return self.factor * float(found) if isinstance(found, int | float) else None
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Cells in the order of their rows.
+    """A table: cells, row by row.
 
     Attributes:
         title: what the numbers are, with their unit.
-        order: of the columns; those that it does not have come after it.
-        seeds: of each cell, unless one asks for others.
+        order: of the columns; others come after these.
+        seeds: default number of runs per cell.
         higher_is_better: of the numbers.
-        contest: whether its rows, of one cell each, are rivals, one of which may win.
-        not_run: why it is not run here, in one sentence; None where it can be.
-        possible: whether it can be run all the same, with the data in that folder.
-        notes: what a reader has to know beside the numbers.
+        contest: whether its rows, of one cell each, compete for the best result.
+        not_run: why it is not run by default, in one sentence.
+        possible: whether it can still be run, given the data folder.
+        notes: shown below the table.
     """
 
     name: str
@@ -88,10 +83,10 @@ class Experiment:
         own, places = f"the experiment {self.name!r}", [(cell.row, cell.column) for cell in self.cells]
         if twice := next((place for place in places if places.count(place) > 1), None):
             raise ValueError(f"{own} has two cells in the row {twice[0]!r} and the column {twice[1]!r}: give one")
-        # Numbers of two columns may be of two kinds, and a row would be its own rival.
+        # Columns may have different units, and a row would be its own rival.
         if self.contest and len(self.rows) < len(self.cells):
             row = next(row for row in self.rows if sum(cell.row == row for cell in self.cells) > 1)
-            raise ValueError(f"{own} is a contest, and its row {row!r} has several cells: give each rival one")
+            raise ValueError(f"{own} is a contest, but its row {row!r} has several cells: give each row one")
         if self.seeds < 1:
             raise ValueError(f"{own} has seeds={self.seeds}: give 1 or more")
 
@@ -105,13 +100,13 @@ class Experiment:
         return sorted(found, key=lambda column: self.order.index(column) if column in self.order else len(self.order))
 
     def with_data(self, folder: Path | None) -> Experiment:
-        """The same, to be run if the folder has what it needs."""
+        """The experiment, to be run if the folder has its data."""
         ready = self.possible is not None and self.possible(folder)
         return dataclasses.replace(self, not_run=None) if ready else self
 
-    def only(self, beginnings: Iterable[str]) -> Experiment:
-        """The same with those cells alone whose column or "row, column" begins with one of these; with all for none."""
-        given = tuple(beginnings)
+    def only(self, prefixes: Iterable[str]) -> Experiment:
+        """The experiment with the cells whose column or "row, column" starts with a prefix; all without a prefix."""
+        given = tuple(prefixes)
         kept = [
             cell
             for cell in self.cells
@@ -123,49 +118,75 @@ class Experiment:
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
 
-experiments: dict[str, Callable[[], Experiment]] = {}
+# The angle of a column, and its changes to the recipe.
+Columns = Mapping[str, tuple[str, Mapping[str, Any]]]
+
+
+def paper_grid(
+    name: str,
+    columns: Columns,
+    paper: Mapping[str, Sequence[float | str | None]],
+    settings: Mapping[str, Any] | None = None,
+    **cell: Any,
+) -> tuple[Cell, ...]:
+    """Cells of a table of the paper with one row per magnitude, and the row "baseline" of plain networks.
+
+    Args:
+        name: of the recipe.
+        columns: angle and changes to the recipe, by name.
+        paper: the numbers of each row in the order of the columns; None for a cell that the table lacks.
+        settings: changes to the recipe for all cells.
+        cell: more attributes of all cells.
+    """
+    cells = []
+    for row, values in paper.items():
+        for (column, (angle, changes)), value in zip(columns.items(), values, strict=True):
+            if value is not None:
+                operator = PLAIN if row == "baseline" else f"{row}-{angle}"
+                config = recipe(name, operator=operator, **{**(settings or {}), **changes})
+                cells.append(Cell(row, column, config, value, **cell))
+    return tuple(cells)
+
+
+experiments: Registry[Callable[[], Experiment]] = Registry(
+    "an experiment", discover="dcnet.experiments.catalogue", extra=lambda: ["all"]
+)
 
 
 def register(make: Callable[[], Experiment]) -> Callable[[], Experiment]:
-    """Enters the function that makes an experiment under its own name."""
+    """A decorator that registers a function that makes an experiment, under the name of both."""
     name = make.__name__
     if name == "all" or name.startswith("figure"):
-        raise ValueError(f"{name!r} is no name for an experiment: all and names that begin with figure mean others")
-    if name in experiments:
-        raise ValueError(f"{name!r} is taken: there is an experiment of that name")
-    experiments[name] = make
-    return make
+        raise ValueError(f"{name!r} cannot name an experiment: all and names that begin with figure are reserved")
+    return experiments.register(make)
 
 
-def chosen(names: Iterable[str]) -> list[Experiment]:
-    """The experiments of these names, all of them for "all", each once."""
-    given = list(names)
-    for name in given:
-        if name != "all" and name not in experiments:
-            raise unknown("experiment", name, ["all", *experiments])
-    # The paper's tables first.
-    everything = sorted(experiments, key=lambda name: (not name.startswith("table"), name))
-    wanted = everything if "all" in given else dict.fromkeys(given)
-    return [_made(name) for name in wanted]
+def get_experiment(name: str) -> Experiment:
+    """The registered experiment of that name."""
+    experiment = experiments[name]()
+    # A copied function could show one experiment under the name of another.
+    if experiment.name != name:
+        raise ValueError(f"the function {name} makes the experiment {experiment.name!r}: give both the same name")
+    return experiment
 
 
-def _made(name: str) -> Experiment:
-    """The experiment, which calls itself what it is asked for by: one that is a copy could be taken for another."""
-    made = experiments[name]()
-    if made.name != name:
-        raise ValueError(f"the experiment of the function {name} is called {made.name!r}: give both the same name")
-    return made
+def select_experiments(names: Iterable[str]) -> list[Experiment]:
+    """The experiments of these names, each once; "all" stands for every one, tables of the paper first."""
+    given = [name for name in dict.fromkeys(names) if name == "all" or experiments.canonical(name)]
+    if "all" in given:
+        given = sorted(experiments, key=lambda name: (not name.startswith("table"), name))
+    return [get_experiment(name) for name in given]
 
 
-def narrowed(found: Iterable[Experiment], beginnings: Iterable[str]) -> list[Experiment]:
-    """Each experiment with the cells that it has of these, as `only` has it, if it has any."""
-    everything, given = list(found), tuple(beginnings)
+def select_cells(selected: Iterable[Experiment], prefixes: Iterable[str]) -> list[Experiment]:
+    """Each experiment with the cells that `Experiment.only` keeps, without experiments that keep none."""
+    everything, given = list(selected), tuple(prefixes)
     if given and not everything:
-        raise ValueError(f"--only {given[0]!r} chooses cells of tables: name a table, such as table3")
-    for beginning in given:
-        if not beginning:
-            raise ValueError("--only is '', with which every row begins: leave it out, or name a row or a column")
-        if not any(experiment.only([beginning]).cells for experiment in everything):
+        raise ValueError(f"--only {given[0]!r} selects cells of tables: name a table, such as table3")
+    for prefix in given:
+        if not prefix:
+            raise ValueError("--only is '', which matches every row: omit it, or name a row or a column")
+        if not any(experiment.only([prefix]).cells for experiment in everything):
             names = "; ".join(dict.fromkeys(name for one in everything for name in (*one.rows, *one.columns)))
-            raise ValueError(f"--only {beginning!r} begins no row and no column: there are {names}")
+            raise ValueError(f"no row or column starts with --only {prefix!r}: there are {names}")
     return [few for experiment in everything if (few := experiment.only(given)).cells]

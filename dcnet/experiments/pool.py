@@ -1,166 +1,319 @@
-"""Several tasks side by side, each in a process; whoever dies takes only its own task with it."""
+"""Tasks run in parallel by worker processes; a worker that dies loses its own task only."""
 
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.resource_tracker import ensure_running
+from pathlib import Path
 from typing import Any
 
-from dcnet.experiments.board import Board
-from dcnet.experiments.tasks import Task
-from dcnet.experiments.worker import DONE, FAILED, INTERRUPTED, Place, work
-from dcnet.training.interruption import Interruption, interruptible
+import torch
+from rich.console import Console
+from rich.progress import TaskID
 
-PATIENCE = 0.2
-# Seconds for a process to end that is told to.
-LEAVING = 30.0
+from dcnet.experiments.tasks import Task, evaluate_run
+from dcnet.files import sentence_of
+from dcnet.interrupts import Interruption, interruptible
+from dcnet.terminal import visible
+from dcnet.training import Callback, DivergenceError, Execution, Run, Trainer
+from dcnet.training.identity import check_same_run
+from dcnet.training.runs import add_evaluation, run_lock
+from dcnet.training.session import can_redraw, progress_bar
 
-
-@dataclass
-class Worker:
-    """A process and what it is working on."""
-
-    process: Any
-    pipe: Connection
-    task: Task
-    told: bool = False
-
-
-class Pool:
-    """Shares out tasks among processes, and keeps a board of how they go.
-
-    `outcomes` has how each task ended, by its label; those that were not begun have none.
-    """
-
-    def __init__(self, tasks: Sequence[Task], place: Place, jobs: int, board: Board):
-        self.left, self.place, self.board = list(tasks), place, board
-        self.jobs = max(1, min(jobs, len(tasks)))
-        self.outcomes: dict[str, str] = {}
-        self.workers: list[Worker] = []
-
-    def run(self) -> bool:
-        """Carries out all tasks; whether nobody asked to stop."""
-        with interruptible() as interruption:
-            try:
-                self._hire()
-                while self.workers:
-                    self._listen(interruption)
-            finally:
-                for worker in self.workers:
-                    worker.process.kill()
-        return not interruption.asked
-
-    def _next(self) -> Task | None:
-        """The first task that can begin now; those whose run came to nothing are no longer asked for."""
-        kept = [task for task in self.left if self.outcomes.get(task.name, DONE) == DONE]
-        self.board.drop(len(self.left) - len(kept))
-        self.left = kept
-        tasks = [*self.left, *(worker.task for worker in self.workers)]
-        unfinished = {task.name for task in tasks if not task.evaluations}
-        ready = next((task for task in self.left if not task.after & unfinished), None)
-        if ready is not None:
-            self.left.remove(ready)
-        return ready
-
-    def _hire(self) -> None:
-        """As many workers as there are jobs for."""
-        while len(self.workers) < self.jobs and (task := self._next()) is not None:
-            self._start(task)
-
-    def _start(self, task: Task) -> None:
-        context = multiprocessing.get_context("spawn")
-        own, others = context.Pipe()
-        process = context.Process(target=work, args=(others, self.place), daemon=False)
-        with _deaf_to_ctrl_c():
-            process.start()
-        others.close()
-        self._give(Worker(process, own, task), task)
-
-    def _give(self, worker: Worker, task: Task) -> None:
-        worker.task = task
-        self.workers.append(worker)
-        self.board.begins(task)
-        # Of a process that is gone already the pipe tells, too, when it is listened to.
-        with suppress(BrokenPipeError):
-            worker.pipe.send(task)
-
-    def _listen(self, interruption: Interruption) -> None:
-        heard = wait([worker.pipe for worker in self.workers], PATIENCE)
-        for worker in [worker for worker in self.workers if worker.pipe in heard]:
-            self._hear(worker, interruption.asked)
-        if interruption.asked:
-            for worker in self.workers:
-                self._tell_to_stop(worker)
-
-    def _hear(self, worker: Worker, stopping: bool) -> None:
-        try:
-            kind, *values = worker.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            self._lost(worker, stopping)
-            return
-        if kind == "ended":
-            self._ended(worker, stopping, *values)
-        else:
-            self.board.hears(worker.task, kind, *values)
-
-    def _ended(self, worker: Worker, stopping: bool, outcome: str, problem: str) -> None:
-        self.outcomes[worker.task.label] = outcome
-        self.board.ends(worker.task, outcome, problem)
-        self.workers.remove(worker)
-        if stopping or (task := self._next()) is None:
-            self._dismiss(worker)
-        else:
-            self._give(worker, task)
-        if not stopping:
-            # What waited for this one, beside the one that this worker takes.
-            self._hire()
-
-    def _dismiss(self, worker: Worker) -> None:
-        with suppress(BrokenPipeError):
-            worker.pipe.send(None)
-        _join(worker.process)
-
-    def _lost(self, worker: Worker, stopping: bool) -> None:
-        """A process that ended without a word: it was told to, or was killed."""
-        _join(worker.process)
-        self.workers.remove(worker)
-        outcome = INTERRUPTED if worker.told else FAILED
-        code = worker.process.exitcode
-        problem = "" if worker.told else f"{worker.task.name}: its process ended with {code}; the same command goes on"
-        self.outcomes[worker.task.label] = outcome
-        self.board.ends(worker.task, outcome, problem)
-        if not stopping:
-            self._hire()
-
-    def _tell_to_stop(self, worker: Worker) -> None:
-        if not worker.told and worker.process.pid is not None:
-            worker.told = True
-            with suppress(ProcessLookupError):
-                os.kill(worker.process.pid, signal.SIGTERM)
+DONE, DIVERGED, INTERRUPTED, FAILED = "done", "diverged", "interrupted", "failed"
+# Seconds between two messages about steps.
+MESSAGE_INTERVAL = 0.2
+# Seconds between two checks for an interruption.
+POLL_INTERVAL = 0.2
+# Seconds for a process to exit before it is killed.
+EXIT_TIMEOUT = 30.0
+# Characters of a name or a note beside a progress bar.
+MAX_NAME = 60
 
 
-def _join(process: Any) -> None:
-    """Waits for a process that has nothing more to do; one that hangs while Python shuts down is killed."""
-    process.join(LEAVING)
-    if process.is_alive():
-        process.kill()
-        process.join()
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Where and how workers run tasks; None for torch's default number of CPU threads."""
+
+    runs: Path
+    execution: Execution
+    threads: int | None = None
+
+
+class PipeCallback(Callback):
+    """Sends the progress of a run through a pipe."""
+
+    def __init__(self, pipe: Connection):
+        self.pipe, self.sent_at = pipe, 0.0
+
+    def on_start(self, name: str, done: int, total: int) -> None:
+        self.pipe.send(("starts", done, total))
+
+    def on_step(self, done: int, loss: float, accuracy: float, images_per_second: float) -> None:
+        if time.monotonic() - self.sent_at >= MESSAGE_INTERVAL:
+            self.sent_at = time.monotonic()
+            self.pipe.send(("steps", done, loss))
+
+    def on_message(self, text: str) -> None:
+        self.pipe.send(("note", text))
+
+
+def run_worker(pipe: Connection, settings: WorkerSettings) -> None:
+    """Runs tasks from the pipe until it gets None."""
+    # Ctrl-C is for the pool only, which sends SIGTERM once; it must not be ignored.
+    os.setpgrp()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    while (task := pipe.recv()) is not None:
+        pipe.send(("ended", *run_task(task, settings, PipeCallback(pipe))))
+
+
+def run_task(task: Task, settings: WorkerSettings, callback: Callback) -> tuple[str, str]:
+    """The outcome of the task, and one sentence about a problem."""
+    try:
+        return _train_and_evaluate(task, settings, callback), ""
+    except DivergenceError as error:
+        return DIVERGED, str(error)
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # One failed task must not stop the others.
+        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        return FAILED, f"{task.name}: {kind}{sentence_of(error)}"
+
+
+def _train_and_evaluate(task: Task, settings: WorkerSettings, callback: Callback) -> str:
+    run = Run.of(task.config, settings.runs)
+    with run_lock(run.folder):
+        if (known := run.record_or_none()) is not None:
+            check_same_run(known, task.config, run.folder)
+        if not run.done:
+            record = Trainer(task.config, run, settings.execution, callback).run()
+            if record.status != DONE:
+                return INTERRUPTED
+        run.remove_training_files()
+        for name in task.evaluations:
+            if name not in run.record().evaluations:
+                callback.on_message(f"{task.name}: {name}")
+                device = _device(settings.execution.device)
+                add_evaluation(run, name, evaluate_run(name, run, settings.execution.data_dir, device))
+    return DONE
+
+
+def _device(asked: str) -> torch.device:
+    return torch.device("cuda" if asked == "auto" and torch.cuda.is_available() else asked.replace("auto", "cpu"))
+
+
+class ProgressBoard:
+    """Progress of all tasks: bars on a terminal; in a log, one line for each start and end."""
+
+    def __init__(self, console: Console, tasks: int):
+        self.console, self.count, self.ended = console, tasks, 0
+        self.lines: dict[str, TaskID] = {}
+        self.totals: dict[str, int] = {}
+        self.fractions: dict[str, float] = {}
+        self.progress = progress_bar(console)
+        # In fractions of tasks, since the length of a run is known only when it starts.
+        self.all = self.progress.add_task("all runs", total=float(tasks), numbers="")
+
+    def __enter__(self) -> "ProgressBoard":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.progress.stop()
+
+    def start(self, task: Task) -> None:
+        name = task.label if len(task.label) <= MAX_NAME else f"…{task.label[-MAX_NAME:]}"
+        self.lines[task.label] = self.progress.add_task(name, total=None, numbers="starts")
+        if not can_redraw(self.console):
+            self._print(f"{task.label}: starts, {len(self.fractions) + 1} of {self.count}")
+        self.fractions[task.label] = 0.0
+
+    def drop(self, tasks: int) -> None:
+        """Removes tasks that will not start from the total."""
+        self.count -= tasks
+        self.progress.update(self.all, total=float(self.count))
+
+    def update(self, task: Task, kind: str, *values: Any) -> None:
+        """Shows a message of a `PipeCallback`."""
+        line = self.lines[task.label]
+        if kind == "starts":
+            done, self.totals[task.label] = values
+            self.progress.update(line, total=self.totals[task.label], completed=done, numbers="")
+        elif kind == "steps":
+            done, loss = values
+            self.progress.update(line, completed=done, numbers=f"loss {loss:.3f}")
+            self._set_fraction(task, done / self.totals[task.label])
+        elif kind == "note":
+            self.progress.update(line, numbers=values[0].split(": ")[-1][:MAX_NAME])
+
+    def end(self, task: Task, outcome: str, problem: str) -> None:
+        self.ended += 1
+        self.progress.remove_task(self.lines.pop(task.label))
+        self._set_fraction(task, 1.0)
+        if problem or outcome not in (DONE, INTERRUPTED):
+            self._print(problem or f"{task.label}: {outcome}")
+        elif not can_redraw(self.console):
+            self._print(f"{task.label}: {outcome}, {self.ended} of {self.count}")
+
+    def _set_fraction(self, task: Task, fraction: float) -> None:
+        self.fractions[task.label] = fraction
+        self.progress.update(self.all, completed=sum(self.fractions.values()), numbers=f"{self.ended} done")
+
+    def _print(self, text: str) -> None:
+        # Without markup, since names may have brackets.
+        self.console.print(visible(text), soft_wrap=True, highlight=False, markup=False)
+
+
+# A started process, with the interface of multiprocessing.Process, and the end of its pipe.
+Spawn = Callable[[WorkerSettings], tuple[Any, Connection]]
+
+
+def spawn_worker(settings: WorkerSettings) -> tuple[Any, Connection]:
+    context = multiprocessing.get_context("spawn")
+    own, others = context.Pipe()
+    process = context.Process(target=run_worker, args=(others, settings), daemon=False)
+    with _blocking_ctrl_c():
+        process.start()
+    others.close()
+    return process, own
 
 
 @contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """A process that is started inside never hears Ctrl-C: it would die of it as long as it imports torch.
+def _blocking_ctrl_c() -> Iterator[None]:
+    """Processes started in this context ignore Ctrl-C, which would end them while they import torch.
 
-    What comes meanwhile is heard here afterwards.
+    This process gets it afterwards.
     """
-    # Python starts a process of its own with the first one, and would let Ctrl-C through again.
+    # Python starts this process along with the first worker, and would unblock Ctrl-C.
     ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@dataclass
+class Worker:
+    """A process and its current task; `stopping` once it got SIGTERM."""
+
+    process: Any
+    pipe: Connection
+    task: Task
+    stopping: bool = False
+
+    def stop(self) -> None:
+        if not self.stopping and self.process.pid is not None:
+            self.stopping = True
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGTERM)
+
+    def join(self) -> None:
+        """Waits for a process without work; one that hangs at exit is killed."""
+        self.process.join(EXIT_TIMEOUT)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+class Pool:
+    """Distributes tasks over worker processes.
+
+    `outcomes` has the outcome of each started task, by its label.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        settings: WorkerSettings,
+        jobs: int,
+        board: ProgressBoard,
+        spawn: Spawn = spawn_worker,
+    ):
+        self.pending, self.settings, self.board, self.spawn = list(tasks), settings, board, spawn
+        self.jobs = max(1, min(jobs, len(tasks)))
+        self.outcomes: dict[str, str] = {}
+        self.workers: list[Worker] = []
+
+    def run(self) -> bool:
+        """Runs all tasks; False if interrupted."""
+        with interruptible() as interruption:
+            try:
+                self._start_workers()
+                while self.workers:
+                    self._receive(interruption)
+            finally:
+                for worker in self.workers:
+                    worker.process.kill()
+        return not interruption.requested
+
+    def _next_task(self) -> Task | None:
+        """Removes and returns the first task that can start; drops evaluations of runs that failed."""
+        kept = [task for task in self.pending if self.outcomes.get(task.name, DONE) == DONE]
+        self.board.drop(len(self.pending) - len(kept))
+        self.pending = kept
+        tasks = [*self.pending, *(worker.task for worker in self.workers)]
+        unfinished = {task.name for task in tasks if not task.evaluations}
+        ready = next((task for task in self.pending if not task.after & unfinished), None)
+        if ready is not None:
+            self.pending.remove(ready)
+        return ready
+
+    def _start_workers(self) -> None:
+        while len(self.workers) < self.jobs and (task := self._next_task()) is not None:
+            self._assign(Worker(*self.spawn(self.settings), task), task)
+
+    def _assign(self, worker: Worker, task: Task) -> None:
+        worker.task = task
+        self.workers.append(worker)
+        self.board.start(task)
+        # If the process has died, `_receive` handles it.
+        with suppress(BrokenPipeError):
+            worker.pipe.send(task)
+
+    def _receive(self, interruption: Interruption) -> None:
+        ready = wait([worker.pipe for worker in self.workers], POLL_INTERVAL)
+        for worker in [worker for worker in self.workers if worker.pipe in ready]:
+            self._handle_message(worker, interruption.requested)
+        if interruption.requested:
+            for worker in self.workers:
+                worker.stop()
+
+    def _handle_message(self, worker: Worker, interrupted: bool) -> None:
+        try:
+            kind, *values = worker.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._handle_exit(worker)
+        else:
+            if kind != "ended":
+                self.board.update(worker.task, kind, *values)
+                return
+            self._finish(worker, *values)
+            if interrupted or (task := self._next_task()) is None:
+                with suppress(BrokenPipeError):
+                    worker.pipe.send(None)
+                worker.join()
+            else:
+                self._assign(worker, task)
+        if not interrupted:
+            # Several tasks may become ready when one ends.
+            self._start_workers()
+
+    def _handle_exit(self, worker: Worker) -> None:
+        """A process that exited during a task: it was stopped, or killed."""
+        worker.join()
+        code = worker.process.exitcode
+        problem = f"{worker.task.name}: its process ended with {code}; run the same command again to resume"
+        self._finish(worker, *((INTERRUPTED, "") if worker.stopping else (FAILED, problem)))
+
+    def _finish(self, worker: Worker, outcome: str, problem: str) -> None:
+        self.outcomes[worker.task.label] = outcome
+        self.board.end(worker.task, outcome, problem)
+        self.workers.remove(worker)

@@ -1,5 +1,6 @@
-"""From the names of experiments to their tables."""
+"""Reproduces experiments by name: missing runs, tables, and smoke tests."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,37 +8,84 @@ from typing import Any
 
 from rich.console import Console
 
+from dcnet.data import Augmentation
 from dcnet.environment import available_cores
-from dcnet.experiments.board import Board
-from dcnet.experiments.experiment import Experiment, chosen, narrowed
-from dcnet.experiments.findings import findings_of
-from dcnet.experiments.known import Known
-from dcnet.experiments.pool import Pool
-from dcnet.experiments.smoke import in_small
-from dcnet.experiments.status import CellStatus, records_of, status_of
-from dcnet.experiments.tasks import Task, planned
-from dcnet.experiments.worker import DIVERGED, DONE, Place
-from dcnet.files import write_json
-from dcnet.training import Execution
+from dcnet.exit_codes import FAILED, INTERRUPTED
+from dcnet.experiments.experiment import Cell, Experiment, select_cells, select_experiments
+from dcnet.experiments.findings import FINDINGS, findings_of
+from dcnet.experiments.pool import DIVERGED, DONE, Pool, ProgressBoard, WorkerSettings
+from dcnet.experiments.status import CellStatus, RecordIndex, cell_records, status_of
+from dcnet.experiments.tasks import Task, plan_tasks
+from dcnet.training import Execution, RunConfig
+from dcnet.training.record import write_record
 from dcnet.training.runs import runs_root
 
-FAILED, INTERRUPTED = 1, 130
-# Side by side under MPS; more of them do not make a GPU faster that is busy.
-SHARED = 4
+# Of the networks and their training in a smoke test.
+SMOKE_WIDTH, SMOKE_STEPS, SMOKE_IMAGES = 0.05, 2, 60
+# Evaluations that need data other than the digits, or take too long for a smoke test.
+NOT_IN_SMOKE_TESTS = ("faces", "open-set", "attacks-today", "attack-choice", "top-5")
+SMOKE_NOTE = "A smoke test on the digits: it shows that everything runs; the numbers mean nothing."
 
 
-def jobs_of(text: str, device: str) -> int:
-    """How many runs side by side: what is asked for, or, for "auto", what the machine is known to take well."""
+def smoke_test(experiment: Experiment) -> Experiment:
+    """The experiment with runs of a second each, whose numbers mean nothing."""
+    return dataclasses.replace(
+        experiment,
+        title=f"{experiment.title} (smoke test)",
+        cells=tuple(_smoke_cell(cell) for cell in experiment.cells),
+        seeds=1,
+        contest=False,
+        not_run=None,
+        notes=(SMOKE_NOTE,),
+    )
+
+
+def _smoke_cell(cell: Cell) -> Cell:
+    if cell.config is None:
+        return cell
+    # Without the paper's number, which does not apply to the digits.
+    small = dataclasses.replace(cell, config=_smoke_config(cell.config), paper=None)
+    if cell.evaluation not in NOT_IN_SMOKE_TESTS:
+        return small
+    # The network is trained, but not evaluated.
+    return dataclasses.replace(small, evaluation=None, metric=())
+
+
+def _smoke_config(config: RunConfig) -> RunConfig:
+    return dataclasses.replace(
+        config,
+        dataset="digits",
+        width=SMOKE_WIDTH,
+        steps=SMOKE_STEPS,
+        epochs=None,
+        batch_size=SMOKE_IMAGES // 2,
+        train_images=SMOKE_IMAGES,
+        image_size=None,
+        evaluate_every=SMOKE_STEPS,
+        precision="float32",
+        pixel_mean=(0.0,),
+        pixel_std=(1.0,),
+        augmentation=Augmentation(),
+    )
+
+
+RESUME = "run the same command again to resume"
+# Parallel runs on a GPU shared by MPS; more do not speed up a busy GPU.
+MPS_JOBS = 4
+
+
+def parse_jobs(text: str, device: str) -> int:
+    """The number of parallel runs from --jobs; "auto" is one, or several on a GPU shared by MPS."""
     if text == "auto":
         shared = (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
-        return SHARED if device == "cuda" and shared else 1
+        return MPS_JOBS if device == "cuda" and shared else 1
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 64):
         raise ValueError(f"--jobs is {text!r}: give a number from 1 to 64, or auto")
     return int(text)
 
 
 class Reproduction:
-    """Experiments, the records that there are of them, and what has to be run."""
+    """Experiments, their records, and the runs that are missing."""
 
     def __init__(
         self,
@@ -50,53 +98,57 @@ class Reproduction:
         jobs: int,
         only: Sequence[str] = (),
     ):
-        data, wanted = execution.data_dir, narrowed(chosen(names), only)
-        self.experiments = [in_small(found) if smoke else found.with_data(data) for found in wanted]
+        data, wanted = execution.data_dir, select_cells(select_experiments(names), only)
+        self.experiments = [smoke_test(one) if smoke else one.with_data(data) for one in wanted]
         self.seeds, self.records, self.jobs = seeds, records, jobs
         self.runs = (runs or runs_root()) / "smoke" if smoke else runs or runs_root()
         threads = max(1, available_cores() // jobs) if execution.device == "cpu" and jobs > 1 else None
-        self.place = Place(self.runs, execution, threads)
-        self.known()
+        self.settings = WorkerSettings(self.runs, execution, threads)
+        # Raises an error now if a folder of records does not exist.
+        self.index()
 
-    def known(self) -> Known:
-        """The records that there are now."""
-        return Known(self.runs, self.records)
+    def index(self) -> RecordIndex:
+        """The current records."""
+        return RecordIndex(self.runs, self.records)
 
     def run(self, console: Console) -> int:
-        """Runs what has no record; the exit code is 1 if some run could not be carried out, 130 if interrupted."""
-        tasks = planned(self.experiments, self.known(), self.seeds)
-        return self._carry_out(tasks, console) if tasks else 0
+        """Runs everything without a record; the exit code is 1 if a run failed, 130 if interrupted."""
+        tasks = plan_tasks(self.experiments, self.index(), self.seeds)
+        return self._run_tasks(tasks, console) if tasks else 0
 
-    def _carry_out(self, tasks: Sequence[Task], console: Console) -> int:
-        with Board(console, len(tasks)) as board:
-            pool = Pool(tasks, self.place, self.jobs, board)
+    def _run_tasks(self, tasks: Sequence[Task], console: Console) -> int:
+        with ProgressBoard(console, len(tasks)) as board:
+            pool = Pool(tasks, self.settings, self.jobs, board)
             finished = pool.run()
         left = sum(pool.outcomes.get(task.label) not in (DONE, DIVERGED) for task in tasks)
         if not finished and left:
-            console.print(f"stopped with {left} of {len(tasks)} tasks to go; the same command goes on", highlight=False)
+            console.print(f"interrupted with {left} of {len(tasks)} tasks left; {RESUME}", highlight=False)
             return INTERRUPTED
         return 0 if set(pool.outcomes.values()) <= {DONE, DIVERGED} else FAILED
 
     def statuses(self) -> list[tuple[Experiment, list[CellStatus]]]:
-        """The state of every cell of each experiment."""
-        known = self.known()
-        return [(experiment, status_of(experiment, known, self.seeds)) for experiment in self.experiments]
+        """The status of every cell of each experiment."""
+        index = self.index()
+        return [(experiment, status_of(experiment, index, self.seeds)) for experiment in self.experiments]
 
-    def described(self) -> dict[str, Any]:
-        """The same for machines."""
-        return {experiment.name: _described(experiment, found) for experiment, found in self.statuses()}
+    def to_json(self) -> dict[str, Any]:
+        """The status of every cell and the findings of each experiment."""
+        return {experiment.name: _to_json(experiment, statuses) for experiment, statuses in self.statuses()}
 
     def collect(self, folder: Path) -> None:
-        """Copies the record of every run of these experiments that is at its end, under the name of the run."""
-        known = self.known()
+        """Copies the record of every finished run of these experiments, under the name of the run."""
+        index = self.index()
         for experiment in self.experiments:
-            for _, records in records_of(experiment, known, self.seeds):
+            for _, records in cell_records(experiment, index, self.seeds):
                 for record in records:
-                    write_json(folder / f"{record['name']}-{record['hash']}.json", record)
+                    write_record(folder / f"{record.run_name}.json", record)
 
 
-def _described(experiment: Experiment, found: Sequence[CellStatus]) -> dict[str, Any]:
-    cells = [status.described(experiment.higher_is_better) for status in found]
-    told = findings_of(experiment, found)
-    findings = {name: None if one is None else one.described() for name, one in told.items()}
-    return {"title": experiment.title, "not_run": experiment.not_run, "cells": cells, **findings}
+def _to_json(experiment: Experiment, statuses: Sequence[CellStatus]) -> dict[str, Any]:
+    known = findings_of(experiment, statuses)
+    return {
+        "title": experiment.title,
+        "not_run": experiment.not_run,
+        "cells": [status.to_json(experiment.higher_is_better) for status in statuses],
+        **{name: known[name].to_json() if name in known else None for name in FINDINGS},
+    }

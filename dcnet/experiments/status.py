@@ -1,39 +1,98 @@
-"""What is there of an experiment, what is missing, and how far from the paper it is."""
+"""The records of an experiment, and the status of its cells: results, missing runs, difference from the paper."""
 
 import dataclasses
 import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from dcnet.experiments.experiment import NOT_CONVERGED, Cell, Experiment, Record
-from dcnet.experiments.known import Known
-from dcnet.training import RunConfig, all_runs
+from dcnet.experiments.experiment import NOT_CONVERGED, Cell, Experiment
+from dcnet.training import Record, Run, RunConfig, all_runs, read_record
+from dcnet.training.identity import is_same_run
+from dcnet.training.record import file_problem
 
-# Nobody runs more seeds than that; those of networks that attacks are made with begin beyond.
-MOST_SEEDS = 32
-# What the name of every run ends with.
+# The status of a finished run.
+FINAL = ("done", "diverged")
+
+
+class RecordIndex:
+    """Records of finished runs by config; two records of one config are merged, with the evaluations of both.
+
+    Args:
+        runs: the folder of runs.
+        folders: with records from other machines, in files at any depth.
+
+    `damaged` has the files in these folders that are unreadable or invalid records, and the problem of each.
+    """
+
+    def __init__(self, runs: Path, folders: Sequence[Path] = ()):
+        self.runs = runs
+        self.imported: dict[str, Record] = {}
+        self.damaged: dict[Path, str] = {}
+        for file in _files(folders):
+            record = read_final_record(file)
+            if record is not None:
+                key = record.run_name
+                self.imported[key] = _merge(self.imported.get(key), record)
+            elif problem := file_problem(file):
+                self.damaged[file] = problem
+
+    def record(self, config: RunConfig) -> Record | None:
+        """The record of a config, if its run is finished."""
+        own = read_final_record(Run.of(config, self.runs).record_file)
+        own = own if own is None or is_same_run(own, config) else None
+        imported = self.imported.get(f"{config.name}-{config.hash}")
+        return own if imported is None else _merge(own, imported)
+
+
+def _files(folders: Sequence[Path]) -> Iterator[Path]:
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {str(folder)!r}: give one with records of runs")
+        yield from sorted(folder.rglob("*.json"))
+
+
+def read_final_record(file: Path) -> Record | None:
+    """The record of a finished run; None for other records and other files, such as of a benchmark."""
+    try:
+        record = read_record(file)
+    except ValueError:
+        return None
+    return record if record.status in FINAL and record.name and record.hash else None
+
+
+def _merge(first: Record | None, second: Record) -> Record:
+    """The first with the evaluations of both; a finished run takes precedence over one that diverged."""
+    if first is None or (first.status, second.status) == ("diverged", "done"):
+        return second
+    return dataclasses.replace(first, evaluations=second.evaluations | first.evaluations)
+
+
+# Per cell; the source networks of attacks have seeds from 100 on.
+MAX_SEEDS = 32
+# The end of every run name.
 SEED = re.compile(r"-seed(\d+)-\w+$")
 UNMEASURED = "not in a smoke test"
-# Who is right about fewer images than this many times what guessing gets has learned nothing.
+# A network below this many times the accuracy of guessing has learned nothing.
 GUESSING = 2.0
-# Beyond that, in the unit of the table, seeds end in different ways, and a mean tells of none of them.
-APART = 5.0
-# Of numbers in tables, as the paper has them.
+# Tables show the value of each seed if the deviation, in the unit of the table, is larger.
+WIDE_DEVIATION = 5.0
+# Decimals in tables, as in the paper.
 DIGITS = 2
 
 
 @dataclass(frozen=True)
 class CellStatus:
-    """One cell and the runs that there are of it.
+    """A cell and its runs.
 
     Attributes:
-        values: the numbers of the runs that converged.
-        diverged: how many did not, be it that they stopped or that they still guess at their end.
-        seeds: how many runs are wanted; there may be more of them.
-        unmeasured: how many converged that nothing is measured of, since the cell has no metric.
+        values: numbers of the runs that converged.
+        diverged: number of runs that stopped, or that learned nothing.
+        seeds: number of runs wanted; there may be more.
+        unmeasured: number of runs that converged, if the cell has no metric.
     """
 
     cell: Cell
@@ -60,21 +119,20 @@ class CellStatus:
 
     @property
     def difference(self) -> float | None:
-        """Ours without the paper's, both as tables show them; None where one of them has no number."""
+        """Ours minus the paper's, as shown in tables; None if one of them is missing."""
         paper = self.cell.paper
         if self.mean is None or not isinstance(paper, float | int):
             return None
-        # Else what is the same in a table could be worse there by -0.00; the zero takes the minus away.
+        # Adding 0.0 turns -0.0 into 0.0.
         return round(round(self.mean, DIGITS) - paper, DIGITS) + 0.0
 
     def misses_by(self, higher_is_better: bool) -> float | None:
-        """By how much it is worse than the paper; 0 where it is as good or better."""
+        """By how much it is worse than the paper; 0 if as good or better."""
         if self.difference is None:
             return None
         return max(0.0, -self.difference if higher_is_better else self.difference)
 
-    def described(self, higher_is_better: bool) -> dict[str, Any]:
-        """For machines."""
+    def to_json(self, higher_is_better: bool) -> dict[str, Any]:
         return {
             "row": self.cell.row,
             "column": self.cell.column,
@@ -98,16 +156,16 @@ class CellStatus:
 
     @property
     def ours(self) -> str:
-        """The mean with its deviation, each seed where they end far apart, and how many runs were lost."""
+        """The mean and deviation, the value of each seed if they are far apart, and the number of diverged runs."""
         if self.mean is None:
             return UNMEASURED if self.unmeasured else NOT_CONVERGED
-        lost = f", {self.diverged} {NOT_CONVERGED}" if self.diverged else ""
-        return f"{self.mean:.2f}{self._spread()}{lost}"
+        diverged = f", {self.diverged} {NOT_CONVERGED}" if self.diverged else ""
+        return f"{self.mean:.2f}{self._spread()}{diverged}"
 
     def _spread(self) -> str:
         if self.deviation is None:
             return ""
-        each = f" [{' '.join(f'{value:.1f}' for value in self.values)}]" if self.deviation > APART else ""
+        each = f" [{' '.join(f'{value:.1f}' for value in self.values)}]" if self.deviation > WIDE_DEVIATION else ""
         return f" ± {self.deviation:.2f}{each}"
 
     def _paper(self) -> str:
@@ -116,59 +174,59 @@ class CellStatus:
         return shown if self.difference is None else f"{shown}, {self.difference:+.2f}"
 
 
-def status_of(experiment: Experiment, known: Known, seeds: int | None = None) -> list[CellStatus]:
-    """The state of every cell, by all seeds that have a record; with `seeds`, by that many of the first."""
-    found = records_of(experiment, known, seeds)
-    return [_status(cell, records, seeds or experiment.seeds) for cell, records in found]
+def status_of(experiment: Experiment, index: RecordIndex, seeds: int | None = None) -> list[CellStatus]:
+    """The status of every cell over all seeds with a record, or over the first `seeds`."""
+    pairs = cell_records(experiment, index, seeds)
+    return [cell_status(cell, records, seeds or experiment.seeds) for cell, records in pairs]
 
 
-def pooled_deviation(found: Iterable[CellStatus]) -> float | None:
-    """The deviation of one run, over all cells with several; None where there is none such."""
-    several = [(len(one.values) - 1, one.deviation) for one in found if one.deviation is not None]
+def pooled_deviation(statuses: Iterable[CellStatus]) -> float | None:
+    """The pooled deviation of one run over all cells with several; None without such a cell."""
+    several = [(len(one.values) - 1, one.deviation) for one in statuses if one.deviation is not None]
     if not several:
         return None
     return math.sqrt(sum(free * deviation**2 for free, deviation in several) / sum(free for free, _ in several))
 
 
-def records_of(experiment: Experiment, known: Known, seeds: int | None = None) -> list[tuple[Cell, list[Record]]]:
+def cell_records(
+    experiment: Experiment, index: RecordIndex, seeds: int | None = None
+) -> list[tuple[Cell, list[Record]]]:
     """Every cell with the records of its runs, over the same seeds as `status_of`."""
-    # To tell which run a config is takes a millisecond: only seeds that some run has are looked for.
-    there = [] if seeds else sorted(_known_seeds(known))
+    # Hashing a config takes a millisecond, so only seeds with a record of any run are tried.
+    recorded = [] if seeds else sorted(_recorded_seeds(index))
     found = []
     for cell in experiment.cells:
-        configs = cell.configs(seeds) if seeds else _with_seeds(cell, there)
-        found.append((cell, [record for config in configs if (record := known.record(config)) is not None]))
+        configs = cell.configs(seeds) if seeds else _with_seeds(cell, recorded)
+        found.append((cell, [record for config in configs if (record := index.record(config)) is not None]))
     return found
 
 
-def _known_seeds(known: Known) -> set[int]:
-    """The seeds that there is any record of, by the names of the runs."""
-    names = [*known.brought, *(run.folder.name for run in all_runs(known.runs))]
+def _recorded_seeds(index: RecordIndex) -> set[int]:
+    """The seeds in the names of all runs."""
+    names = [*index.imported, *(run.folder.name for run in all_runs(index.runs))]
     return {int(found[1]) for name in names if (found := SEED.search(name))}
 
 
 def _with_seeds(cell: Cell, seeds: Sequence[int]) -> list[RunConfig]:
-    """The runs of those seeds that may be the cell's."""
+    """The runs of those seeds that are in the range of the cell."""
     if cell.config is None:
         return []
-    own = range(cell.first_seed, cell.first_seed + MOST_SEEDS)
+    own = range(cell.first_seed, cell.first_seed + MAX_SEEDS)
     return [dataclasses.replace(cell.config, seed=seed) for seed in seeds if seed in own]
 
 
-def _status(cell: Cell, records: list[Record], seeds: int) -> CellStatus:
-    done = [record for record in records if record["status"] == "done"]
-    diverged = sum(record["status"] == "diverged" for record in records)
+def cell_status(cell: Cell, records: list[Record], seeds: int) -> CellStatus:
+    """The status of a cell with these records."""
+    done = [record for record in records if record.status == "done"]
+    diverged = sum(record.status == "diverged" for record in records)
     if not cell.metric:
         return CellStatus(cell, (), diverged, seeds, unmeasured=len(done))
-    learned = [record for record in done if not guesses(record)]
+    learned = [record for record in done if not failed_to_learn(record)]
     values = [value for record in learned if (value := cell.value(record)) is not None]
     return CellStatus(cell, tuple(values), diverged + len(done) - len(learned), seeds)
 
 
-def guesses(record: Record) -> bool:
-    """Whether the network has learned nothing."""
-    classes = (record.get("data") or {}).get("classes")
-    error = (record.get("results") or {}).get("test_error")
-    if not isinstance(classes, list) or len(classes) <= GUESSING or not isinstance(error, int | float):
-        return False
-    return 100 - error < GUESSING * 100 / len(classes)
+def failed_to_learn(record: Record) -> bool:
+    """Whether the test accuracy is hardly above guessing."""
+    classes, error = len(record.data.classes), record.results.test_error if record.results else None
+    return classes > GUESSING and error is not None and 100 - error < GUESSING * 100 / classes

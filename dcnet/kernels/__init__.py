@@ -1,6 +1,5 @@
-"""Fused kernels for two-dimensional convolutions; README.md beside this derives them and counts what they cost."""
+"""Fused Triton kernels for two-dimensional convolutions; README.md in this folder derives them."""
 
-from dcnet.kernels.folded import folded_table
-from dcnet.kernels.gate import conv2d, fits, fits_folded, folded, plainly_eager, use_kernels
+from dcnet.lazy import attach
 
-__all__ = ["conv2d", "fits", "fits_folded", "folded", "folded_table", "plainly_eager", "use_kernels"]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

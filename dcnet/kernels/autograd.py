@@ -1,19 +1,23 @@
-"""The fused convolution as autograd meets it in eager mode, without the dispatcher's share of the time."""
+"""The gradient of the fused convolution: an autograd function for eager mode, and custom operations for compilers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.library import Library
 
-from dcnet.equation import conv2d as plain_conv2d
-from dcnet.kernels.call import Call, run_backward, run_forward
+from dcnet.eager import conv2d as eager_conv2d
+from dcnet.kernels.convolution import Call, dense, mean_of, state_memory
+from dcnet.kernels.passes import RUNNING_MEAN
+from dcnet.kernels.plan import MOST_LEARNED
 
 
 class Fused(torch.autograd.Function):
-    """f(w, x) + bias; the running mean is updated on the way."""
+    """f(w, x) + bias in eager mode, without the overhead of the dispatcher; updates the running mean in place."""
 
     @staticmethod
     def forward(
@@ -21,8 +25,9 @@ class Fused(torch.autograd.Function):
     ) -> Tensor:
         call = Call(x, w, bias, constants, *settings)
         ctx.fused, ctx.settings = call.convolution(in_place=True), settings
-        output, *saved = evaluate(call)
-        _keep(ctx, call, output, *saved)
+        output, product, unit, state = ctx.fused.forward(call)
+        kept, ctx.version = without_version_check(output) if call.keeps_output else (product, None)
+        ctx.save_for_backward(x, w, bias, kept, unit, state, *constants)
         return output
 
     @staticmethod
@@ -31,35 +36,21 @@ class Fused(torch.autograd.Function):
         x, w, bias, products, unit, state, *constants = ctx.saved_tensors
         call = Call(x, w, bias, constants, *ctx.settings)
         if torch.is_grad_enabled() or not torch._C._has_storage(gradient):
-            return _as_inputs(*differentiable(call, ctx.fused.mean(state), gradient))
-        from_output = call.keeps_output
-        if ctx.watch is not None and ctx.watch.changed:
-            products, from_output = state.new_empty(0), False
-        saved, needed = (products, unit, state), ctx.needs_input_grad
-        dx, dw, db, found = run_backward(call, ctx.fused, gradient, saved, from_output, *needed[:2])
-        return _as_inputs(dx if needed[0] else None, dw if needed[1] else None, None if bias is None else db, *found)
+            mean = mean_of(call.plan, call.window, state)
+            dx, dw, db, *found = differentiable_gradients(call, mean, gradient)
+        else:
+            products, from_output = _usable(products, ctx.version, call)
+            needed, saved = ctx.needs_input_grad, (products, unit, state)
+            dx, dw, db, found = ctx.fused.backward(call, gradient, saved, from_output, *needed[:2])
+            dx, dw, db = dx if needed[0] else None, dw if needed[1] else None, None if bias is None else db
+        return (dx, dw, db, None, *found)
 
 
-def evaluate(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The output, and what its gradient would need."""
-    results = run_forward(call, call.convolution(in_place=True))
-    if call.mean == 1 and call.running is not None:
-        changed = (call.running, call.tracked)
-        torch.autograd.graph.increment_version([tensor for tensor in changed if tensor is not None])
-    return results
-
-
-def _keep(ctx: Any, call: Call, output: Tensor, product: Tensor, unit: Tensor, state: Tensor) -> None:
-    """Keeps what the backward needs: the output or the inner products, whichever can be had for less."""
-    kept, ctx.watch = watched(output) if call.keeps_output else (product, None)
-    ctx.save_for_backward(call.x, call.w, call.bias, kept, unit, state, *call.constants)
-
-
-class Watch:
-    """Tells whether a tensor has been changed in place since, without keeping its memory."""
+class Version:
+    """Detects in-place changes of a tensor without keeping its memory."""
 
     def __init__(self, tensor: Tensor):
-        # An empty tensor with the version counter of the other.
+        # An empty tensor that shares the version counter.
         self.counter = tensor.detach()
         self.counter.data = tensor.new_empty(0)
         self.version = self.counter._version
@@ -69,32 +60,163 @@ class Watch:
         return self.counter._version != self.version
 
 
-def watched(output: Tensor) -> tuple[Tensor, Watch | None]:
-    """The output to keep, such that autograd does not object to changes in place, and what tells of them.
+def without_version_check(output: Tensor) -> tuple[Tensor, Version | None]:
+    """The output such that autograd accepts in-place changes of it, and what detects them.
 
-    An activation may overwrite it, as after torch's own convolution, which keeps none. While torch.compile traces there
-    are no changes in place: what is kept is the value as it is now.
+    An in-place activation may overwrite the output, as it may after torch's convolution, which saves no output. While
+    torch.compile traces there are no in-place changes: the saved value is the current one.
     """
     if isinstance(output, FunctionalTensor):
         return FunctionalTensor.to_functional(output.from_functional()), None
-    return (output.data, Watch(output)) if type(output) is Tensor else (output, None)
+    return (output.data, Version(output)) if type(output) is Tensor else (output, None)
 
 
-def _as_inputs(dx: Any, dw: Any, db: Any, *constants: Any) -> tuple[Any, ...]:
-    return (dx, dw, db, None, *constants)
+def _usable(saved: Tensor, version: Version | None, call: Call) -> tuple[Tensor, bool]:
+    """The saved tensor, empty if it was overwritten since, and whether it is the output."""
+    if version is not None and version.changed:
+        return saved.new_empty(0), False
+    return saved, call.keeps_output
 
 
-def differentiable(call: Call, mean: Tensor, gradient: Tensor) -> list[Tensor | None]:
-    """Gradients of input, filters, bias and constants by the equation in torch: they may have gradients themselves."""
+def differentiable_gradients(call: Call, mean: Tensor, gradient: Tensor) -> list[Tensor | None]:
+    """Gradients of input, filters, bias and constants in eager PyTorch, which can be differentiated again."""
     plan, further = call.plan, torch.is_grad_enabled()
     names = [name for i, name in enumerate(plan.names) if i in plan.learned and name is not None]
     window = (call.stride, call.padding, call.dilation, call.groups)
     with torch.enable_grad():
-        output = plain_conv2d(
+        output = eager_conv2d(
             call.x, call.w.to(call.x.dtype), call.bias, *window, operator=call.operator, eps=call.eps,
-            constants=dict(zip(names, call.constants, strict=True)), mean_norm=mean if call.mean == 2 else None,
+            constants=dict(zip(names, call.constants, strict=True)),
+            mean_norm=mean if call.mean == RUNNING_MEAN else None,
         )  # fmt: skip
     inputs = [call.x, call.w, call.bias, *call.constants]
     wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
     found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=further, allow_unused=True))
     return [next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs]
+
+
+# One argument per learned constant: a list of tensors would take torch longer than all the rest.
+_CONSTANTS = ", ".join(f"Tensor? constant_{i}" for i in range(MOST_LEARNED))
+_ARGUMENTS = (
+    f"Tensor x, Tensor w, Tensor? bias, {_CONSTANTS}, Tensor? running, Tensor? tracked, str operator, float eps, "
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, int mean"
+)
+_COUNT = 3 + MOST_LEARNED + 9
+_LIBRARY = Library("dcnet", "DEF")
+_LIBRARY.define(
+    f"conv2d({_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,)
+)
+_LIBRARY.define(
+    f"conv2d_backward({_ARGUMENTS}, Tensor gradient, Tensor products, Tensor unit, Tensor state, "
+    "bool from_output, bool needs_input, bool needs_weight) -> (Tensor, Tensor, Tensor, Tensor[])",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def arguments_of(call: Call) -> tuple[Any, ...]:
+    """The call as the arguments of the custom operation."""
+    x, w, bias, constants, *settings = call
+    return (x, w, bias, *constants, *(None,) * (MOST_LEARNED - len(constants)), *settings)
+
+
+def _call_of(arguments: Sequence[Any]) -> Call:
+    x, w, bias, *rest = arguments
+    return Call(x, w, bias, [given for given in rest[:MOST_LEARNED] if given is not None], *rest[MOST_LEARNED:])
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, ...]:
+    call = _call_of(arguments)
+    fused = call.convolution(in_place=False)
+    output, product, unit, state = fused.forward(call)
+    updated = fused.state.places(state)[-1].tensor()[1:].clone()
+    return output, call.x.new_empty(0) if call.keeps_output else product, unit, state, updated
+
+
+def _backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    call = _call_of(arguments[:_COUNT])
+    gradient, products, unit, state, *flags = arguments[_COUNT:]
+    return call.convolution(in_place=False).backward(call, gradient, (products, unit, state), *flags)
+
+
+def _forward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
+    call = _call_of(arguments)
+    x, window = call.x, call.window
+    output = torch.empty(
+        (window.batch, window.filters, *window.out), dtype=x.dtype, device=x.device, memory_format=window.format
+    )
+    product = x.new_empty(0) if call.keeps_output else torch.empty_like(output)
+    unit = torch.empty(call.w.shape, dtype=x.dtype, device=x.device, memory_format=window.format)
+    state = x.new_empty(state_memory(call.plan, window).total, dtype=torch.float32)
+    return output, product, unit, state, state.new_empty(2)
+
+
+def _backward_shapes(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    call, needs_input = _call_of(arguments[:_COUNT]), arguments[-2]
+    x = call.x
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=call.window.format)
+    return (
+        dx if needs_input else x.new_empty(0),
+        torch.empty_like(dense(call.w)),
+        call.w.new_empty(0) if call.bias is None else torch.empty_like(call.bias),
+        [torch.empty_like(constant) for constant in call.constants],
+    )
+
+
+class _Operation(torch.autograd.Function):
+    """The gradient of the custom operation."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            output, product, unit, state, updated = torch.ops.dcnet.conv2d.default(*arguments)
+        call = _call_of(arguments)
+        ctx.mark_non_differentiable(product, unit, state, updated)
+        ctx.set_materialize_grads(False)
+        ctx.settings = (None, *arguments[5 + MOST_LEARNED :])
+        kept, ctx.version = without_version_check(output) if call.keeps_output else (product, None)
+        # The batch mean is in the state; the running mean is about to change.
+        running = call.running if call.mean == RUNNING_MEAN else None
+        ctx.save_for_backward(*arguments[: 3 + MOST_LEARNED], running, kept, unit, state)
+        return output, product, unit, state, updated
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        gradient, tensors = gradients[0], ctx.saved_tensors
+        if gradient is None:
+            return (None,) * _COUNT
+        arguments = (*tensors[: 4 + MOST_LEARNED], *ctx.settings)
+        products, unit, state = tensors[4 + MOST_LEARNED :]
+        call = _call_of(arguments)
+        if type(gradient) is Tensor and (torch.is_grad_enabled() or not torch._C._has_storage(gradient)):
+            found = differentiable_gradients(call, mean_of(call.plan, call.window, state), gradient)
+        else:
+            needed = ctx.needs_input_grad[:2]
+            products, from_output = _usable(products, ctx.version, call)
+            dx, dw, db, constants = torch.ops.dcnet.conv2d_backward.default(
+                *arguments, gradient, products, unit, state, from_output, *needed
+            )
+            db = None if call.bias is None else db
+            found = [dx if needed[0] else None, dw if needed[1] else None, db, *constants]
+        return (*found, *(None,) * (_COUNT - len(found)))
+
+
+def _autograd(*arguments: Any) -> Any:
+    if torch.is_grad_enabled() and any(isinstance(given, Tensor) and given.requires_grad for given in arguments):
+        return _Operation.apply(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.dcnet.conv2d.default(*arguments)
+
+
+def _autocast(x: Tensor, *rest: Any) -> Any:
+    """Casts the input; the kernels read filters and constants in their own dtype."""
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)):
+        return torch.ops.dcnet.conv2d.default(x.to(torch.get_autocast_dtype("cuda")), *rest)
+
+
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("conv2d", _forward, _key)
+    _LIBRARY.impl("conv2d_backward", _backward, _key)
+_LIBRARY.impl("conv2d", _autograd, "Autograd")
+_LIBRARY.impl("conv2d", _autocast, "AutocastCUDA")
+torch.library.register_fake("dcnet::conv2d", _forward_shapes, lib=_LIBRARY)
+torch.library.register_fake("dcnet::conv2d_backward", _backward_shapes, lib=_LIBRARY)

@@ -1,26 +1,24 @@
-"""The fused convolution: its passes in their order, and what runs beside what."""
+"""The fused convolution: the order of its passes, which of them run concurrently, and the cache of compiled ones."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dcnet.kernels.launch import aligned
-from dcnet.kernels.memory import Memory
-from dcnet.kernels.passes import Passes, Settings
-from dcnet.kernels.plan import Plan, Window
-from dcnet.kernels.streams import Beside, capturing, raw_stream
+from dcnet.kernels.launch import Memory, SideStream, aligned, capturing, device_guard, raw_stream
+from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, NO_MEAN, NO_UPDATE, RETURNED, RUNNING_MEAN, Passes, Settings
+from dcnet.kernels.plan import Plan, Window, plan_of
 
 
 class Convolution:
-    """Forward and backward of one fused convolution.
+    """Forward and backward pass of one fused convolution, compiled for one operator, shape, layout and dtype.
 
-    What the backward needs of the norms is one tensor: the norms, [group, image, *out], the table of the channels, a
-    row for each constant and for a, b and ||w||, and the mean norm with the next running mean and its count.
+    The backward pass needs one tensor of state: the norms [group, image, *out]; the channel table, with a row for each
+    constant and for a, b and ||w||; and the mean norm, followed by the next running mean and its count.
     """
 
     def __init__(self, plan: Plan, window: Window, settings: Settings):
@@ -32,55 +30,60 @@ class Convolution:
         self.backward_scratch = Memory(passes.patches, sums, passes.mean_sums, passes.places)
         self.sizes = (window.stride, window.padding, window.dilation, False, (0, 0), window.groups)
 
-    def forward(
-        self,
-        x: Tensor,
-        w: Tensor,
-        bias: Tensor | None,
-        constants: Sequence[Tensor],
-        running: Tensor | None,
-        tracked: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The output, and what the backward needs: inner products, unit filters and state."""
+    def forward(self, call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The output, and the inputs of the backward pass: inner products, unit filters and state."""
+        x, w, bias, constants, running, tracked, *_ = self._laid_out(call)
         passes, device, ok = self.passes, x.device, aligned(x, w, bias, running, tracked, *constants)
-        state, scratch = self.state.allocate(device), self.forward_scratch.allocate(device)
-        norm, table, kept = self.state.places(state)
-        squares, sums = self.forward_scratch.places(scratch)
-        unit = torch.empty(w.shape, dtype=x.dtype, device=device, memory_format=self.window.format)
-        stream = raw_stream(device)
-        passes.prepare(x, squares, w, unit, table, self.plan.stored(constants), stream=stream, aligned=ok)
-        with Beside(device) as beside:
-            passes.norms(squares, norm, sums, stream=raw_stream(device), aligned=True)
-        product = self.convolve(x, unit)
-        beside.join()
-        output = torch.empty_like(product)
-        given = (table if bias is None else bias, sums, table if running is None else running)
-        count = table if tracked is None else tracked
-        passes.apply(product, norm, table, *given, count, output, kept, stream=stream, aligned=ok)
+        with device_guard(x):
+            state, scratch = self.state.allocate(device), self.forward_scratch.allocate(device)
+            norm, table, kept = self.state.places(state)
+            squares, sums = self.forward_scratch.places(scratch)
+            unit = torch.empty(w.shape, dtype=x.dtype, device=device, memory_format=self.window.format)
+            stream = raw_stream(device)
+            passes.prepare(x, squares, w, unit, table, self.plan.stored(constants), stream=stream, aligned=ok)
+            with SideStream(device) as side:
+                passes.norms(squares, norm, sums, stream=raw_stream(device), aligned=True)
+            product = self._inner_products(x, unit)
+            side.join()
+            output = torch.empty_like(product)
+            given = (table if bias is None else bias, sums, table if running is None else running)
+            count = table if tracked is None else tracked
+            passes.apply(product, norm, table, *given, count, output, kept, stream=stream, aligned=ok)
+        if running is not None and passes.settings.update == IN_PLACE:
+            torch.autograd.graph.increment_version([value for value in (running, tracked) if value is not None])
         return output, product, unit, state
-
-    def mean(self, state: Tensor) -> Tensor:
-        """The mean norm that the forward pass used."""
-        return mean_of(self.plan, self.window, state)
-
-    def convolve(self, x: Tensor, unit: Tensor) -> Tensor:
-        """The inner products of all patches with all filters of norm 1."""
-        product = torch.ops.aten.convolution.default(x, unit, None, *self.sizes)
-        return product.contiguous(memory_format=self.window.format)
 
     def backward(
         self,
+        call: Call,
         gradient: Tensor,
-        x: Tensor,
-        w: Tensor,
-        bias: Tensor | None,
-        constants: Sequence[Tensor],
         saved: tuple[Tensor, Tensor, Tensor],
         from_output: bool,
         needs_input: bool,
         needs_weight: bool,
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """The gradients of input, filters, bias and stored constants."""
+        """The gradients of input, filters, bias and stored constants.
+
+        `saved` holds inner products, unit filters and state; empty inner products are computed again. With
+        `from_output` the first of them is the output instead.
+        """
+        call, layout, (products, unit, state) = self._laid_out(call), self.window.format, saved
+        gradient, unit = gradient.contiguous(memory_format=layout), unit.contiguous(memory_format=layout)
+        with device_guard(call.x):
+            recompute = not products.numel()
+            products = self._inner_products(call.x, unit) if recompute else products.contiguous(memory_format=layout)
+            return self._backward(call, gradient, (products, unit, state), from_output, needs_input, needs_weight)
+
+    def _backward(
+        self,
+        call: Call,
+        gradient: Tensor,
+        saved: tuple[Tensor, Tensor, Tensor],
+        from_output: bool,
+        needs_input: bool,
+        needs_weight: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        x, w, bias, constants, *_ = call
         products, unit, state = saved
         passes, device, ok = self.passes, x.device, aligned(gradient, x, w, bias, products, *constants)
         norm, table, kept = self.state.places(state)
@@ -98,21 +101,37 @@ class Convolution:
                 spread(stream=stream)
                 passes.add(input_gradient, x, factor, stream=stream, aligned=ok)
             return (input_gradient, *finish(unit_gradient if needs_weight else None, stream))
-        with Beside(device) as beside:
+        with SideStream(device) as side:
             if needs_input:
                 spread(stream=raw_stream(device))
-            spread_done = beside.mark()
+            spread_done = side.mark()
             rest = finish(convolved(False, True)[1] if needs_weight else None, raw_stream(device))
         input_gradient = x.new_empty(0)
         if needs_input:
             input_gradient = convolved(True, False)[0]
-            beside.wait(spread_done)
+            side.wait(spread_done)
             passes.add(input_gradient, x, factor, stream=stream, aligned=ok)
-        beside.join()
+        side.join()
         return (input_gradient, *rest)
 
+    def _laid_out(self, call: Call) -> Call:
+        """The call with its tensors in the layout that the kernels expect; they usually are."""
+        x, bias = call.x.contiguous(memory_format=self.window.format), call.bias
+        constants = [constant.contiguous() for constant in call.constants]
+        bias = bias if bias is None else bias.contiguous()
+        w, strides = dense(call.w), self.passes.settings.weight_strides
+        if w.stride() != strides:
+            # Filters saved for the backward pass may have been moved since, to another layout.
+            w = torch.empty_strided(w.shape, strides, dtype=w.dtype, device=w.device).copy_(w)
+        return call._replace(x=x, w=w, bias=bias, constants=constants)
+
+    def _inner_products(self, x: Tensor, unit: Tensor) -> Tensor:
+        """The inner products of all patches with all unit filters."""
+        product = torch.ops.aten.convolution.default(x, unit, None, *self.sizes)
+        return product.contiguous(memory_format=self.window.format)
+
     def _gradients(self, gradient: Tensor, x: Tensor, unit: Tensor, *wanted: bool) -> list[Tensor]:
-        """The plain convolution's gradients of its input and of its filters, those that are wanted."""
+        """Gradients of the plain convolution by its input and its filters; empty where not wanted."""
         if not any(wanted):
             return [x.new_empty(0)] * 2
         found = torch.ops.aten.convolution_backward.default(gradient, x, unit, None, *self.sizes, (*wanted, False))
@@ -131,6 +150,7 @@ class Convolution:
         unit_gradient: Tensor | None,
         stream: int | None,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Gradients of filters, bias and stored constants."""
         plan, given, (table, kept, sums) = self.plan, dict(zip(self.plan.learned, constants, strict=True)), known
         weight_gradient = torch.empty_like(w)
         bias_gradient = w.new_empty(0) if bias is None else torch.empty_like(bias)
@@ -143,26 +163,26 @@ class Convolution:
 
 
 def state_memory(plan: Plan, window: Window) -> Memory:
-    """What a state holds: norms, table and means."""
+    """The layout of the state: norms, channel table and mean norms."""
     patches = window.groups * window.batch * window.outs
     return Memory(patches, (len(plan.starts) + 3) * window.filters, 3)
 
 
 def mean_of(plan: Plan, window: Window, state: Tensor) -> Tensor:
-    """The mean norm of a state, a copy."""
+    """A copy of the mean norm that the forward pass used."""
     start, _ = state_memory(plan, window).spans[-1]
     return state[start].clone()
 
 
 def mean_kind(decay: float | None, running: Tensor | None, training: bool) -> int:
-    """Which mean norm is meant; see `Settings`."""
+    """The code of the mean norm in use; see `Settings`."""
     if decay is None:
-        return 0
-    return 1 if training or running is None else 2
+        return NO_MEAN
+    return BATCH_MEAN if training or running is None else RUNNING_MEAN
 
 
 def _row_for(stored: Tensor, filters: int) -> Tensor:
-    """Where the kernel writes a constant's gradient, one number a channel, to be summed if all channels share it."""
+    """The buffer for a constant's gradient, one number per channel; it is summed if all channels share the constant."""
     return torch.empty(
         filters, dtype=stored.dtype if stored.numel() == filters else torch.float32, device=stored.device
     )
@@ -170,3 +190,69 @@ def _row_for(stored: Tensor, filters: int) -> Tensor:
 
 def _as_stored(row: Tensor, stored: Tensor) -> Tensor:
     return row if row.numel() == stored.numel() else row.sum(0, keepdim=True).to(stored.dtype)
+
+
+_compiled: dict[Any, Convolution] = {}
+
+# Bounds the cache, since every new image size adds an entry.
+MOST_COMPILED = 4096
+
+
+class Call(NamedTuple):
+    """The arguments of a fused convolution; `constants` are the learned ones, as a layer stores them."""
+
+    x: Tensor
+    w: Tensor
+    bias: Tensor | None
+    constants: Sequence[Tensor]
+    running: Tensor | None
+    tracked: Tensor | None
+    operator: str
+    eps: float
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+    mean: int
+
+    @property
+    def plan(self) -> Plan:
+        return plan_of(self.operator)
+
+    @property
+    def window(self) -> Window:
+        return Window.of(self.x, self.w, self.stride, self.padding, self.dilation, self.groups)
+
+    @property
+    def keeps_output(self) -> bool:
+        """Whether the backward pass gets the output, from which it computes the inner products.
+
+        The next layer usually keeps the output anyway. With a bias, small values could not be recovered from it.
+        """
+        return self.bias is None and self.plan.invertible
+
+    def convolution(self, in_place: bool) -> Convolution:
+        """The compiled convolution for such tensors; `in_place` or not says where it writes the new running mean."""
+        x, w = self.x, self.w
+        tensors = (x, w, self.bias, self.running, self.tracked, *self.constants)
+        dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
+        layout = (x.shape, x.stride(), w.shape, w.stride(), x.device)
+        numbers = (self.eps, tuple(self.stride), tuple(self.padding), tuple(self.dilation), self.groups, self.mean)
+        key = (self.operator, dtypes, layout, numbers, in_place)
+        if key not in _compiled:
+            while len(_compiled) >= MOST_COMPILED:
+                _compiled.pop(next(iter(_compiled)))
+            _compiled[key] = self._compile(in_place)
+        return _compiled[key]
+
+    def _compile(self, in_place: bool) -> Convolution:
+        update = NO_UPDATE if self.running is None or self.mean != BATCH_MEAN else IN_PLACE if in_place else RETURNED
+        tensors = (self.x.device, self.x.dtype, dense(self.w).stride(), self.bias is not None)
+        settings = Settings(*tensors, self.eps, self.mean, update, counted=self.tracked is not None)
+        return Convolution(self.plan, self.window, settings)
+
+
+def dense(w: Tensor) -> Tensor:
+    """The filters without gaps in memory; a copy only if there are some."""
+    without_gaps = w.is_contiguous() or w.is_contiguous(memory_format=torch.channels_last)
+    return w if without_gaps else w.contiguous()

@@ -1,23 +1,57 @@
-"""A kernel with all that stays the same from call to call, so that a call costs as little as it can."""
+"""Kernel launches with little host time: precompiled arguments, one buffer for small tensors, and a side stream."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dcnet.device import INTERPRETED
-from dcnet.kernels.memory import Place
+from dcnet.device_functions import INTERPRETED
+
+# Floats between the starts of two places: every place is aligned to 128 bytes.
+_STEP = 32
+
+
+class Place:
+    """A range of floats in a buffer. Kernels get its address; a tensor is made only on request."""
+
+    __slots__ = ("address", "buffer", "size", "start")
+
+    def __init__(self, buffer: Tensor, address: int, start: int, size: int):
+        self.buffer, self.address, self.start, self.size = buffer, address, start, size
+
+    def tensor(self) -> Tensor:
+        return self.buffer[self.start : self.start + self.size]
+
+
+class Memory:
+    """The layout of a buffer that holds several float tensors."""
+
+    def __init__(self, *sizes: int):
+        self.spans: list[tuple[int, int]] = []
+        self.total = 0
+        for size in sizes:
+            self.spans.append((self.total, size))
+            self.total += -(-size // _STEP) * _STEP
+
+    def allocate(self, device: torch.device) -> Tensor:
+        return torch.empty(self.total, dtype=torch.float32, device=device)
+
+    def places(self, buffer: Tensor) -> list[Place]:
+        address = buffer.data_ptr()
+        return [Place(buffer, address + 4 * start, start, size) for start, size in self.spans]
 
 
 class Launch:
-    """One kernel for one convolution: its grid, its numbers and its flags.
+    """One kernel for one convolution, with its grid, numbers and compile-time flags.
 
-    Triton looks at every argument of every call to find the variant that it compiled. Here only addresses change from
-    call to call; so what the first call compiled is kept, and run directly. Addresses that are not multiples of 16 need
-    another variant, and go the long way: `aligned` says whether there are none.
+    Triton inspects every argument of every call to find the compiled variant. Here only addresses change between
+    calls, so the variant compiled by the first call is kept and run directly. Addresses that are not multiples of 16
+    need another variant and go through Triton; `aligned` says that there are none.
     """
 
     def __init__(self, kernel: Any, grid: Sequence[int], numbers: Sequence[float], warps: int, **flags: Any):
@@ -38,7 +72,7 @@ class Launch:
 
 
 def aligned(*tensors: Tensor | None) -> bool:
-    """Whether all addresses are multiples of 16, as those of whole tensors are."""
+    """Whether all addresses are multiples of 16, which holds for newly allocated tensors."""
     bits = 0
     for tensor in tensors:
         if tensor is not None:
@@ -47,9 +81,66 @@ def aligned(*tensors: Tensor | None) -> bool:
 
 
 def power_of_two(size: int) -> int:
-    """The smallest power of two that is not less."""
+    """The smallest power of two that is at least `size`."""
     return 1 << max(size - 1, 0).bit_length()
 
 
 def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)
+
+
+def raw_stream(device: torch.device) -> int | None:
+    """The handle of the current CUDA stream, None on a CPU."""
+    return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else None
+
+
+def device_guard(x: Tensor) -> Any:
+    """Makes the GPU of the tensor the current one; does nothing for other tensors."""
+    return torch.cuda._DeviceGuard(x.device.index if x.is_cuda else -1)
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether the current stream is being captured into a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+class SideStream:
+    """Launches the body of the `with` on a side stream, after all earlier work; `join` waits for it.
+
+    It forks only while a CUDA graph is captured: there a fork is free, otherwise it costs more host time than it saves
+    GPU time. The side stream has priority, since its kernels are short and others wait for them. Every fork is joined
+    before its tensors are released, so their memory can be reused safely.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.side = _side_stream(device.index) if capturing(device) else None
+        self.main: torch.cuda.Stream | None = None
+
+    def __enter__(self) -> SideStream:
+        if self.side is not None:
+            self.main = torch.cuda.current_stream(self.device)
+            self.side.wait_stream(self.main)
+            torch.cuda.set_stream(self.side)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.main is not None:
+            torch.cuda.set_stream(self.main)
+
+    def join(self) -> None:
+        if self.main is not None and self.side is not None:
+            self.main.wait_stream(self.side)
+
+    def mark(self) -> torch.cuda.Event | None:
+        """An event on the side stream that `wait` makes the main stream wait for."""
+        return None if self.side is None else self.side.record_event()
+
+    def wait(self, mark: torch.cuda.Event | None) -> None:
+        if mark is not None and self.main is not None:
+            self.main.wait_event(mark)

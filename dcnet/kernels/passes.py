@@ -1,4 +1,4 @@
-"""The passes of a fused convolution: how many programs each has, how large its tiles are, and its flags."""
+"""The kernel launches of a fused convolution: grid, tile size and compile-time flags of each."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from typing import Any
 
 import torch
 
-from dcnet.device import INTERPRETED
-from dcnet.kernels.filters import filter_gradient_kernel
+from dcnet.device_functions import INTERPRETED
+from dcnet.kernels.filter_kernels import filter_gradient_kernel
 from dcnet.kernels.launch import Launch, multiprocessors, power_of_two
 from dcnet.kernels.plan import Plan, Window
-from dcnet.kernels.pointwise import apply_kernel
-from dcnet.kernels.pointwise_back import add_kernel, back_kernel
-from dcnet.kernels.windows import norm_kernel, prepare_kernel, spread_kernel, squares_kernel
+from dcnet.kernels.pointwise_kernels import add_kernel, apply_kernel, back_kernel
+from dcnet.kernels.window_kernels import norm_kernel, prepare_kernel, spread_kernel, squares_kernel
 
 HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Elements of a tile, programs a multiprocessor, warps and stages of a pass over a tensor."""
+    """Elements per tile, programs per multiprocessor, warps and pipeline stages of a pass over a tensor."""
 
     elements: int
     programs: int
@@ -30,7 +29,7 @@ class Tiling:
     chunks: bool = False
 
 
-# As they were fastest on an H200; see README.md.
+# The fastest values on an H200; see README.md.
 SQUARES = Tiling(4096, 0, 4, 1)
 APPLY = Tiling(2048, 6, 4, 3, chunks=True)
 BACK = Tiling(2048, 4, 4, 3, chunks=True)
@@ -38,14 +37,19 @@ ADD = Tiling(2048, 8, 4, 3)
 PLACES = 512
 MOST_SUMS = 1024
 
+# Codes of `Settings.mean` and `Settings.update`, which kernels compare with these numbers.
+NO_MEAN, BATCH_MEAN, RUNNING_MEAN = 0, 1, 2
+NO_UPDATE, RETURNED, IN_PLACE = 0, 1, 2
+
 
 @dataclass(frozen=True)
 class Settings:
-    """All that the kernels are compiled for, beside operator and shapes.
+    """Compile-time settings of the kernels, besides operator and shapes.
 
-    mean: 0 if no radius is relative to the mean norm, 1 if it is the batch's own, 2 if it is the running one.
-    update: 0 if the running mean stays as it is, 1 if what follows is written beside it, 2 if in its place.
-    counted: whether the running mean has a count of batches, by which its decay warms up.
+    Attributes:
+        mean: the mean norm of relative radii: NO_MEAN, BATCH_MEAN or RUNNING_MEAN.
+        update: NO_UPDATE of the running mean, or RETURNED in the state, or IN_PLACE.
+        counted: whether the running mean has a count of batches, by which its decay warms up.
     """
 
     device: torch.device
@@ -63,7 +67,7 @@ class Settings:
 
 
 class Passes:
-    """The launches of one convolution, and how many sums they form."""
+    """The launches of one convolution, and the sizes of their partial sums."""
 
     def __init__(self, plan: Plan, window: Window, settings: Settings):
         self.plan, self.window, self.settings = plan, window, settings
@@ -82,7 +86,7 @@ class Passes:
         self.finish = {weight: self._finish(weight) for weight in (True, False)}
 
     def _tiles(self, tiling: Tiling, pieces: Sequence[int]) -> tuple[int, int, int]:
-        """Positions of a tile, channels of each of its chunks, and how many tiles a group has."""
+        """Positions per tile, channels per chunk, and tiles per group."""
         width = chunk_width(pieces[-1]) if tiling.chunks else power_of_two(min(pieces[-1], tiling.elements))
         block = power_of_two(max(tiling.elements // max(width, pieces[-1]), 1) + 1) // 2
         return block, width, pieces[0] * -(-pieces[1] // block)
@@ -137,41 +141,24 @@ class Passes:
         numbers = (self.patches, window.pixels, window.outs, *window.size, window.out[1], self.settings.eps)
         return Launch(norm_kernel, (self.norm_sums,), numbers, 4, **self._window_flags, BLOCK=PLACES)
 
+    @property
+    def _operator_flags(self) -> dict[str, Any]:
+        """Flags of the elementwise kernels, without the angle."""
+        plan, settings = self.plan, self.settings
+        parts = {"MAGNITUDE": plan.magnitude, "COUNTS": plan.counts, "KNOWN": plan.known, "RELATIVE": plan.relative}
+        given = {"WEIGHTED": plan.weighted, "BIAS": settings.has_bias, "MEAN": settings.mean, "FAST": settings.fast}
+        return {**parts, **given}
+
     def _apply(self) -> Launch:
         plan, settings = self.plan, self.settings
         numbers = (self.norm_sums, self.patches, plan.decay or 0.0, *self.outputs, self.window.filters)
-        flags = {
-            "MAGNITUDE": plan.magnitude,
-            "ANGLE": plan.angle,
-            "COUNTS": plan.counts,
-            "KNOWN": plan.known,
-            "RELATIVE": plan.relative,
-            "WEIGHTED": plan.weighted,
-            "BIAS": self.settings.has_bias,
-            "MEAN": settings.mean,
-            "UPDATE": settings.update,
-            "COUNTED": settings.counted,
-            "SUMS": power_of_two(self.norm_sums),
-            "FAST": settings.fast,
-        }
-        return self._pass(apply_kernel, APPLY, self.outputs, numbers, **flags)
+        means = {"UPDATE": settings.update, "COUNTED": settings.counted, "SUMS": power_of_two(self.norm_sums)}
+        return self._pass(apply_kernel, APPLY, self.outputs, numbers, **self._operator_flags, **means, ANGLE=plan.angle)
 
     def _back(self, from_output: bool) -> Launch:
-        plan, settings = self.plan, self.settings
-        flags = {
-            "MAGNITUDE": plan.magnitude,
-            "ANGLE": plan.inverse if from_output else plan.angle,
-            "FROM_OUTPUT": from_output,
-            "COUNTS": plan.counts,
-            "KNOWN": plan.known,
-            "RELATIVE": plan.relative,
-            "SUMMED": plan.summed,
-            "WEIGHTED": plan.weighted,
-            "BIAS": self.settings.has_bias,
-            "MEAN": settings.mean,
-            "FAST": settings.fast,
-        }
-        return self._pass(back_kernel, BACK, self.outputs, (*self.outputs, self.window.filters), **flags)
+        plan, numbers = self.plan, (*self.outputs, self.window.filters)
+        angle = {"ANGLE": plan.inverse if from_output else plan.angle, "FROM_OUTPUT": from_output}
+        return self._pass(back_kernel, BACK, self.outputs, numbers, **self._operator_flags, **angle, SUMMED=plan.summed)
 
     def _spread(self) -> Launch:
         window, count = self.window, self.mean_sums
@@ -200,7 +187,7 @@ class Passes:
 
 
 def chunk_width(channels: int) -> int:
-    """Channels of a chunk: a power of two that leaves no lane idle, where there are 1, 3, 5 or 7 of them."""
+    """Channels per chunk: a power of two, chosen so that 1, 3, 5 or 7 chunks leave no lane idle where possible."""
     for chunks in (1, 3, 5, 7):
         width = channels // chunks
         if width * chunks == channels and width == power_of_two(width) and width >= 16:

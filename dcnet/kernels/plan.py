@@ -1,4 +1,4 @@
-"""What the kernels need to know of an operator and of a convolution, worked out before anything is launched."""
+"""Operators and convolutions as the kernels see them: device functions, constants, shapes and layouts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 import dcnet.angle
+import dcnet.magnitude
 import dcnet.weighting
-from dcnet import magnitude
+from dcnet.component import Component, Slot, belongs_to
 from dcnet.operator import Operator
-from dcnet.part import Part, Slot
 from dcnet.weighting import Weighting
 
-# How many constants of a magnitude and an angle together may be learned.
+# The largest number of learned constants of an operator.
 MOST_LEARNED = 4
 
 
@@ -25,10 +25,15 @@ MOST_LEARNED = 4
 class Plan:
     """An operator as the kernels see it.
 
-    The constants are those of the magnitude, then those of the angle, each followed by the fixed numbers of its device
-    function; `names` has None for these. `kinds` says of each, in four numbers, whether it is learned, per channel and
-    positive, and its floor. `learned` are the indices of those that a layer stores, `summed` of those that get
-    gradients, their own or on behalf of the mean norm, and `scale` is that of the magnitude's scale, -1 without one.
+    Constants come in the order: magnitude, angle, each followed by the fixed numbers of its device function.
+
+    Attributes:
+        names: of the constants; None for fixed numbers.
+        kinds: four numbers for each constant: learned, per channel, positive, and the floor.
+        summed: indices of the constants that need a gradient, their own or for the mean norm.
+        learned: indices of the constants that a layer stores.
+        known: values of the constants that are fixed at compile time; None for learned ones.
+        scale: index of the magnitude's scale; -1 without one.
     """
 
     magnitude: Any
@@ -49,33 +54,33 @@ class Plan:
     decay: float | None
 
     def stored(self, constants: Sequence[Tensor]) -> tuple[Any, ...]:
-        """Every constant: the tensor that a layer stores, or the number it is."""
+        """Every constant: the tensor that a layer stores, or its fixed value."""
         given = dict(zip(self.learned, constants, strict=True))
         return tuple(given.get(i, start) for i, start in enumerate(self.starts))
 
 
 def has_device_functions(op: Operator) -> bool:
-    """Whether every part of the operator can be computed in a kernel, and found there by the operator's spec."""
+    """Whether every part of the operator has a device function and is registered under its name."""
     (first, *others), angle, weighting = op.magnitude.parts, op.angle, op.weighting
     if others or len(op.learned) > MOST_LEARNED:
         return False
-    known = magnitude.registry.get(first.name) is type(first) and dcnet.angle.registry.get(angle.name) is type(angle)
-    # By type: a copied or unpickled operator has a weighting of its own.
-    if not known or type(dcnet.weighting.registry.get(weighting.name)) is not type(weighting):
+    if not all(_is_registered(part.name, type(part)) for part in (first, angle, weighting)):
         return False
     return _own_device(first, "value") and _own_device(angle, "value") and _own_device(weighting, "factor", "argument")
 
 
-def _own_device(part: Part | Weighting, *equations: str) -> bool:
-    """Whether the device function is that of the part's equation: a subclass may have changed one and not the other."""
-    if part.device is None:
-        return False
-    for base in type(part).__mro__:
-        if "device" in vars(base):
-            return True
-        if any(equation in vars(base) for equation in equations):
-            return False
-    return False
+def _is_registered(name: str, cls: type) -> bool:
+    """Whether the class, or an instance of it, is registered under the name."""
+    found = [kind.registry.get(name) for kind in (dcnet.magnitude, dcnet.angle, dcnet.weighting)]
+    return any(entry is cls or type(entry) is cls for entry in found)
+
+
+# A compiler must not trace the registries; see `modern` in dispatch.py.
+_is_registered._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _own_device(part: Component | Weighting, *equations: str) -> bool:
+    return part.device is not None and belongs_to(part, "device", *equations)
 
 
 @functools.lru_cache(maxsize=256)
@@ -111,13 +116,13 @@ def _kind(slot: Slot) -> tuple[int, int, int, float]:
     return int(slot.learned), int(slot.per_channel), int(slot.positive), slot.floor
 
 
-def _constants(part: Part) -> list[tuple[str | None, Slot]]:
+def _constants(part: Component) -> list[tuple[str | None, Slot]]:
     return [*part.slots().items(), *((None, Slot(number)) for number in part.fixed_numbers())]
 
 
 @dataclass(frozen=True)
 class Window:
-    """A convolution: its shapes, and how its tensors lie in memory."""
+    """The shapes and the memory layout of a convolution."""
 
     batch: int
     channels: int
@@ -160,12 +165,12 @@ class Window:
         return self.out[0] * self.out[1]
 
     def pieces(self, channels: int, pixels: int) -> tuple[int, int, int, int, int, int]:
-        """Images, pixels of an image, the strides of image, pixel and channel, and the channels of a group."""
+        """Images, pixels per image, the strides of image, pixel and channel, and the channels per group."""
         if self.channels_last:
             return 1, self.batch * pixels, 0, channels, 1, channels // self.groups
         return self.batch, pixels, channels * pixels, 1, pixels, channels // self.groups
 
 
 def lies_channels_last(x: Tensor) -> bool:
-    """Whether torch would take the tensor as channels last: only if that is not its ordinary layout, too."""
+    """Whether torch treats the tensor as channels last; a tensor that is contiguous both ways is not."""
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()

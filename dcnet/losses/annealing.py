@@ -1,11 +1,15 @@
-"""How a margin is let in: weakly at first, since training from scratch does not survive all of it."""
+"""Annealing of margins: training starts with a small share of the margin, since it diverges with the full one."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dcnet.learnable import check_number
+from dcnet.checks import check_number
+from dcnet.losses.margins import Margin, angle
 
 
 @dataclass(frozen=True)
@@ -17,8 +21,8 @@ class Annealing:
 
     Attributes:
         start: lambda at the first step.
-        rate: how fast lambda falls.
-        floor: the smallest lambda; with 5, a sixth of the margin is used in the end.
+        rate: how fast lambda decreases.
+        floor: the smallest lambda; 5 means that a sixth of the margin is used in the end.
     """
 
     start: float = 1000.0
@@ -27,32 +31,30 @@ class Annealing:
 
     def __post_init__(self) -> None:
         for name in ("start", "rate", "floor"):
-            check_number(name, getattr(self, name))
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} of an annealing must not be negative, not {getattr(self, name)!r}")
+            check_number(f"{name} of an annealing", getattr(self, name), least=0)
 
     @property
-    def first_weight(self) -> float:
+    def first_share(self) -> float:
         """The share of psi at the first step."""
         return 1 / (1 + max(self.floor, self.start))
 
-    def weight(self, step: Tensor) -> Tensor:
+    def share(self, step: Tensor) -> Tensor:
         """The share of psi at a step, from 0 to 1."""
-        easing = torch.clamp(self.start / (1 + self.rate * step.double()), min=self.floor)
-        return (1 / (1 + easing)).float()
+        penalty = torch.clamp(self.start / (1 + self.rate * step.double()), min=self.floor)
+        return (1 / (1 + penalty)).float()
 
 
 @dataclass(frozen=True)
 class Automatic:
-    """The share of the margin grows as the target angle falls, and never decreases.
+    """The share of the margin grows as the target angle decreases; it never shrinks.
 
-    A margin of m needs m * theta_y below the angles to other classes, which are near 90 degrees between random
-    directions. The wanted share is how far the mean target angle has come from 90 degrees to `ready`; each step moves
-    the share by `pace` of the difference.
+    A margin of m requires m * theta_y to be below the angles to other classes, which are near 90 degrees for random
+    directions. The target share is 0 at a mean target angle of 90 degrees and `most` at `ready`, linear in between.
+    Each step moves the share by `pace` times the difference.
 
     Attributes:
         ready: the mean target angle in degrees at which the whole margin is used.
-        pace: the part of the remaining difference that one step makes.
+        pace: the fraction of the remaining difference that one step closes.
         most: the largest share.
     """
 
@@ -61,48 +63,114 @@ class Automatic:
     most: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("ready", "pace", "most"):
-            check_number(name, getattr(self, name))
-        if not 0 < self.ready < 90:
-            raise ValueError(f"ready must be an angle between 0 and 90 degrees, not {self.ready!r}")
-        for name in ("pace", "most"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be above 0 and at most 1, not {getattr(self, name)!r}")
+        check_number("ready", self.ready, above=0, below=90)
+        check_number("pace", self.pace, above=0, most=1)
+        check_number("most", self.most, above=0, most=1)
 
     @property
-    def first_weight(self) -> float:
-        """The share of psi at the first step: none, as the angle is not known yet."""
+    def first_share(self) -> float:
+        """The share of psi at the first step: 0, since the angle is not known yet."""
         return 0.0
 
-    def next_weight(self, weight: Tensor, degrees: Tensor) -> Tensor:
-        """The share after a batch whose mean target angle is so many degrees; nobody has to wait for it."""
+    def next_share(self, share: Tensor, degrees: Tensor) -> Tensor:
+        """The share after a batch with this mean target angle, computed on the device without synchronization."""
         allowed = ((90 - degrees) / (90 - self.ready)).clamp(0, 1) * self.most
-        # A batch without an angle, empty or not finite, leaves the share what it is, which would stay nan otherwise.
-        return weight + self.pace * (allowed - weight).clamp(min=0).nan_to_num(nan=0.0)
+        # A batch without a finite angle keeps the share, which would stay nan otherwise.
+        return share + self.pace * (allowed - share).clamp(min=0).nan_to_num(nan=0.0)
 
 
-Easing = Annealing | Automatic
+AnyAnnealing = Annealing | Automatic
 BY_MARGIN = "by margin"
 
 
-def let_in(cos: Tensor, asked: Tensor, share: Tensor | float | None) -> Tensor:
-    """The cosine with this share of what a margin makes of it; None for all of it.
+def apply_share(cos: Tensor, full: Tensor, share: Tensor | float | None) -> Tensor:
+    """cos + share * (full - cos), where `full` is the cosine with the full margin; None means a share of 1.
 
-    A margin that leaves the cosine alone gives it back as it is, and then nothing is computed: there may be a million
-    classes.
+    It costs nothing if the margin returns the cosine itself, since there may be a million classes.
     """
-    if share is None or asked is cos:
-        return asked
-    # In the place of the difference, for the same reason.
-    return (asked - cos).mul_(share).add_(cos)
+    if share is None or full is cos:
+        return full
+    # In place, to save memory for the same reason.
+    return (full - cos).mul_(share).add_(cos)
 
 
-def as_easing(given: Easing | str | None, eased: bool) -> Easing | None:
-    """The annealing that is asked for: "auto", one of the two, None, or what the margin is known to need."""
+def as_annealing(given: AnyAnnealing | str | None, needed: bool) -> AnyAnnealing | None:
+    """The annealing for an argument of a head; "by margin" means `Annealing()` if the margin needs it."""
     if given == BY_MARGIN:
-        return Annealing() if eased else None
+        return Annealing() if needed else None
     if given == "auto":
         return Automatic()
     if given is not None and not isinstance(given, Annealing | Automatic):
         raise ValueError(f"annealing must be an Annealing, 'auto' or None, not {given!r}")
     return given
+
+
+class AnnealedMargin(nn.Module):
+    """A margin with its annealing and the share of it that is in use.
+
+    Args:
+        margin: the margin.
+        annealing: as in `MarginSoftmax`.
+    """
+
+    step: Tensor
+    eased_in: Tensor
+
+    def __init__(self, margin: Margin, annealing: AnyAnnealing | str | None):
+        super().__init__()
+        self.margin, self.annealing = margin, as_annealing(annealing, margin.annealed)
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("eased_in", torch.tensor(self.first_share, dtype=torch.float32))
+
+    @property
+    def first_share(self) -> float:
+        """The share of the margin at the first step; 1 without annealing."""
+        return 1.0 if self.annealing is None else self.annealing.first_share
+
+    def reset_parameters(self) -> None:
+        """Restarts annealing at the first step."""
+        self.step.zero_()
+        self.eased_in.fill_(self.first_share)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AnnealedMargin:
+        """Moves and casts as torch does, but keeps the share in float32: half precision would lose its small steps."""
+        before = self.eased_in
+        super()._apply(fn, recurse)
+        if self.eased_in.dtype != before.dtype:
+            self.eased_in = before.to(self.eased_in.device)
+        return self
+
+    @torch.no_grad()
+    def _next_share(self, cos: Tensor, kept: Tensor) -> Tensor | None:
+        """The share of the margin for this batch; training advances it.
+
+        Args:
+            cos: the cosines [N] with the weights of the labels.
+            kept: bool [N], False for ignored samples.
+        """
+        if self.annealing is None:
+            return None
+        if self.training and not _recomputing():
+            if isinstance(self.annealing, Automatic):
+                degrees = torch.rad2deg(angle(cos)).masked_fill(~kept, 0.0).sum() / kept.sum()
+                self.eased_in.copy_(self.annealing.next_share(self.eased_in, degrees.to(self.eased_in)))
+            else:
+                self.eased_in.copy_(self.annealing.share(self.step))
+            self.step.add_(1)
+        elif not self.training and not isinstance(self.annealing, Automatic):
+            self.eased_in.copy_(self.annealing.share(self.step))
+        # A copy, since the next batch may change it before this one is differentiated.
+        return self.eased_in.to(cos.dtype).clone()
+
+    def _target(self, cos: Tensor, share: Tensor | None) -> Tensor:
+        """(lambda cos + psi) / (1 + lambda) for the class of the label; the share is 1 / (1 + lambda)."""
+        return apply_share(cos, self.margin.target(cos), share)
+
+    def _others(self, cos: Tensor, share: Tensor | None) -> Tensor:
+        """The same for all other classes, with eta."""
+        return apply_share(cos, self.margin.others(cos), share)
+
+
+def _recomputing() -> bool:
+    """True within a backward pass, where torch.utils.checkpoint recomputes a batch that was counted before."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -1,4 +1,4 @@
-"""Cosines of features with the weights of classes, however many, without copies of the weights."""
+"""Cosines between features and class weights, without copies of the weights: there may be a million classes."""
 
 from typing import Any
 
@@ -6,58 +6,58 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Added to squared norms, so that zeros have a cosine and a gradient.
+# Added to squared norms, so that a zero vector has a cosine and a gradient.
 EPS = 1e-12
-# As EPS, for features in float16, which must be able to hold the gradient.
+# EPS for features in float16, whose gradient must not overflow.
 HALF_EPS = 1e-6
-# Rows with a larger norm are scaled down first, since their squares would leave the range of float32; by a power of
-# two, which is exact.
+# Rows with a norm above HUGE are scaled down first, since their squares would overflow in float32; by a power of two,
+# which is exact.
 HUGE, SMALL = 1e15, 2.0**-70
-# The weights are worked on in so many parts at most, and in parts of so many numbers at least; one part is all that is
-# taken beyond the weights and their gradient. On a GPU each part costs launches, on a CPU small ones stay in its cache.
+# Weights are processed in at most PARTS parts of at least LEAST numbers, so that temporary memory is one part. On a GPU
+# each part costs launches; on a CPU small parts stay in the cache.
 PARTS, LEAST, LEAST_ON_GPU = 64, 2**18, 2**24
 
 
 def directions(rows: Tensor, dtype: torch.dtype, given: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """Features or weights [N, D] over their norms, and the norms [N].
+    """Rows [N, D] divided by their norms, and the norms [N].
 
     Args:
         rows: the features or the weights.
-        dtype: what to compute in.
+        dtype: of the computation and the result.
         given: the dtype of the rows before they were cast; None for that of `rows`.
     """
     eps = HALF_EPS if (given or rows.dtype) == torch.float16 else EPS
     rows = rows.to(dtype)
     length = lengths(rows.detach())
-    # Others are divided by 1, which leaves them all their bits.
+    # The rest is divided by 1, which is exact.
     size = torch.where(length < HUGE, torch.ones_like(length), length)
     unit, norms = normalized(rows / size[:, None], eps)
     return unit, norms * size
 
 
 def lengths(rows: Tensor) -> Tensor:
-    """The norms of rows [N, D], also of those whose squares would overflow."""
+    """The norms of rows [N, D], without overflow of the squares."""
     norms = torch.linalg.vector_norm(rows, dim=1)
     return torch.where(norms < HUGE, norms, torch.linalg.vector_norm(rows * SMALL, dim=1) / SMALL)
 
 
 def _part_size(weight: Tensor) -> int:
-    """How many rows of the weights are worked on at a time."""
+    """The number of weight rows per part."""
     least = LEAST_ON_GPU if weight.is_cuda else LEAST
     return max(-(-len(weight) // PARTS), -(-least // weight.shape[1]))
 
 
 def normalized(rows: Tensor, eps: float = EPS) -> tuple[Tensor, Tensor]:
-    """The rows over their norms, and the norms."""
+    """The rows divided by their norms, and the norms."""
     squares = rows.square().sum(1) + eps
     return rows * squares.rsqrt()[:, None], squares.sqrt()
 
 
 def cosines(unit: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of features [N, D] of norm 1: their cosines [N, C] with weights [C, D], those of their labels [N], and norms [C].
+    """Cosines [N, C] of unit features [N, D] with weights [C, D], those of the labels [N], and the weight norms [C].
 
-    The cosines of the labels are given once more, since most margins treat them differently: a gradient that comes by
-    them costs nothing, where one that came by indexing would be as large as all cosines, or all weights.
+    The cosines of the labels are a separate output, since most margins treat them differently: their gradient then
+    costs nothing, while indexing would create one as large as all cosines.
     """
     found: tuple[Tensor, Tensor, Tensor] = _Cosines.apply(unit, weight, labels)
     return found
@@ -74,7 +74,7 @@ class _Cosines(torch.autograd.Function):
         norms = _weight_norms(weight)
         cos = F.linear(unit, weight).div_(norms)
         own = cos.gather(1, labels[:, None])[:, 0]
-        # Detached, since torch 2.11 compiles what is returned as it was changed in place without a gradient.
+        # Detached: torch 2.11 compiles an output that was changed in place without a gradient.
         return cos.detach(), own, norms.detach()
 
     @staticmethod
@@ -86,7 +86,7 @@ class _Cosines(torch.autograd.Function):
         unit, weight, labels, norms = ctx.saved_tensors
         with torch.autocast(unit.device.type, enabled=False):
             if torch.is_grad_enabled():
-                # Somebody wants to differentiate once more: everything is left as it is, and known from the weights.
+                # For double backward: norms as a function of the weights, and nothing in place.
                 norms = directions(weight, weight.dtype, weight.dtype)[1]
             of_products = of_cos / norms
             by_labels = (of_labels / norms[labels])[:, None]
@@ -94,13 +94,13 @@ class _Cosines(torch.autograd.Function):
             of_unit = of_products @ weight if ctx.needs_input_grad[0] else None
             of_weight = None
             if ctx.needs_input_grad[1]:
-                of_weight = _along(of_products.T @ unit, weight, norms, of_norms)
+                of_weight = _add_norm_gradient(of_products.T @ unit, weight, norms, of_norms)
         return of_unit, of_weight, None
 
 
 def _weight_norms(weight: Tensor) -> Tensor:
     """sqrt(|w|^2 + eps) of each row."""
-    # On a GPU a look at the norms would make the host wait.
+    # On a GPU, testing the norms would synchronize with the host.
     if not (weight.is_cuda or torch.compiler.is_compiling()):
         norms = torch.linalg.vector_norm(weight, dim=1)
         if (norms < HUGE).all():
@@ -109,19 +109,19 @@ def _weight_norms(weight: Tensor) -> Tensor:
     return torch.where(norms < HUGE, (norms.square() + EPS).sqrt(), norms)
 
 
-def _along(of_weight: Tensor, weight: Tensor, norms: Tensor, of_norms: Tensor) -> Tensor:
-    """Adds what comes by the norms, which is along the weights."""
+def _add_norm_gradient(of_weight: Tensor, weight: Tensor, norms: Tensor, of_norms: Tensor) -> Tensor:
+    """Adds the gradient that comes from the norms, which is along the weights."""
     if torch.is_grad_enabled():
-        return of_weight + weight * _share(of_weight, weight, norms, of_norms)
+        return of_weight + weight * _coefficients(of_weight, weight, norms, of_norms)
     rows = _part_size(weight)
     for part, *rest in zip(
         of_weight.split(rows), weight.split(rows), norms.split(rows), of_norms.split(rows), strict=True
     ):
-        part.addcmul_(rest[0], _share(part, *rest))
+        part.addcmul_(rest[0], _coefficients(part, *rest))
     return of_weight
 
 
-def _share(of_weight: Tensor, weight: Tensor, norms: Tensor, of_norms: Tensor) -> Tensor:
-    """How much of the weights themselves is in their gradients, [C, 1]."""
+def _coefficients(of_weight: Tensor, weight: Tensor, norms: Tensor, of_norms: Tensor) -> Tensor:
+    """The coefficients [C, 1] of the weights in their gradient."""
     along = (of_weight * weight).sum(1)
     return ((of_norms - along / norms) / norms)[:, None]

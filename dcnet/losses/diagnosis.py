@@ -1,4 +1,4 @@
-"""What a margin asks, and how far the features are from giving it, in numbers and in words."""
+"""Diagnosis of a margin head: the angles of features, and the effect of the margin at these angles."""
 
 import math
 from dataclasses import dataclass
@@ -6,19 +6,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dcnet.losses.annealing import let_in
-from dcnet.losses.margin import Margin
+from dcnet.losses.annealing import apply_share
+from dcnet.losses.margins import Margin
 
 BINS = 18
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Angles in degrees, between features and the weights of their class.
+    """Angles in degrees between features and the weights of their class.
 
-    `histogram` counts target angles in steps of ten degrees; `effective_m` is the multiple of the target angle that the
-    margin, as far as it is let in, asks for at the median angle; `inside` is the share of samples that are classified
-    rightly by angle, and not any more with the margin; `right` that of those that are right by angle.
+    Attributes:
+        mean_angle: mean target angle.
+        median_angle: median target angle.
+        histogram: counts of target angles in steps of ten degrees.
+        nearest_other: mean angle to the nearest other class.
+        effective_m: the multiple of the target angle that the margin, at its current share, requires at the median.
+        used: the share of the margin in use.
+        right: the fraction of samples that are classified correctly by angle.
+        inside: the fraction of samples that are correct by angle, but not with the margin.
     """
 
     mean_angle: float
@@ -32,31 +38,31 @@ class Diagnosis:
 
     def __str__(self) -> str:
         lines = [
-            f"Features are at {self.mean_angle:.1f} degrees from the weights of their class in the mean (median "
-            f"{self.median_angle:.1f}), and the nearest other class is at {self.nearest_other:.1f}.",
-            f"{self.right:.1%} are nearest to their own class, and {self.inside:.1%} are so but inside the margin.",
-            f"{self.used:.1%} of the margin is used: at the median angle it counts as {self.effective_m:.2f} times it.",
+            f"Mean angle to the weights of the own class: {self.mean_angle:.1f} degrees (median "
+            f"{self.median_angle:.1f}); to the nearest other class: {self.nearest_other:.1f}.",
+            f"{self.right:.1%} are nearest to their own class; {self.inside:.1%} are, but inside the margin.",
+            f"{self.used:.1%} of the margin is used: it multiplies the median angle by {self.effective_m:.2f}.",
         ]
         return " ".join([*lines, self.advice])
 
     @property
     def advice(self) -> str:
         if self.median_angle > 80:
-            return "Features do not point to their class yet: train longer before more of the margin is let in."
+            return "Features do not point to their class yet: train longer before using more of the margin."
         if self.right - self.inside > 0.99:
-            return "The margin is met by nearly all of them: a larger one may be tried."
-        return "The margin has something to do."
+            return "Nearly all samples satisfy the margin: try a larger one."
+        return "The margin is effective."
 
 
 @torch.no_grad()
 def diagnose(cos: Tensor, labels: Tensor, margin: Margin, used: float) -> Diagnosis:
-    """Of the cosines [N, classes] of features with all classes, with so much of the margin used."""
+    """The diagnosis for the cosines [N, classes] of features with all classes; `used` is the share of the margin."""
     _check(cos)
     cos = cos.double().clamp(-1, 1)
     own = cos.gather(1, labels[:, None]).squeeze(1)
     nearest = cos.scatter(1, labels[:, None], -math.inf).amax(1)
-    eased = let_in(own, margin.target(own), used)
-    hardest = let_in(nearest, margin.others(nearest), used)
+    target = apply_share(own, margin.target(own), used)
+    hardest = apply_share(nearest, margin.others(nearest), used)
     degrees = torch.rad2deg(torch.acos(own))
     median = degrees.median()
     return Diagnosis(
@@ -67,7 +73,7 @@ def diagnose(cos: Tensor, labels: Tensor, margin: Margin, used: float) -> Diagno
         effective_m=_effective_multiple(margin, used, torch.deg2rad(median)),
         used=used,
         right=(own > nearest).double().mean().item(),
-        inside=((own > nearest) & (eased <= hardest)).double().mean().item(),
+        inside=((own > nearest) & (target <= hardest)).double().mean().item(),
     )
 
 
@@ -78,16 +84,16 @@ def _check(cos: Tensor) -> None:
     if not finite.all():
         first = int((~finite).nonzero()[0])
         raise ValueError(
-            f"sample {first} has no angles, since its features or weights of the head are not finite: give finite ones"
+            f"sample {first} has no angles: its features or the weights of the head are not finite; give finite ones"
         )
 
 
 def _effective_multiple(margin: Margin, used: float, theta: Tensor) -> float:
-    """How many times theta the angle is, whose cosine the annealed margin gives; beyond pi psi counts on."""
+    """The angle whose cosine is the annealed margin, divided by theta; psi continues below -1 for angles beyond pi."""
     cos = torch.cos(theta)
-    eased = let_in(cos, margin.target(cos), used).item()
-    # psi falls from 1 to 1 - 2m: below -1 each 2 is another pi.
-    turns = max(math.ceil((-1 - eased) / 2), 0)
-    folded = min(max(eased + 2 * turns, -1.0), 1.0)
-    angle = turns * math.pi + math.acos(folded)
+    target = apply_share(cos, margin.target(cos), used).item()
+    # psi decreases from 1 to 1 - 2m: below -1, every 2 stand for another pi.
+    turns = max(math.ceil((-1 - target) / 2), 0)
+    cosine = min(max(target + 2 * turns, -1.0), 1.0)
+    angle = turns * math.pi + math.acos(cosine)
     return angle / max(theta.item(), 1e-6)

@@ -1,31 +1,80 @@
-"""The last layer and its loss in one: weights of classes, a margin, a scale, and annealing."""
+"""A classification head and its loss: class weights, a margin, a scale, and annealing."""
 
-from numbers import Integral
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dcnet.arrays import Numbers, as_tensor
-from dcnet.learnable import check_number
-from dcnet.losses.annealing import BY_MARGIN, Easing
+from dcnet.checks import Numbers, as_tensor, check_choice, check_number, check_tensor, check_whole
+from dcnet.losses.annealing import BY_MARGIN, AnnealedMargin, AnyAnnealing
 from dcnet.losses.cosine import cosines, directions
 from dcnet.losses.diagnosis import Diagnosis, diagnose
-from dcnet.losses.easing import Eased
-from dcnet.losses.margin import Margin, as_margin
-from dcnet.losses.scale import FeatureScale, Scale
+from dcnet.losses.margins import Margin, as_margin
+from dcnet.parameters import Learnable
+
+Scale = float | str | Learnable | None
+START = 16.0
+LARGEST = torch.finfo(torch.float32).max
+
+
+class FeatureScale(nn.Module):
+    """The scale s of each feature, as a function of its norm.
+
+    Args:
+        asked: a number, "norm" for ||x||, "learned" or a Learnable.
+        start: the initial value for "learned".
+    """
+
+    def __init__(self, asked: Scale, start: float | None = None):
+        super().__init__()
+        # A learned scale is stored as its logarithm, so that it stays positive.
+        self.log: nn.Parameter | None = None
+        self.fixed: float | None = None
+        if asked is None or asked == "norm":
+            return
+        if isinstance(asked, str) and asked != "learned":
+            raise ValueError(f"scale must be a number, 'norm' or 'learned', not {asked!r}")
+        if isinstance(asked, Learnable) and asked.per_channel:
+            raise ValueError(f"scale is one number for all classes, Learnable({asked.init!r}), not {asked!r}")
+        value = asked.init if isinstance(asked, Learnable) else (start or START) if isinstance(asked, str) else asked
+        check_number("scale", value, above=0, most=LARGEST)
+        self.fixed = float(value)
+        if isinstance(asked, str | Learnable):
+            self.log = nn.Parameter(torch.tensor(math.log(value)))
+
+    def reset_parameters(self) -> None:
+        if self.log is not None and self.fixed is not None:
+            nn.init.constant_(self.log, math.log(self.fixed))
+
+    def forward(self, norms: Tensor) -> Tensor:
+        """s for each feature, [N], or for all of them, []."""
+        if self.log is not None:
+            # Cast first: in half precision the exponential would have only two or three digits.
+            return self.log.to(norms.dtype).exp()
+        return norms if self.fixed is None else norms.new_full((), self.fixed)
+
+    @property
+    def is_norm(self) -> bool:
+        return self.fixed is None
+
+    def __str__(self) -> str:
+        if self.fixed is None:
+            return "||x||"
+        return f"{self.fixed:g}" if self.log is None else f"{self.log.exp().item():g} (learned)"
+
 
 REDUCTIONS = ("mean", "sum", "none")
-# The label that torch's cross entropy ignores by default.
+# The default of torch's cross entropy.
 IGNORED = -100
 
 
-class MarginSoftmax(Eased):
-    """A last layer with its loss: loss = head(features, labels).
+class MarginSoftmax(AnnealedMargin):
+    """A classification layer with its loss: loss = head(features, labels).
 
     `head.logits(features)` gives the logits without margin, for prediction. Everything is computed in float32 or
-    better, whatever the dtype of the features and under autocast.
+    better, for features of any dtype and also under autocast.
 
     Args:
         in_features: the number of features of a sample; a batch is [N, in_features].
@@ -35,10 +84,10 @@ class MarginSoftmax(Eased):
         annealing: an `Annealing`, an `Automatic` or "auto", or None for the full margin from the first step; by
             default what the margin needs.
         label_smoothing: the share of the label that is spread over all classes, as in torch's cross entropy.
-            Margins that decide each class by itself (sphereface2) do not support it.
+            Binary margins (sphereface2) do not support it.
         reduction: "mean", "sum" or "none", as in torch's cross entropy: the mean over all samples that are not
             ignored, their sum, or one loss for each sample, which is 0 where it is ignored. The mean of an empty
-            batch, or of one that is ignored altogether, is nan, with gradients of 0; the sum is 0.
+            batch, or of a batch whose samples are all ignored, is nan, with gradients of 0; the sum is 0.
         ignore_index: samples with this label are ignored: they have no loss and no gradient, and annealing does not
             count their angles. It need not be one of the classes.
     """
@@ -51,42 +100,45 @@ class MarginSoftmax(Eased):
         num_classes: int,
         margin: Margin | str = "a-softmax",
         scale: Scale = None,
-        annealing: Easing | str | None = BY_MARGIN,
+        annealing: AnyAnnealing | str | None = BY_MARGIN,
         label_smoothing: float = 0.0,
         reduction: str = "mean",
         ignore_index: int = IGNORED,
     ):
-        _check_sizes(in_features, num_classes)
+        in_features = check_whole("in_features", in_features, least=1)
+        num_classes = check_whole("num_classes", num_classes, least=2)
         super().__init__(as_margin(margin), annealing)
-        _check_smoothing(label_smoothing, self.margin)
-        _check_reduction(reduction, ignore_index)
-        self.reduction, self.ignore_index = reduction, int(ignore_index)
+        check_number("label_smoothing", label_smoothing, least=0, below=1)
+        if label_smoothing and self.margin.binary:
+            raise ValueError(f"margin {self.margin.name!r} does not support label_smoothing (got {label_smoothing!r})")
+        check_choice("reduction", reduction, REDUCTIONS)
+        self.reduction, self.ignore_index = reduction, check_whole("ignore_index", ignore_index)
         self.in_features, self.num_classes, self.label_smoothing = in_features, num_classes, label_smoothing
         self.weight = nn.Parameter(torch.empty(self._held(num_classes), in_features))
         self.scale = FeatureScale(self.margin.scale if scale is None else scale, self.margin.scale)
         if self.margin.binary and self.scale.is_norm:
-            raise ValueError(f"{self.margin.name} decides each class by itself and needs a scale that is a number")
+            raise ValueError(f"margin {self.margin.name!r} requires a scale that is a number, not ||x||")
         self.bias = nn.Parameter(torch.zeros(len(self.weight))) if self.margin.bias else None
         self.offset = nn.Parameter(torch.zeros(())) if self.margin.binary else None
         self.reset_parameters()
 
     def _held(self, num_classes: int) -> int:
-        """How many of the classes this head holds."""
+        """The number of classes whose weights this head holds."""
         return num_classes
 
-    def _chance(self) -> torch.Generator | None:
-        """Where the first weights come from; None for torch's own generator."""
+    def _generator(self) -> torch.Generator | None:
+        """The generator for the initial weights; None for the global one."""
         return None
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self.scale.reset_parameters()
         deviation = (2 / (self.num_classes + self.in_features)) ** 0.5
-        nn.init.normal_(self.weight, std=deviation, generator=self._chance())
+        nn.init.normal_(self.weight, std=deviation, generator=self._generator())
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         if self.offset is not None:
-            # At orthogonal weights a share of the margin is the whole margin at that share of the scale.
+            # For orthogonal weights, a share of the margin equals the full margin at that share of the scale.
             scale = (self.scale.fixed or 1.0) * self.first_share
             nn.init.constant_(self.offset, self.margin.first_bias(self.num_classes, scale))
 
@@ -98,7 +150,7 @@ class MarginSoftmax(Eased):
             labels: integers [N].
         """
         labels = self._checked(features, labels)
-        with _full_precision(features):
+        with without_autocast(features):
             return self._loss(*directions(features, self._dtype), labels)
 
     def _loss(self, unit: Tensor, norms: Tensor, labels: Tensor) -> Tensor:
@@ -113,7 +165,7 @@ class MarginSoftmax(Eased):
             logits, target = logits + self.bias, target + self.bias[places]
         if self.margin.binary:
             return self._reduced(self._binary_losses(logits, target, places) / size.detach(), kept)
-        # In their place, as no gradient needs what was there; copies of logits are what takes the memory.
+        # In place: no gradient needs the old values, and copies of the logits dominate the memory.
         logits = logits.scatter_(1, places[:, None], target[:, None])
         return F.cross_entropy(
             logits,
@@ -124,12 +176,12 @@ class MarginSoftmax(Eased):
         )
 
     def _places(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Which samples count, bool [N], and the labels with a class in the place of those that are ignored."""
+        """The samples that count, bool [N], and the labels with class 0 for ignored samples."""
         kept = labels != self.ignore_index
         return kept, labels.masked_fill(~kept, 0)
 
     def _reduced(self, losses: Tensor, kept: Tensor) -> Tensor:
-        """Losses [N] reduced as by torch's cross entropy."""
+        """Losses [N] reduced as in torch's cross entropy."""
         losses = losses.masked_fill(~kept, 0.0)
         if self.reduction == "none":
             return losses
@@ -147,9 +199,9 @@ class MarginSoftmax(Eased):
         return share * own + (1 - share) * others
 
     def logits(self, features: Tensor) -> Tensor:
-        """What the classes get without any margin, [N, num_classes]."""
+        """The logits without a margin, [N, num_classes]."""
         self._check_features(features)
-        with _full_precision(features):
+        with without_autocast(features):
             unit, norms = directions(features, self._dtype)
             weight, bias = self._all_classes()
             weight, weight_norms = directions(weight, self._dtype, self._dtype)
@@ -157,20 +209,20 @@ class MarginSoftmax(Eased):
             return logits if bias is None else logits + bias
 
     def cosines(self, features: Tensor) -> Tensor:
-        """cos(theta_j) of each feature and class, [N, num_classes]."""
+        """cos(theta_j) for each feature and class, [N, num_classes]."""
         self._check_features(features)
-        with _full_precision(features):
+        with without_autocast(features):
             weight, _ = directions(self._all_classes()[0], self._dtype, self._dtype)
             return F.linear(directions(features, self._dtype)[0], weight)
 
     def _all_classes(self) -> tuple[Tensor, Tensor | None]:
-        """Weights and biases of all classes, wherever they are held."""
+        """Weights and biases of all classes, also of those that other processes hold."""
         return self.weight, self.bias
 
     def diagnose(self, features: Numbers, labels: Numbers) -> Diagnosis:
-        """The angles of features [N, in_features] to the weights of their labels [N], and what the margin asks of them.
+        """The angles of features [N, in_features] to the weights of their labels [N], and the effect of the margin.
 
-        Both may be tensors, NumPy arrays or lists. Samples that are ignored are left out.
+        Both may be tensors, NumPy arrays or lists. Ignored samples are left out.
         """
         features, labels = (
             as_tensor(given, name).to(self.weight.device)
@@ -195,14 +247,14 @@ class MarginSoftmax(Eased):
         return features.dim() == 2 and features.shape[1] == self.in_features
 
     def _check_features(self, features: Tensor) -> None:
-        _check_tensor("features", features)
+        check_tensor("features of a head", features)
         if not self._fits(features):
             raise ValueError(f"a head takes features [N, {self.in_features}], not {list(features.shape)}")
 
     def _checked(self, features: Tensor, labels: Tensor) -> Tensor:
-        """The labels as torch counts by them, in int64, or an error of one sentence."""
+        """The labels in int64; raises ValueError for wrong shapes, dtypes or labels."""
         for name, value in (("features", features), ("labels", labels)):
-            _check_tensor(name, value)
+            check_tensor(f"{name} of a head", value)
         if not self._fits(features) or labels.shape != features.shape[:1]:
             wanted = f"features [N, {self.in_features}] and labels [N]"
             raise ValueError(f"a head takes {wanted}, not {list(features.shape)} and {list(labels.shape)}")
@@ -210,43 +262,19 @@ class MarginSoftmax(Eased):
             raise ValueError(f"labels must be integers, not {labels.dtype}")
         labels = labels.long()
         if labels.is_cuda or torch.compiler.is_compiling():
-            return labels  # To look at them here would make the host wait, and break what is compiled in two.
-        if (bad := self._strange(labels)) is not None:
-            raise ValueError(f"label {bad} is none of the {self.num_classes} classes, from 0 to {self.num_classes - 1}")
+            return labels  # Testing the values would synchronize with the host, and break a compiled graph.
+        if (bad := self._first_invalid(labels)) is not None:
+            raise ValueError(
+                f"label {bad} must be one of the {self.num_classes} classes, from 0 to {self.num_classes - 1}"
+            )
         return labels
 
-    def _strange(self, labels: Tensor) -> int | None:
-        """The first label that is none of the classes."""
-        strange = labels[((labels < 0) | (labels >= self.num_classes)) & (labels != self.ignore_index)]
-        return int(strange[0]) if len(strange) else None
+    def _first_invalid(self, labels: Tensor) -> int | None:
+        """The first label that is not one of the classes."""
+        invalid = labels[((labels < 0) | (labels >= self.num_classes)) & (labels != self.ignore_index)]
+        return int(invalid[0]) if len(invalid) else None
 
 
-def _check_sizes(in_features: Any, num_classes: Any) -> None:
-    whole = all(isinstance(size, Integral) and not isinstance(size, bool) for size in (in_features, num_classes))
-    if not whole or in_features < 1 or num_classes < 2:
-        found = f"{in_features!r} and {num_classes!r}"
-        raise ValueError(f"a head needs a whole number of features and two classes at least, not {found}")
-
-
-def _check_smoothing(smoothing: Any, margin: Margin) -> None:
-    check_number("label_smoothing", smoothing)
-    if not 0 <= smoothing < 1:
-        raise ValueError(f"label_smoothing must be 0 or more and less than 1, not {smoothing!r}")
-    if smoothing and margin.binary:
-        raise ValueError(f"{margin.name} decides each class by itself and takes no label_smoothing, not {smoothing!r}")
-
-
-def _check_reduction(reduction: Any, ignore_index: Any) -> None:
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, not {reduction!r}")
-    if not isinstance(ignore_index, Integral) or isinstance(ignore_index, bool):
-        raise ValueError(f"ignore_index must be an integer, not {ignore_index!r}")
-
-
-def _check_tensor(name: str, value: Any) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} of a head must be a tensor, not {type(value).__name__}: use torch.as_tensor({name})")
-
-
-def _full_precision(features: Tensor) -> Any:
+def without_autocast(features: Tensor) -> Any:
+    """Turns autocast off on the device of the features."""
     return torch.autocast(features.device.type, enabled=False)

@@ -1,29 +1,122 @@
-"""Heads for many classes: each process holds its share of them, and the softmax is over all."""
+"""Heads for many classes: each process holds some of the classes, and the softmax is over all of them."""
 
 import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcnet.losses.annealing import BY_MARGIN, Easing
-from dcnet.losses.collectives import Gathered, OwnRows, Shared, Summed, gather_rows, largest, rank_of
+from dcnet.checks import check_number
+from dcnet.losses.annealing import BY_MARGIN, AnyAnnealing
 from dcnet.losses.cosine import cosines, directions
-from dcnet.losses.head import IGNORED, MarginSoftmax, _full_precision
-from dcnet.losses.margin import Margin
-from dcnet.losses.scale import Scale
+from dcnet.losses.head import IGNORED, MarginSoftmax, Scale, without_autocast
+from dcnet.losses.margins import Margin
+
+Group = Any
+
+
+def rank_of(group: Group) -> tuple[int, int]:
+    """The rank of this process in its group and the size of the group; 0 and 1 without torch.distributed."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def reduce_(value: Tensor, group: Group, by: Any = dist.ReduceOp.SUM) -> Tensor:
+    """Reduces the value over all processes, in place."""
+    if rank_of(group)[1] > 1:
+        dist.all_reduce(value, by, group=group)
+    return value
+
+
+class Gathered(torch.autograd.Function):
+    """The rows of all processes, concatenated.
+
+    The gradient is the sum over the processes, each of which uses all rows, times the number of processes: the network
+    before it is under DistributedDataParallel, which averages gradients as if each process had its own loss.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: Group) -> Tensor:
+        ctx.group, ctx.count = group, len(rows)
+        return gather_rows(rows, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        rank, world = rank_of(ctx.group)
+        gradient = reduce_(gradient.contiguous().clone(), ctx.group)
+        return gradient[rank * ctx.count : (rank + 1) * ctx.count] * world, None
+
+
+class OwnRows(torch.autograd.Function):
+    """The rows of this process, from the concatenated rows of all processes.
+
+    The gradient is that of the mean over the processes of what each computes from its own rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        rank, world = rank_of(group)
+        count = len(rows) // world
+        return rows[rank * count : (rank + 1) * count].clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gather_rows(gradient, ctx.group) / rank_of(ctx.group)[1], None
+
+
+class Summed(torch.autograd.Function):
+    """The sum over the processes, which all continue with it: the gradient of each term is that of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: Group) -> Tensor:
+        # Detached: torch 2.11 compiles an output that was changed in place without a gradient.
+        return reduce_(value.clone(), group).detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class Shared(torch.autograd.Function):
+    """A value that all processes hold and each uses for its own classes: the gradients are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return reduce_(gradient.contiguous().clone(), ctx.group), None
+
+
+def gather_rows(rows: Tensor, group: Group) -> Tensor:
+    """The rows of all processes, concatenated; all have the same number of rows."""
+    _, world = rank_of(group)
+    if world == 1:
+        return rows
+    found = [torch.empty_like(rows) for _ in range(world)]
+    dist.all_gather(found, rows.contiguous(), group=group)
+    return torch.cat(found)
+
+
+def largest(value: Tensor, group: Group) -> Tensor:
+    """The elementwise maximum over the processes, without a gradient."""
+    return reduce_(value.detach().clone(), group, dist.ReduceOp.MAX)
 
 
 class ShardedMarginSoftmax(MarginSoftmax):
-    """MarginSoftmax with the classes shared out over the processes of a group; all of them call it together.
+    """MarginSoftmax with the classes divided among the processes of a group, all of which call it together.
 
-    Each process gives its own features and labels, equally many, and gets the mean loss over the joint batch. The
-    features' gradients are those that DistributedDataParallel expects, and the weights' are exact: keep the head out
-    of it.
-    `logits`, `cosines` and `diagnose` are of a process's own features and of all classes, whose weights it gathers: all
-    processes call them together, too, and nothing of that has a gradient by the weights. Without torch.distributed it
-    is a MarginSoftmax, of which a share of the classes may be used.
+    Each process passes its own features and labels, equally many, and gets the mean loss over the joint batch. The
+    gradients of features are those that DistributedDataParallel expects. The gradients of weights are exact: do not
+    wrap the head. `logits`, `cosines` and `diagnose` use the features of the process and the gathered weights of all
+    classes, without a gradient by the weights; all processes must call them together, too. Without torch.distributed
+    it is a MarginSoftmax with the option `sample`.
 
     Args:
         in_features: the number of features of a sample, as in `MarginSoftmax`.
@@ -31,12 +124,12 @@ class ShardedMarginSoftmax(MarginSoftmax):
         margin: a spec such as "arcface(m=0.3)" or "cosface", or a `Margin`.
         scale: the scale s: a number, "norm", "learned" or a `Learnable`; None for the margin's default.
         annealing: as in `MarginSoftmax`.
-        sample: the share of its classes that a process uses in a step: all classes of the batch, however many they
-            are, and others at random.
+        sample: the fraction of its classes that a process uses in a step: all classes of the batch, even if they are
+            more, and others at random.
         group: a group of torch.distributed; None for all processes.
         reduction: "mean" or "sum" over the joint batch without ignored samples, which is the same number in all
             processes, or "none" for the losses of the process's own samples. With "none" the gradients are those of
-            the mean over the processes of what each makes of its losses, as with DistributedDataParallel.
+            the mean over the processes of what each computes from its losses, as with DistributedDataParallel.
         ignore_index: samples with this label are ignored, as in `MarginSoftmax`.
     """
 
@@ -46,16 +139,15 @@ class ShardedMarginSoftmax(MarginSoftmax):
         num_classes: int,
         margin: Margin | str = "a-softmax",
         scale: Scale = None,
-        annealing: Easing | str | None = BY_MARGIN,
+        annealing: AnyAnnealing | str | None = BY_MARGIN,
         sample: float = 1.0,
         group: Any = None,
         reduction: str = "mean",
         ignore_index: int = IGNORED,
     ):
-        # Before torch's own module is there, since it decides how many weights there are.
+        # Before nn.Module is initialized, since it determines the number of weights.
         object.__setattr__(self, "group", group)
-        if not 0 < sample <= 1:
-            raise ValueError(f"sample must be a share above 0 and at most 1, not {sample!r}")
+        check_number("sample", sample, above=0, most=1)
         super().__init__(
             in_features, num_classes, margin, scale, annealing, reduction=reduction, ignore_index=ignore_index
         )
@@ -64,58 +156,58 @@ class ShardedMarginSoftmax(MarginSoftmax):
         self.first = self._bounds(self.rank)
 
     def _bounds(self, rank: int) -> int:
-        """The first class of a process; shares differ by one at most."""
+        """The first class of a process; the numbers of classes differ by at most one."""
         return rank * self.num_classes // rank_of(self.group)[1]
 
     def _held(self, num_classes: int) -> int:
         rank, world = rank_of(self.group)
         if num_classes < world:
-            raise ValueError(f"{num_classes} classes cannot be shared by {world} processes")
+            raise ValueError(f"num_classes must be at least the number of processes, {world}, not {num_classes}")
         return (rank + 1) * num_classes // world - rank * num_classes // world
 
-    def _chance(self) -> torch.Generator | None:
-        """Of its own in each process, which would have the same weights otherwise."""
+    def _generator(self) -> torch.Generator | None:
+        """A generator with another seed in each process, so that their weights differ."""
         if self.weight.is_meta:
             return None
-        # One number of torch's own generator, which moves on by it: the next head is another one.
+        # One draw from the global generator, which advances it: the next head gets other weights.
         drawn = int(torch.randint(2**62, (), device="cpu"))
         return torch.Generator(self.weight.device).manual_seed(drawn + 7919 * rank_of(self.group)[0])
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        self._check_place()
+        self._check_rank()
         if self.world == 1 and self.sample == 1:
             return super().forward(features, labels)
         labels = self._checked(features, labels)
         self._check_counts(labels)
-        with _full_precision(features):
+        with without_autocast(features):
             joint = Gathered.apply(features.to(self._dtype), self.group)
             return self._shared_loss(joint, gather_rows(labels, self.group), features.dtype)
 
-    def _strange(self, labels: Tensor) -> int | None:
-        """The first of any process: where one of them ended by itself, the others would wait for it."""
-        own = super()._strange(labels)
-        # A class where there is nothing to tell: it is not strange to anybody.
-        told = torch.tensor([0 if own is None else own], device=labels.device)
-        return super()._strange(gather_rows(told, self.group))
+    def _first_invalid(self, labels: Tensor) -> int | None:
+        """The first of any process: all processes must raise, or the others would wait forever."""
+        own = super()._first_invalid(labels)
+        # Class 0, which is valid, stands for "none".
+        found = torch.tensor([0 if own is None else own], device=labels.device)
+        return super()._first_invalid(gather_rows(found, self.group))
 
-    def _check_place(self) -> None:
-        """Refuses to go on with the classes of another place, which would be too many, or too few."""
+    def _check_rank(self) -> None:
+        """Raises ValueError if the process group is not the one that the classes were divided for."""
         rank, world = rank_of(self.group)
         if (rank, world) != (self.rank, self.world):
             raise ValueError(
-                f"the head was made in process {self.rank} of {self.world} and is called in process {rank} of {world}: "
-                "make it after torch.distributed is initialized"
+                f"the head was created in process {self.rank} of {self.world}, but is called in {rank} of {world}: "
+                "create it after torch.distributed is initialized"
             )
 
     def _check_counts(self, labels: Tensor) -> None:
-        """Refuses batches of other sizes, in all processes: what gathers them would end the process, or never end."""
+        """Raises ValueError in all processes if batch sizes differ: gathering would crash or hang."""
         if labels.is_cuda or torch.compiler.is_compiling():
-            return  # As for labels.
+            return  # It would synchronize with the host, as for labels.
         counts = gather_rows(torch.tensor([len(labels)], device=labels.device), self.group).tolist()
         if len(set(counts)) > 1:
             given = f"{', '.join(map(str, counts[:-1]))} and {counts[-1]}"
             raise ValueError(
-                f"all processes must give equally many features, not {given}: leave out the last batch, or fill it up"
+                f"all processes must have the same batch size, not {given}: drop the last batch, or pad it"
             )
 
     def _shared_loss(self, features: Tensor, labels: Tensor, given: torch.dtype) -> Tensor:
@@ -136,10 +228,10 @@ class ShardedMarginSoftmax(MarginSoftmax):
             losses = self._shared_binary(logits, target, hidden) / size.detach()
         else:
             losses = self._shared_softmax(logits.masked_fill(hidden, -math.inf), target)
-        return self._of_own(self._reduced(losses, kept))
+        return self._own_losses(self._reduced(losses, kept))
 
-    def _of_own(self, losses: Tensor) -> Tensor:
-        """Of the losses of the joint batch those of this process; what is reduced is of all."""
+    def _own_losses(self, losses: Tensor) -> Tensor:
+        """The losses of this process, from those of the joint batch; a reduced loss is that of the joint batch."""
         return losses if self.reduction != "none" else OwnRows.apply(losses, self.group)
 
     def _shared_scale(self, norms: Tensor) -> Tensor:
@@ -147,14 +239,14 @@ class ShardedMarginSoftmax(MarginSoftmax):
         return size if self.scale.log is None else Shared.apply(size, self.group)
 
     def _held_target(self, target: Tensor, weight_norms: Tensor, bias: Tensor | None, places: Tensor) -> Tensor:
-        """The target logits of the classes that are held here; what it is for others does not count."""
+        """The target logits for the classes that this process holds; other entries are ignored."""
         if not self.margin.unit_weights:
             target = target * weight_norms[places]
         return target if bias is None else target + bias[places]
 
     def _shared_softmax(self, logits: Tensor, target: Tensor) -> Tensor:
         highest = torch.maximum(largest(logits.amax(1), self.group), target.detach())
-        # In the place of the logits, of which there would be three copies otherwise.
+        # In place: otherwise there would be three copies of the logits.
         others = Summed.apply(logits.sub_(highest[:, None]).exp_().sum(1), self.group)
         total = others + (target - highest).exp()
         return highest + total.log() - target
@@ -162,14 +254,14 @@ class ShardedMarginSoftmax(MarginSoftmax):
     def _shared_binary(self, logits: Tensor, target: Tensor, hidden: Tensor) -> Tensor:
         assert self.offset is not None
         offset = Shared.apply(self.offset, self.group)
-        # The label's own part is computed by all, and must count once in what they share.
+        # All processes compute the term of the label; its gradient by the shared offset must count once.
         own = F.softplus(-(target + offset / self.world - offset.detach() / self.world + offset.detach()))
         others = Summed.apply(F.softplus(logits + offset).masked_fill(hidden, 0.0).sum(1), self.group)
         share = self.margin.label_share()
         return share * own + (1 - share) * others
 
     def _used(self, places: Tensor, own: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Weights and biases of the classes of this step, and where the labels are among them."""
+        """Weights and biases of the classes used in this step, and the places of the labels among them."""
         if self.sample == 1 or not self.training:
             return self.weight, self.bias, places
         chance = torch.rand(len(self.weight), device=places.device)
@@ -180,16 +272,16 @@ class ShardedMarginSoftmax(MarginSoftmax):
         return self.weight[chosen], None if self.bias is None else self.bias[chosen], where
 
     def full_weight(self) -> Tensor:
-        """The weights of all classes, in every process, all of which call it together."""
-        return self._of_all(self.weight)
+        """The weights of all classes; all processes must call it together."""
+        return self._gather_classes(self.weight)
 
     def _all_classes(self) -> tuple[Tensor, Tensor | None]:
         if self.world == 1:
             return super()._all_classes()
-        return self.full_weight(), None if self.bias is None else self._of_all(self.bias)
+        return self.full_weight(), None if self.bias is None else self._gather_classes(self.bias)
 
-    def _of_all(self, held: Tensor) -> Tensor:
-        """What each process holds for its classes, put together in their order, without a gradient."""
+    def _gather_classes(self, held: Tensor) -> Tensor:
+        """The rows that the processes hold for their classes, concatenated in order, without a gradient."""
         held = held.detach()
         if self.world == 1:
             return held

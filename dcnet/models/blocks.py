@@ -1,17 +1,20 @@
-"""The pieces that all networks are put together from."""
+"""Building blocks of the networks, and wrappers with a margin head or pixel normalization."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from dcnet.layers import conv2d, linear
+from dcnet.losses import MarginSoftmax
 from dcnet.models.settings import Initializer, Settings
-from dcnet.opaque import is_symbolic
 from dcnet.operator import PLAIN, Operator
+from dcnet.tracing import is_symbolic
 
 
 class Network(nn.Module):
-    """A body that makes features of images, [N, C, H, W] -> [N, num_features], and a classifier of features."""
+    """A body that computes features of images, [N, C, H, W] -> [N, num_features], and a classifier."""
 
     def __init__(self, settings: Settings, body: nn.Sequential, num_features: int):
         super().__init__()
@@ -20,7 +23,7 @@ class Network(nn.Module):
         self.classifier = settings.make_classifier(num_features)
 
     def features(self, input: Tensor) -> Tensor:
-        """What the classifier sees: [N, C, H, W] -> [N, num_features]."""
+        """The input of the classifier: [N, C, H, W] -> [N, num_features]."""
         if not is_symbolic(input) and input.dim() != 4:
             raise ValueError(f"input of shape {list(input.shape)} must be a batch of images, [N, C, H, W]")
         return self.body(input)
@@ -30,7 +33,7 @@ class Network(nn.Module):
 
 
 def sequence(**modules: nn.Module) -> nn.Sequential:
-    """The modules one after the other, under their names."""
+    """An nn.Sequential with named modules."""
     return nn.Sequential(OrderedDict(modules))
 
 
@@ -45,7 +48,7 @@ def conv_layer(
     init: Initializer | None = None,
     activate: bool = True,
 ) -> nn.Sequential:
-    """Convolution, normalisation and activation; the image keeps its size but for the stride."""
+    """Convolution, normalization and activation; only the stride changes the size of the image."""
     conv = conv2d(
         in_channels,
         out_channels,
@@ -63,7 +66,7 @@ def conv_layer(
 
 
 def dense_layer(settings: Settings, in_features: int, out_features: int) -> nn.Sequential:
-    """Fully connected layer, normalisation and activation."""
+    """Fully connected layer, normalization and activation."""
     dense = linear(in_features, out_features, bias=False, operator=settings.operator)
     settings.init(dense.weight)
     norm, activation = settings.make_norm(out_features, spatial=False), settings.make_activation(out_features)
@@ -71,9 +74,9 @@ def dense_layer(settings: Settings, in_features: int, out_features: int) -> nn.S
 
 
 class Unit(nn.Module):
-    """activation(second(first(x)) + shortcut(x)), where the shortcut is x itself if the shapes agree.
+    """activation(second(first(x)) + shortcut(x)); the shortcut is the identity if the shapes agree.
 
-    Otherwise it is a 1x1 convolution, never a decoupled one: it carries x on, and does not look for anything in it.
+    Otherwise it is a plain 1x1 convolution, since it passes x on and detects no features.
     """
 
     def __init__(self, settings: Settings, in_channels: int, out_channels: int, stride: int, activate: bool):
@@ -91,7 +94,7 @@ class Unit(nn.Module):
 
 
 class Flatten(nn.Flatten):
-    """[N, C, H, W] -> [N, C * H * W], which must be what the next layer expects of images of `image_size`."""
+    """[N, C, H, W] -> [N, C * H * W], checked against the size that images of `image_size` give."""
 
     def __init__(self, features: int, image_size: int):
         super().__init__()
@@ -102,7 +105,60 @@ class Flatten(nn.Flatten):
         if not is_symbolic(input) and rows.shape[1] != self.features:
             left = " x ".join(str(side) for side in input.shape[2:])
             raise ValueError(
-                f"the images leave {left} pixels after pooling, which does not fit image_size={self.image_size}: "
-                "create the model with the size they have"
+                f"image_size={self.image_size} does not fit the images, of which {left} pixels are left after pooling: "
+                "create the model with their size"
             )
         return rows
+
+
+class MarginNetwork(nn.Module):
+    """A network with a margin head: logits of images, and with labels also the loss.
+
+    Args:
+        body: a network that returns its features, created with num_classes=0.
+        head: a head for that number of features.
+        features: the size of a linear layer between body and head; None for no such layer.
+    """
+
+    def __init__(self, body: Network, head: MarginSoftmax, features: int | None = None):
+        super().__init__()
+        self.body, self.head = body, head
+        self.num_features = features or body.num_features
+        self.embedding = nn.Identity() if features is None else nn.Linear(body.num_features, features)
+        if head.in_features != self.num_features:
+            raise ValueError(f"the head must take the network's {self.num_features} features, not {head.in_features}")
+
+    def features(self, input: Tensor) -> Tensor:
+        """The input of the head: [N, C, H, W] -> [N, num_features]."""
+        return self.embedding(self.body(input))
+
+    def forward(self, input: Tensor, labels: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """The logits without a margin; with labels, the loss with the margin, and the logits."""
+        features = self.features(input)
+        if labels is None:
+            return self.head.logits(features)
+        return self.head(features, labels), self.head.logits(features)
+
+
+class Normalized(nn.Module):
+    """network((x - mean) / std): the normalization is part of the network, so attacks act on pixels."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, mean: Sequence[float], std: Sequence[float]):
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
+
+    def forward(self, input: Tensor, *labels: Tensor) -> Tensor:
+        """The output of the network; a network with a head also takes labels."""
+        return self.network(self.normalize(input), *labels)
+
+    def normalize(self, input: Tensor) -> Tensor:
+        return (input - self.mean) / self.std
+
+    def features(self, input: Tensor) -> Tensor:
+        """The input of the classifier."""
+        return self.network.features(self.normalize(input))  # type: ignore[operator]

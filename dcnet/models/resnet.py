@@ -1,4 +1,4 @@
-"""Residual networks of two convolutions a unit: ResNet-32 for CIFAR, ResNet-18 as it is known and as modified."""
+"""Residual networks with two convolutions per unit: ResNet-32 for CIFAR, standard and modified ResNet-18."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from torch import nn
 
 from dcnet.models.blocks import Network, Unit, conv_layer, sequence
-from dcnet.models.registry import register
+from dcnet.models.create import register
 from dcnet.models.settings import Settings, small_normal_
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Units of one width, of which the first, or a convolution that leads them, has the stride."""
+    """Units of one width; the first one, or a leading convolution, has the stride."""
 
     count: int
     units: int
@@ -38,7 +38,7 @@ def resnet18(settings: Settings) -> Network:
 
 @register("resnet18-modified", activation="prelu", init=nn.init.xavier_uniform_, unit_init=small_normal_)
 def resnet18_modified(settings: Settings) -> Network:
-    """The modified ResNet-18 of Table 6: 128, 256, 512, 1024 channels, and nothing after the additions."""
+    """The modified ResNet-18 of Table 6: 128, 256, 512, 1024 channels, and no activation after the additions."""
     width = settings.channels(128)
     stages = [Stage(128, 1, led=True), Stage(256, 2, led=True), Stage(512, 3, led=True), Stage(1024, 0, led=True)]
     return _resnet(settings, _pooled_root(settings, width), width, stages, activate_sum=False)

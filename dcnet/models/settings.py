@@ -1,28 +1,25 @@
-"""What a network is asked to be, and the choices there are."""
+"""The settings of a network, and the available norms, activations and classifiers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any
 
 from torch import Tensor, nn
 
+from dcnet.checks import check_choice, check_number, check_whole
 from dcnet.layers import linear
-from dcnet.learnable import check_number
 from dcnet.operator import Operator, as_operator, is_plain
-from dcnet.spec import unknown
 
-# The authors' values: epsilon of batch normalisation, the slope with which a PReLU starts, and the deviation of the
+# The authors' values: epsilon of batch normalization, the initial slope of PReLU, and the standard deviation of the
 # filters in the residual units of their ImageNet networks.
 NORM_EPS = 1e-3
 PRELU_SLOPE = 0.0
 SMALL_DEVIATION = 0.01
 
-# torch's value. With the authors' 0.001 (a decay of 0.999) evaluation is of no use for thousands of batches: the
-# running variance starts at 1, and it takes 7,000 of them until less than a thousandth of that is left.
+# torch's value. With the authors' 0.001 (a decay of 0.999) evaluation is meaningless for thousands of batches: the
+# running variance starts at 1, of which a thousandth is left after 7,000 batches.
 NORM_MOMENTUM = 0.1
 
 Initializer = Callable[[Tensor], object]
@@ -51,7 +48,7 @@ def _linear(features: int, classes: int, bias: bool) -> nn.Linear:
 
 
 def _normalized(features: int, classes: int, bias: bool) -> nn.Linear:
-    # The weight-normalised softmax has logits ||x|| cos(theta), which is this operator; a bias would undo its meaning.
+    # The weight-normalized softmax has logits ||x|| cos(theta), which is this operator; it has no bias.
     return linear(features, classes, bias=False, operator="linear-cos")
 
 
@@ -68,10 +65,10 @@ CLASSIFIERS: dict[str, Callable[[int, int, bool], nn.Linear]] = {"linear": _line
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that is chosen about a network, other than its structure.
+    """Everything about a network except its structure.
 
-    `init` fills the weights of all layers but the two convolutions of a residual unit, which `unit_init` fills;
-    `classifier_bias` says whether a linear classifier has a bias.
+    `init` initializes the weights of all layers except the two convolutions of a residual unit, for which there is
+    `unit_init`. `classifier_bias` says whether a linear classifier has a bias.
     """
 
     operator: Operator | str = "tanh-cos"
@@ -91,20 +88,18 @@ class Settings:
     def __post_init__(self) -> None:
         if not is_plain(self.operator):
             object.__setattr__(self, "operator", as_operator(self.operator))
-        _check_choice("norm", self.norm, NORMS)
-        _check_choice("activation", self.activation, ACTIVATIONS)
-        _check_choice("classifier", self.classifier, CLASSIFIERS)
-        _check_count("num_classes", self.num_classes, 0)
-        _check_count("in_channels", self.in_channels, 1)
-        _check_count("image_size", self.image_size, 1)
+        check_choice("norm", self.norm, NORMS)
+        check_choice("activation", self.activation, ACTIVATIONS)
+        check_choice("classifier", self.classifier, CLASSIFIERS)
+        check_whole("num_classes", self.num_classes, least=0)
+        check_whole("in_channels", self.in_channels, least=1)
+        check_whole("image_size", self.image_size, least=1)
         check_number("width", self.width, above=0)
         check_number("norm_eps", self.norm_eps, above=0)
-        check_number("norm_momentum", self.norm_momentum, above=0)
-        if self.norm_momentum > 1:
-            raise ValueError(f"norm_momentum must be at most 1, not {self.norm_momentum!r}")
+        check_number("norm_momentum", self.norm_momentum, above=0, most=1)
 
     def channels(self, count: int) -> int:
-        """The channels of a layer that has `count` of them at width 1."""
+        """The number of channels for a layer with `count` channels at width 1."""
         return max(1, round(count * self.width))
 
     def make_norm(self, channels: int, spatial: bool = True) -> nn.Module:
@@ -114,7 +109,7 @@ class Settings:
         return ACTIVATIONS[self.activation](channels)
 
     def make_classifier(self, features: int) -> nn.Module:
-        """The last layer, or nothing where no classes are asked for."""
+        """The last layer; an nn.Identity if num_classes is 0."""
         if self.num_classes == 0:
             return nn.Identity()
         classifier = CLASSIFIERS[self.classifier](features, self.num_classes, self.classifier_bias)
@@ -122,15 +117,3 @@ class Settings:
         if classifier.bias is not None:
             nn.init.zeros_(classifier.bias)
         return classifier
-
-
-def _check_choice(kind: str, name: Any, known: Iterable[str]) -> None:
-    if name not in list(known):
-        raise unknown(kind, str(name), known)
-
-
-def _check_count(what: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{what} must be a whole number, not {value!r}")
-    if int(value) < least:
-        raise ValueError(f"{what} must be {least} or more, not {value!r}")

@@ -1,4 +1,4 @@
-"""The networks of SphereFace: four stages of residual units without normalisation, and features that end in a line."""
+"""The networks of SphereFace: four stages of residual units without normalization, and a linear layer."""
 
 from collections.abc import Sequence
 
@@ -6,33 +6,33 @@ from torch import Tensor, nn
 
 from dcnet.layers import linear
 from dcnet.models.blocks import Flatten, Network, conv_layer, sequence
-from dcnet.models.registry import register
+from dcnet.models.create import register
 from dcnet.models.settings import Settings, small_normal_
 
 COUNTS, FEATURES = (64, 128, 256, 512), 512
-OWN = {"norm": "none", "activation": "prelu", "init": nn.init.xavier_uniform_, "unit_init": small_normal_}
+DEFAULTS = {"norm": "none", "activation": "prelu", "init": nn.init.xavier_uniform_, "unit_init": small_normal_}
 
 
-@register("sphereface20", **OWN)
+@register("sphereface20", **DEFAULTS)
 def sphereface20(settings: Settings) -> Network:
     """SphereFace-20: 3, 5, 9 and 3 convolutions of 64, 128, 256 and 512 channels, and 512 features."""
     return _sphereface(settings, (1, 2, 4, 1))
 
 
-@register("sphereface36", **OWN)
+@register("sphereface36", **DEFAULTS)
 def sphereface36(settings: Settings) -> Network:
     """SphereFace-36: 5, 9, 17 and 5 convolutions of 64, 128, 256 and 512 channels, and 512 features."""
     return _sphereface(settings, (2, 4, 8, 2))
 
 
-@register("sphereface64", **OWN)
+@register("sphereface64", **DEFAULTS)
 def sphereface64(settings: Settings) -> Network:
     """SphereFace-64: 7, 17, 33 and 7 convolutions of 64, 128, 256 and 512 channels, and 512 features."""
     return _sphereface(settings, (3, 8, 16, 3))
 
 
 class SphereUnit(nn.Module):
-    """x + second(first(x)), each with its activation, and none after the sum."""
+    """x + second(first(x)), both with an activation, and none after the sum."""
 
     def __init__(self, settings: Settings, channels: int):
         super().__init__()
@@ -44,7 +44,7 @@ class SphereUnit(nn.Module):
 
 
 def _sphereface(settings: Settings, units: Sequence[int]) -> Network:
-    """Each stage begins with a convolution of stride 2, after which the side is halved, rounded up."""
+    """Each stage starts with a convolution of stride 2, which halves the side, rounded up."""
     stages, channels, side = {}, settings.in_channels, settings.image_size
     for i, (count, repeats) in enumerate(zip(COUNTS, units, strict=True)):
         width = settings.channels(count)

@@ -1,8 +1,11 @@
-"""The networks of the timm package, decoupled: `create_model("timm:resnet18", ...)`."""
+"""Decoupled networks of the timm package: `create_model("timm:resnet18", ...)`."""
 
 import difflib
 import importlib
+import importlib.util
+import re
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,57 @@ from torch import Tensor, nn
 
 from dcnet.convert import decouple
 from dcnet.models.blocks import Network
-from dcnet.models.registry import register_prefix
+from dcnet.models.create import register_prefix
 from dcnet.models.settings import Settings
-from dcnet.models.timm_import import import_timm
+from dcnet.modes import evaluating
 from dcnet.operator import Operator
+
+MISSING = re.compile(r"operator torchvision::(\w+) does not exist")
+MOST_MISSING = 50
+
+# torch removes the operators of a library that is garbage-collected.
+_declared: list[torch.library.Library] = []
+
+
+def import_timm() -> Any:
+    """The timm package; raises ImportError if timm or torchvision cannot be imported."""
+    try:
+        if importlib.util.find_spec("torchvision") is not None:
+            _import_torchvision()
+        return importlib.import_module("timm")
+    except ModuleNotFoundError as error:
+        if error.name != "timm":
+            raise
+        raise ModuleNotFoundError("networks of timm require the timm package: pip install timm", name="timm") from None
+    except RuntimeError as error:
+        if "torchvision" not in str(error):
+            raise
+        raise ImportError(
+            f"timm requires a torchvision for torch {torch.__version__}, but the installed one does not fit: {error}"
+        ) from None
+
+
+def _import_torchvision() -> None:
+    """Imports torchvision, and declares each operator that it misses, up to a limit."""
+    for _ in range(MOST_MISSING):
+        try:
+            importlib.import_module("torchvision")
+        except RuntimeError as error:
+            missing = MISSING.search(str(error))
+            if missing is None:
+                raise
+            _declare(missing[1])
+        else:
+            return
+
+
+def _declare(operator: str) -> None:
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _declared.append(library)
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+
 
 PREFIX = "timm"
 
@@ -34,16 +84,16 @@ def timm_network(
     image_size: int | None,
     **others: Any,
 ) -> Network:
-    """timm's network as the body, without its weights; its classifier is one of ours, with a bias.
+    """timm's network as the body, without its weights, and a linear classifier with a bias.
 
-    All convolutions are decoupled but the 1x1 ones of shortcuts; linear layers of the body stay plain. A network whose
-    input has one size, such as a vision transformer, is made for `image_size`; one that does not take it raises
-    ValueError. For pretrained weights see `dcnet train --weights`, or call `dcnet.decouple` on a network of timm.
+    All convolutions except 1x1 shortcuts are decoupled; linear layers of the body stay plain. A network with a fixed
+    input size, such as a vision transformer, is created for `image_size`; ValueError if it does not support the size.
+    For pretrained weights see `dcnet train --weights`, or call `dcnet.decouple` on a network of timm.
     """
     given = {"width": None if width == 1 else width, **others}
     for option, value in given.items():
         if value is not None:
-            raise ValueError(f"{option}={value!r} does not apply to 'timm:{name}', whose structure is timm's: omit it")
+            raise ValueError(f"{option}={value!r} does not apply to 'timm:{name}', which timm defines: omit it")
     settings = Settings(
         operator,
         num_classes=num_classes,
@@ -59,7 +109,7 @@ def timm_network(
 
 
 def timm_pixels(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of the pixels, from 0 to 1, that the weights of a network of timm are made for."""
+    """Mean and standard deviation of pixels in [0, 1] that the weights of a timm network expect."""
     config = _config(name)
     return tuple(config.mean), tuple(config.std)
 
@@ -67,13 +117,13 @@ def timm_pixels(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 def with_weights(
     name: str, tensors: Mapping[str, Tensor] | None, in_channels: int, image_size: int | None
 ) -> tuple[nn.Module, nn.Linear | None]:
-    """timm's plain network with its classifier and pretrained weights, and the classifier.
+    """timm's plain network with pretrained weights, and its classifier.
 
-    timm adapts them where it knows how to: the first filters to other channels, positions to another image size.
+    timm adapts the weights where it can: the first filters to other channels, positions to another image size.
 
     Args:
         name: of the network, in timm.
-        tensors: the weights in timm's naming, whatever the number of classes; None for timm's own, which it downloads.
+        tensors: the weights in timm's naming, for any number of classes; None downloads timm's own.
         in_channels: of the images.
         image_size: their side.
     """
@@ -91,7 +141,7 @@ def with_weights(
 
 
 def own_file(name: str) -> Path | None:
-    """The file with timm's own weights of a network in the cache of the Hugging Face hub, if there is one."""
+    """The cached file with timm's own weights from the Hugging Face hub, if there is one."""
     hub = importlib.import_module("huggingface_hub")
     config = _config(name)
     for file in (config.hf_hub_filename, "model.safetensors", "pytorch_model.bin"):
@@ -107,23 +157,23 @@ def _own_weights(name: str, in_channels: int, image_size: int | None) -> Any:
             _check_network()
         return _create(name, in_channels, image_size, pretrained=True)
     except Exception as error:
-        # Whatever the packages raise that download: there are a dozen kinds.
+        # The packages that download raise many kinds of errors.
         reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
         raise ValueError(
             f"timm's weights of {name!r} are not in its cache and cannot be downloaded: {reason}; "
-            "give a .safetensors file in place of 'timm'"
+            "give a .safetensors file instead of 'timm'"
         ) from None
 
 
 def _check_network() -> None:
-    """Raises OSError at once where the hub has no address; it would be asked for a minute."""
+    """Raises OSError if the hub cannot be resolved; downloading would retry for a minute."""
     host = urlsplit(importlib.import_module("huggingface_hub.constants").ENDPOINT).hostname
     if host and not getproxies():
         socket.getaddrinfo(host, 443)
 
 
 def _classes(name: str, tensors: Mapping[str, Tensor]) -> int:
-    """The classes that the classifier among the weights tells apart, 0 if there is none."""
+    """The number of classes of the classifier in the weights; 0 without one."""
     names = _config(name).classifier or ()
     first = names if isinstance(names, str) else next(iter(names), "")
     weight = tensors.get(f"{first}.weight")
@@ -131,7 +181,7 @@ def _classes(name: str, tensors: Mapping[str, Tensor]) -> int:
 
 
 def _first_difference(error: Exception) -> str:
-    """The first line of what torch has to say about weights that do not fit, without the title."""
+    """The first difference in torch's message about weights that do not fit."""
     if isinstance(error, KeyError):
         return f"there is no {error.args[0]!r} among them"
     lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
@@ -140,7 +190,7 @@ def _first_difference(error: Exception) -> str:
 
 
 def _config(name: str) -> Any:
-    """What timm knows of the weights of a network; a ValueError with the nearest names for an unknown one."""
+    """timm's configuration of a network; ValueError with the nearest names for an unknown one."""
     timm = import_timm()
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
@@ -155,26 +205,23 @@ def _create(name: str, in_channels: int, image_size: int | None, **options: Any)
     if image_size is not None and getattr(config, "fixed_input_size", False):
         options["img_size"] = image_size
     try:
-        made = import_timm().create_model(name, in_chans=in_channels, **options)
+        return import_timm().create_model(name, in_chans=in_channels, **options)
     except (AssertionError, TypeError, ZeroDivisionError) as error:
-        raise _refused_size(name, image_size, error) from None
-    return made
+        raise _size_error(name, image_size, error) from None
 
 
 @torch.no_grad()
 def _check_size(body: nn.Module, name: str, in_channels: int, image_size: int) -> None:
-    """Sends an image through the plain network, which may be too small for its layers, or of the wrong size."""
-    training = body.training
+    """Runs an image through the plain network; ValueError if the size does not fit."""
     try:
-        body.eval()(torch.zeros(1, in_channels, image_size, image_size))
+        with evaluating(body):
+            body(torch.zeros(1, in_channels, image_size, image_size))
     except (AssertionError, IndexError, RuntimeError, ValueError) as error:
-        raise _refused_size(name, image_size, error) from None
-    finally:
-        body.train(training)
+        raise _size_error(name, image_size, error) from None
 
 
-def _refused_size(name: str, image_size: int | None, error: Exception) -> ValueError:
+def _size_error(name: str, image_size: int | None, error: Exception) -> ValueError:
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return ValueError(
-        f"'timm:{name}' does not take images of {image_size} x {image_size} pixels: {reason}; give another image_size"
+        f"'timm:{name}' does not support images of {image_size} x {image_size} pixels: {reason}; change image_size"
     )

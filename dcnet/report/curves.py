@@ -1,19 +1,111 @@
-"""Records of runs as curves: test error, training loss and learning rate by epoch."""
+"""Training curves of runs: labels, means over seeds, and figures of error, loss and learning rate by epoch."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dcnet.escapes import literal
-from dcnet.report.curve_labels import common_words, labels
-from dcnet.training.config import completed
-from dcnet.training.summary import grouped
+from dcnet.operator import is_plain
+from dcnet.terminal import literal
+from dcnet.training import Record
+from dcnet.training.session import group_by_seed
 
-Record = dict[str, Any]
+Config = dict[str, Any]
+Groups = Sequence[Sequence[Record]]
+# Formats a value, given its name.
+Format = Callable[[str, Any], str]
+
+# ProgressBar by their value, in this order; all others as name=value.
+UNNAMED = ("dataset", "model", "operator")
+# Settings without effect on a plain network.
+DECOUPLED_ONLY = ("projection_every", "weighted_gradients", "orthonormal")
+# The setting that may be a path; slashes in others, such as an adversary, are fractions.
+PATH = "pretrained"
+
+
+def labels(groups: Groups) -> list[str]:
+    """A label per group of runs: the settings that differ between groups, and the number of runs."""
+    configs = [members[0].settings for members in groups]
+    short = _labels(configs, _short)
+    # Schedules or checkpoints of the same name need all of their values.
+    found = short if len(set(short)) == len(short) else _labels(configs, _whole)
+    return [label + mean_of(members) for label, members in zip(found, groups, strict=True)]
+
+
+def common_words(groups: Groups) -> str:
+    """Dataset, network and operator, if they are the same for all."""
+    configs = [members[0].settings for members in groups]
+    return ", ".join(configs[0][name] for name in UNNAMED if not _differs(configs, name))
+
+
+def _differing(configs: Sequence[Config]) -> list[str]:
+    every = dict.fromkeys(name for config in configs for name in config)
+    names = [*UNNAMED, *(name for name in every if name not in (*UNNAMED, "seed", "recipe"))]
+    # The name of the recipe counts only if all values are the same.
+    return [name for name in names if _differs(configs, name)] or ["recipe"] * _differs(configs, "recipe")
+
+
+def _differs(configs: Sequence[Config], name: str) -> bool:
+    if name in DECOUPLED_ONLY:
+        configs = [config for config in configs if not is_plain(config["operator"])]
+    return any(config.get(name) != configs[0].get(name) for config in configs)
+
+
+def _only_differing_parts(config: Config, configs: Sequence[Config], names: Sequence[str]) -> Config:
+    """The config, with only the differing entries of its mappings; a mapping with a name is shown by it."""
+    shown = dict(config)
+    for name in names:
+        values = [value for other in configs if isinstance(value := other.get(name), dict) and "name" not in value]
+        if len(values) == len(configs):
+            shown[name] = {key: part for key, part in config[name].items() if any(v.get(key) != part for v in values)}
+    return shown
+
+
+def _labels(configs: Sequence[Config], formatted: Format) -> list[str]:
+    names = _differing(configs) or ["operator"]
+    shown = [_only_differing_parts(config, configs, names) for config in configs]
+    # Skip values with equal labels, such as two schedules of one name.
+    useful = [name for name in names if len({formatted(name, config.get(name)) for config in shown}) > 1] or names
+    return [_label(config, useful, formatted) for config in shown]
+
+
+def _label(config: Config, names: Sequence[str], formatted: Format) -> str:
+    # Omit settings that are None, unless there are no others.
+    names = [name for name in names if config.get(name) is not None] or names
+    return ", ".join(
+        str(config[name]) if name in UNNAMED else f"{name}={formatted(name, config.get(name))}" for name in names
+    )
+
+
+def _short(name: str, value: Any) -> str:
+    """A schedule by its name, a number with few digits, and the last part of a path."""
+    if isinstance(value, dict) and "name" in value:
+        return str(value["name"])
+    if isinstance(value, str) and name == PATH:
+        return Path(value).name
+    return f"{value:g}" if isinstance(value, float) else _whole(name, value)
+
+
+def _whole(name: str, value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    parts = ",".join(f"{key}={part}" for key, part in value.items() if key != "name")
+    return f"{value['name']}({parts})" if "name" in value else parts
+
+
+def mean_of(members: Sequence[Record]) -> str:
+    """A suffix for a label: the smallest and largest number of runs at a point, if there are several runs."""
+    lengths = [len(record.curves) for record in members]
+    if len(members) == 1:
+        return ""
+    least = sum(length == max(lengths) for length in lengths)
+    return f", mean of {len(members)}" if least == len(members) else f", mean of {least} to {len(members)}"
+
+
 Metric = Literal["error", "accuracy"]
 COLORS = 10
 FEW_POINTS = 12
@@ -21,18 +113,21 @@ FEW_POINTS = 12
 
 @dataclass(frozen=True)
 class Curve:
-    """One value over the epochs, of runs that differ in nothing but the seed: the mean and the extremes."""
+    """A value over epochs or steps, of runs that differ only in the seed: mean, minimum and maximum."""
 
-    epochs: list[float]
+    x: list[float]
     mean: list[float]
     low: list[float]
     high: list[float]
 
 
 def run_curves(records: Sequence[Record], metric: Metric = "error") -> Figure:
-    """Draws test error or accuracy above training loss above learning rate; seeds are a mean in a band."""
-    groups = list(grouped(records).values())
-    tests, losses = [_test_curve(group, metric) for group in groups], [_curve(group, "train_loss") for group in groups]
+    """Draws test error or accuracy, training loss and learning rate; seeds as their mean and range."""
+    groups = list(group_by_seed(records).values())
+    tests, losses = (
+        [mean_curve(group, f"test_{metric}") for group in groups],
+        [mean_curve(group, "train_loss") for group in groups],
+    )
     figure = Figure(figsize=(8.5, 8.5), layout="constrained")
     test, loss, rate = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.3))
     for i, name in enumerate(map(literal, labels(groups))):
@@ -50,35 +145,37 @@ def run_curves(records: Sequence[Record], metric: Metric = "error") -> Figure:
     return figure
 
 
-def _test_curve(members: Sequence[Record], metric: Metric) -> Curve:
-    accuracy = _curve(members, "test_accuracy")
-    if metric == "accuracy":
-        return accuracy
-    mean, low, high = ([100 - value for value in part] for part in (accuracy.mean, accuracy.high, accuracy.low))
-    return Curve(accuracy.epochs, mean, low, high)
+def mean_curve(members: Iterable[Record], name: str, by: Literal["epoch", "step"] = "epoch") -> Curve:
+    """The mean over the runs that reached a point, without values that are not finite.
 
-
-def _curve(members: Iterable[Record], name: str) -> Curve:
-    """Over the runs that have got so far; what was not finite is left out."""
+    `name` is the name of a curve in the records, or "test_error".
+    """
     found: dict[float, list[float]] = {}
     for record in members:
-        for epoch, value in zip(record["curves"]["epoch"], record["curves"][name], strict=True):
-            found.setdefault(epoch, []).extend([] if value is None else [value])
-    points = sorted((epoch, values) for epoch, values in found.items() if values)
+        for at, value in zip(getattr(record.curves, by), _values(record, name), strict=True):
+            found.setdefault(at, []).extend([] if value is None else [value])
+    points = sorted((at, values) for at, values in found.items() if values)
     means = [sum(values) / len(values) for _, values in points]
     return Curve([at for at, _ in points], means, [min(v) for _, v in points], [max(v) for _, v in points])
 
 
+def _values(record: Record, name: str) -> list[float | None]:
+    if name == "test_error":
+        return [None if value is None else 100 - value for value in record.curves.test_accuracy]
+    values: list[float | None] = getattr(record.curves, name)
+    return values
+
+
 def _draw(axes: Axes, curve: Curve, i: int, name: str) -> None:
     color, style = f"C{i % COLORS}", "-" if i < COLORS else "--"
-    marker = "o" if len(curve.epochs) < FEW_POINTS else ""
-    axes.plot(curve.epochs, curve.mean, style, marker=marker, markersize=3.5, color=color, label=name, linewidth=1.6)
+    marker = "o" if len(curve.x) < FEW_POINTS else ""
+    axes.plot(curve.x, curve.mean, style, marker=marker, markersize=3.5, color=color, label=name, linewidth=1.6)
     if curve.low != curve.high:
-        axes.fill_between(curve.epochs, curve.low, curve.high, color=color, alpha=0.18, linewidth=0)
+        axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.18, linewidth=0)
 
 
 def _show_late(axes: Axes, curves: Sequence[Curve], metric: Metric) -> None:
-    """Leaves the first quarter out of the limits, where curves come from chance and would flatten the rest."""
+    """Sets the limits of the axis, and ignores the first quarter, where errors are large."""
     whole = [value for curve in curves for value in (*curve.low, *curve.high)]
     late = [value for curve in curves for value in _late(curve)]
     if late:
@@ -88,28 +185,28 @@ def _show_late(axes: Axes, curves: Sequence[Curve], metric: Metric) -> None:
 
 
 def _late(curve: Curve) -> list[float]:
-    begin = len(curve.epochs) // 4
+    begin = len(curve.x) // 4
     return [*curve.low[begin:], *curve.high[begin:]]
 
 
 def _draw_rates(axes: Axes, groups: Sequence[Sequence[Record]]) -> None:
-    """The learning rates of the first run of each group, or of one for all if they are the same."""
-    curves = [_curve(members[:1], "learning_rate") for members in groups]
+    """The learning rate of the first run of each group, drawn once if it is the same for all."""
+    curves = [mean_curve(members[:1], "learning_rate") for members in groups]
     same = all(curve == curves[0] for curve in curves)
     for i, curve in enumerate(curves[:1] if same else curves):
-        # What is written down is the learning rate of the epoch that ends there.
+        # A record has the learning rate of the epoch that ends at this point.
         style = "steps-pre" if _falls_in_steps(groups[i][0]) else "default"
-        axes.plot(curve.epochs, curve.mean, color="0.25" if same else f"C{i % COLORS}", drawstyle=style)
-    # Drops to a tenth are steps of one height on a log scale, but a cosine that ends at zero falls out of it.
+        axes.plot(curve.x, curve.mean, color="0.25" if same else f"C{i % COLORS}", drawstyle=style)
+    # Logarithmic if it drops to a tenth, but not for a cosine that ends at zero.
     _scale(axes, curves, least=1e-4)
 
 
 def _falls_in_steps(record: Record) -> bool:
-    return completed(record["config"])["schedule"]["name"] in ("step", "plateau")
+    return record.settings["schedule"]["name"] in ("step", "plateau")
 
 
 def _scale(axes: Axes, curves: Sequence[Curve], least: float) -> None:
-    """A log scale where values differ by more than tenfold, unless the smallest is next to nothing."""
+    """A log scale if values differ by more than a factor of ten, unless the smallest is close to zero."""
     values = [value for curve in curves for value in curve.low + curve.high]
     ratio = min(values) / max(values) if values and max(values) > 0 else 1.0
     if least <= ratio < 0.1:
@@ -119,7 +216,7 @@ def _scale(axes: Axes, curves: Sequence[Curve], least: float) -> None:
 
 
 def _draw_drops(axes: Axes, records: Sequence[Record]) -> None:
-    """Dotted lines where a schedule that drops has dropped the learning rate."""
+    """Dotted lines where the learning rate dropped."""
     for epoch in sorted({epoch for record in records for epoch in _drops(record)}):
         axes.axvline(epoch, color="0.6", linestyle=":", linewidth=1, zorder=0)
     axes.grid(color="0.92")
@@ -129,7 +226,7 @@ def _draw_drops(axes: Axes, records: Sequence[Record]) -> None:
 def _drops(record: Record) -> list[float]:
     if not _falls_in_steps(record):
         return []
-    rates, epochs = record["curves"]["learning_rate"], record["curves"]["epoch"]
+    rates, epochs = record.curves.learning_rate, record.curves.epoch
     return [epochs[i] for i in range(len(rates) - 1) if rates[i + 1] < 0.9 * rates[i]]
 
 

@@ -1,28 +1,35 @@
-"""Features as they lie, with the directions of their classes (Figures 1 and 6), as a picture and over epochs."""
+"""Plots, animations and tables of two- or three-dimensional features (Figures 1 and 6)."""
 
+import io
+import json
 import math
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib
 import torch
 import torch.nn.functional as F
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor
 
-from dcnet.escapes import literal
-from dcnet.report.features import Features
+from dcnet.operator import PLAIN, is_plain
+from dcnet.report.features import Features, features_in, target_angle
+from dcnet.table import Table
+from dcnet.terminal import literal
 
-# Of the norms, so that a few images far out do not make all others small.
+# The axes end at this quantile of the norms, so that a few outliers do not shrink the rest.
 REACH = 0.99
 MOST_NAMES = 20
-# Letters of a title that a panel has room for.
+# Characters of a title per line.
 LINE = 44
 
 
 def feature_plots(panels: Sequence[Features]) -> Figure:
-    """One panel for each network, in which each class has its colour."""
+    """A panel per network, with a color per class."""
     figure, grid = feature_grid(panels)
     for axes, panel in zip(grid, panels, strict=True):
         draw_features(axes, panel, reach_of([panel]))
@@ -30,10 +37,10 @@ def feature_plots(panels: Sequence[Features]) -> Figure:
 
 
 def feature_grid(panels: Sequence[Features]) -> tuple[Figure, list[Any]]:
-    """A figure with empty axes for these networks, and the colours of the classes below."""
+    """A figure with empty axes for these networks, and a legend of the classes."""
     classes = panels[0].classes
     if other := next((panel for panel in panels if panel.classes != classes), None):
-        raise ValueError(f"{panels[0].title} and {other.title} have other classes: draw them one by one")
+        raise ValueError(f"{panels[0].title} and {other.title} have different classes: draw them one by one")
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(5.0 * columns, 5.9 * rows + 0.4), layout="constrained")
@@ -50,14 +57,14 @@ def feature_grid(panels: Sequence[Features]) -> tuple[Figure, list[Any]]:
 
 
 def reach_of(panels: Sequence[Features]) -> float:
-    """How far the axes have to reach for nearly all of the features."""
+    """The limit of the axes, which includes nearly all features."""
     if _solid(panels[0]):
         return 1.0
     return max(float(panel.points.double().norm(dim=1).quantile(REACH)) for panel in panels) or 1.0
 
 
 def draw_features(axes: Any, panel: Features, reach: float) -> None:
-    """Fills axes that are cleared first; three dimensions are drawn on the sphere, where the angles are."""
+    """Clears the axes and draws the features; three dimensions are projected to the unit sphere."""
     axes.clear()
     solid, count = _solid(panel), len(panel.classes)
     points = F.normalize(panel.points.double(), dim=1) if solid else panel.points.double()
@@ -70,7 +77,7 @@ def draw_features(axes: Any, panel: Features, reach: float) -> None:
             _draw_direction(axes, unit * reach, str(panel.classes[c]), _color(c, count))
     accuracy = "" if panel.accuracy is None else f": {panel.accuracy:.2f} %"
     axes.set_title(literal(textwrap.fill(f"{panel.title}{accuracy}", LINE)), fontsize=12)
-    # Below, since features may lie in any corner.
+    # Below the axes, as features may be in any corner.
     above = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.02 if solid else -0.1)}
     axes.legend([], [], title=str(panel.spread), frameon=False, title_fontsize=9, **above)
     _finish(axes, reach, solid)
@@ -89,7 +96,7 @@ def _finish(axes: Any, reach: float, solid: bool) -> None:
 
 
 def _draw_direction(axes: Any, end: Tensor, name: str, color: Any) -> None:
-    """A line from the middle, with the name of the class at its end."""
+    """A line from the origin, with the name of the class at its end."""
     axes.plot(*zip([0.0] * len(end), end.tolist(), strict=True), color="black", linewidth=0.8, alpha=0.6)
     axes.text(
         *(1.1 * end).tolist(), literal(name), color=color, ha="center", va="center", fontweight="bold", clip_on=True
@@ -111,3 +118,127 @@ def _solid(panel: Features) -> bool:
 def _color(c: int, count: int) -> Any:
     colors: Any = matplotlib.colormaps["tab10" if count <= 10 else "tab20"].colors  # type: ignore[attr-defined]
     return colors[c % len(colors)]
+
+
+MILLISECONDS, LAST_MILLISECONDS = 250, 2500
+MOST_FRAMES, COLORS, DPI = 40, 128, 90
+MOST_BYTES = 3_000_000
+
+
+def feature_animation(runs: Sequence[Sequence[Features]]) -> bytes:
+    """A looping GIF with a panel per run, on fixed axes.
+
+    A shorter run stays at its last evaluation; too many evaluations are thinned out evenly.
+    """
+    longest = max(len(frames) for frames in runs)
+    steps = _some(longest, MOST_FRAMES)
+    images = _images(runs, steps)
+    content = _gif(images)
+    while len(content) > MOST_BYTES and len(images) > 2:
+        images = [images[i] for i in _some(len(images), (len(images) + 1) // 2)]
+        content = _gif(images)
+    return content
+
+
+def _some(count: int, most: int) -> list[int]:
+    """At most `most` indices below `count`, evenly spaced and including the last."""
+    if count <= most:
+        return list(range(count))
+    return sorted({round((i + 1) * count / most) - 1 for i in range(most)})
+
+
+def _images(runs: Sequence[Sequence[Features]], steps: Sequence[int]) -> list[Image.Image]:
+    figure, grid = feature_grid([frames[-1] for frames in runs])
+    figure.set_dpi(DPI)
+    canvas, reaches = FigureCanvasAgg(figure), [reach_of(frames) for frames in runs]
+    images = []
+    for i in steps:
+        for axes, frames, reach in zip(grid, runs, reaches, strict=True):
+            draw_features(axes, frames[min(i, len(frames) - 1)], reach)
+        canvas.draw()
+        # Keep the layout of the first frame, so that nothing moves.
+        figure.set_layout_engine("none")
+        images.append(Image.frombytes("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB"))
+    return images
+
+
+def _gif(images: Sequence[Image.Image]) -> bytes:
+    """One palette for all frames, so that colors do not flicker, and no dithering, which compresses badly."""
+    # Maximum coverage: a palette by number of pixels would be mostly white and gray.
+    palette = images[-1].quantize(COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    first, *others = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+    durations = [*[MILLISECONDS] * len(others), LAST_MILLISECONDS]
+    content = io.BytesIO()
+    first.save(content, "GIF", save_all=True, append_images=others, duration=durations, loop=0)
+    return content.getvalue()
+
+
+Record = dict[str, Any]
+# Losses are compared on a plain network, networks with this loss.
+LOSS = "softmax"
+ORDER = (LOSS, "m-softmax", "a-softmax"), (PLAIN, "sphere-cos", "ball-cos", "tanh-cos")
+HEADINGS = ["network", "loss", "test accuracy, %", "to own weights, °"]
+HEADINGS += ["within, °", "between, °", "nearest, °", "angular Fisher score"]
+
+
+def features(records: Sequence[Record]) -> str:
+    """A row per network: its accuracy and the angles between its features."""
+    first = records[0]["config"]
+    about = (
+        f"`--recipe {first['recipe']}`: {first['dataset'].upper()}, `{first['model']}` of width {first['width']:g}, "
+        f"{first['features']} features, {first['steps']:,} steps of {first['batch_size']}, seed {first['seed']}; all "
+        f"{records[0]['test_images']:,} test images, at the last step"
+    )
+    return Table.of_rows(
+        HEADINGS, [_row(record) for record in _sorted(records)], names=2, title=about
+    ).markdown_section()
+
+
+def pictures(results: Path) -> dict[str, Figure]:
+    """The figures of the docs by file name; empty without records."""
+    records = _sorted(
+        [json.loads(path.read_text(encoding="utf-8")) for path in sorted((results / "features").glob("*.json"))]
+    )
+    natural = [record for record in records if record["config"].get("adversary") is None]
+    chosen = {
+        "features_losses.png": [record for record in natural if is_plain(record["config"]["operator"])],
+        "features_operators.png": [record for record in natural if record["config"]["margin"] == LOSS],
+        "features_adversarial.png": [record for record in records if record not in natural],
+    }
+    return {name: feature_plots([features_in(record) for record in some]) for name, some in chosen.items() if some}
+
+
+def _row(record: Record) -> list[str]:
+    config, spread = record["config"], record["spread"]
+    annealed = f", annealing {config['annealing']}" if config["annealing"] else ""
+    angles = [f"{spread[name]:.1f}" for name in ("within", "between", "nearest")]
+    hostile = f", against `{config['adversary']}`" if config.get("adversary") else ""
+    names = [f"`{config['operator']}`", f"`{config['margin']}`{annealed}{hostile}"]
+    return [*names, f"{record['accuracy']:.2f}", _target(record), *angles, f"{spread['fisher']:.4f}"]
+
+
+def _target(record: Record) -> str:
+    found = features_in(record)
+    if found.directions is None:
+        return "-"
+    return f"{target_angle(found.points, found.labels, found.directions):.1f}"
+
+
+def _sorted(records: Sequence[Record]) -> list[Record]:
+    """Plain networks by loss, then the others, then those trained with an adversary."""
+    losses, operators = ORDER
+
+    def place(record: Record) -> tuple[bool, int, int, str]:
+        config = record["config"]
+        return (
+            config.get("adversary") is not None,
+            _index(operators, config["operator"]),
+            _index(losses, config["margin"].partition("(")[0]),
+            config["annealing"] or "",
+        )
+
+    return sorted(records, key=place)
+
+
+def _index(known: Sequence[str], name: str) -> int:
+    return known.index(name) if name in known else len(known)

@@ -1,38 +1,165 @@
-"""Features of two or three dimensions, of networks, of their history, and as records."""
+"""Two- or three-dimensional features: of networks, during training, and as records."""
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcnet.data import Dataset
 from dcnet.files import read_json, write_atomically
-from dcnet.report.feature_checks import check_features
-from dcnet.report.spread import Spread, spread_of
-from dcnet.training.snapshots import History
+from dcnet.training import Record as RunRecord
+from dcnet.training.evaluation import History
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean angles in degrees, and the angular Fisher score.
+
+    Attributes:
+        within: of features to the mean direction of their class.
+        between: of these mean directions to all others; on a circle it is the same for all even arrangements.
+        nearest: of these mean directions to the nearest of the others.
+        fisher: the sum of 1 - cos to the own class's mean over that of classes to the mean of all: smaller is better.
+    """
+
+    within: float
+    between: float
+    nearest: float
+    fisher: float
+
+    def __str__(self) -> str:
+        within = f"within a class {self.within:.1f}°"
+        return (
+            f"{within}, between classes {self.between:.1f}°, to the nearest {self.nearest:.1f}°\n"
+            f"angular Fisher score {self.fisher:.3f}"
+        )
+
+
+def spread_of(points: Tensor, labels: Tensor) -> Spread:
+    """The spread of features [N, D] with labels [N]; angles between classes are NaN for one class."""
+    unit = F.normalize(points.double(), dim=1)
+    classes = labels.unique()
+    means = torch.stack([F.normalize(unit[labels == c].mean(0), dim=0) for c in classes])
+    cos = (unit * means[torch.searchsorted(classes, labels)]).sum(1).clamp(-1, 1)
+    counts = torch.stack([(labels == c).sum() for c in classes]).double()
+    apart = (counts * (1 - means @ F.normalize(unit.mean(0), dim=0))).sum()
+    between, nearest = _between(means)
+    return Spread(
+        within=torch.rad2deg(torch.acos(cos)).mean().item(),
+        between=between,
+        nearest=nearest,
+        fisher=((1 - cos).sum() / apart.clamp(min=1e-12)).item(),
+    )
+
+
+def target_angle(points: Tensor, labels: Tensor, directions: Tensor) -> float:
+    """The mean angle in degrees of features [N, D] with labels [N] to the directions [C, D] of their classes."""
+    cos = F.cosine_similarity(points.double(), directions.double()[labels], dim=1).clamp(-1, 1)
+    return torch.rad2deg(torch.acos(cos)).mean().item()
+
+
+def _between(means: Tensor) -> tuple[float, float]:
+    """The mean angle of directions to all others, and to the nearest of them."""
+    count = len(means)
+    if count < 2:
+        return math.nan, math.nan
+    angles = torch.rad2deg(torch.acos((means @ means.T).clamp(-1, 1)))
+    others = angles[~torch.eye(count, dtype=torch.bool)].view(count, count - 1)
+    return others.mean().item(), others.amin(1).mean().item()
+
 
 Record = dict[str, Any]
+# The largest float32.
+LARGEST = 3.4e38
 
-# Test images that are drawn and kept, each class in proportion: more would hide each other.
+
+def check_features(record: Record) -> None:
+    """Raises ValueError if a record cannot be drawn, and KeyError if it is incomplete."""
+    _check_words(record["title"], record["classes"])
+    points = _check_rows("points", record["points"])
+    _check_labels(record["labels"], len(record["points"]), len(record["classes"]))
+    if record["directions"] is not None:
+        width = _check_rows("directions", record["directions"])
+        if len(record["directions"]) != len(record["classes"]):
+            found = f"{len(record['directions'])} directions and {len(record['classes'])} classes"
+            raise ValueError(f"it has {found}: each class has one direction")
+        if width != points:
+            raise ValueError(f"its points have {points} numbers each and its directions {width}: expected the same")
+    _check_spread(record["spread"])
+    if record["accuracy"] is not None and not is_finite(record["accuracy"]):
+        raise ValueError(f"its accuracy must be a finite number or null, not {record['accuracy']!r}")
+
+
+def is_finite(value: Any) -> bool:
+    """True for a finite float32 number; False for a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def _check_words(title: Any, classes: Any) -> None:
+    if not isinstance(title, str):
+        raise ValueError(f"its title must be text, not {title!r}")
+    if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
+        raise ValueError(f"its classes must be a list of names, not {_short(classes)}")
+
+
+def _check_rows(what: str, rows: Any) -> int:
+    """Checks the rows and returns their length, 2 or 3."""
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, list) for row in rows):
+        raise ValueError(f"its {what} must be a list of lists of numbers, not {_short(rows)}")
+    width = len(rows[0])
+    for at, row in enumerate(rows):
+        if len(row) not in (2, 3) or len(row) != width:
+            raise ValueError(f"its {what} must have 2 numbers each, or 3 each, but number {at} has {len(row)}")
+        if not all(is_finite(value) for value in row):
+            raise ValueError(f"its {what} must be finite numbers, but number {at} is {_short(row)}")
+    return width
+
+
+def _check_labels(labels: Any, points: int, classes: int) -> None:
+    if not isinstance(labels, list) or len(labels) != points:
+        count = f"{len(labels)} labels" if isinstance(labels, list) else f"the labels {_short(labels)}"
+        raise ValueError(f"it has {count} for {points} points: each point has one label")
+    for label in labels:
+        if type(label) is not int or not 0 <= label < classes:
+            raise ValueError(f"its labels must be from 0 to {classes - 1}, as it has {classes} classes, not {label!r}")
+
+
+def _check_spread(spread: Any) -> None:
+    names = [field.name for field in dataclasses.fields(Spread)]
+    if not isinstance(spread, dict) or set(spread) != set(names):
+        raise ValueError(f"its spread must have exactly {', '.join(names)}, not {_short(spread)}")
+    for name, value in spread.items():
+        if not is_finite(value):
+            raise ValueError(f"{name} of its spread must be a finite number, not {value!r}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+# The number of test images that are drawn and stored, each class in proportion.
 SHOWN = 1000
 KIND = "features"
 
 
 @dataclass(frozen=True)
 class Features:
-    """What is drawn of a network.
+    """The features of a network.
 
     Attributes:
         title: what it is.
         points, labels: features [N, 2 or 3] of images, and their labels [N].
         classes: their names.
-        directions: of the classes [C, 2 or 3], where the network has them.
-        spread: of all images, of which the points may be some; None for that of the points.
+        directions: of the classes [C, 2 or 3], if the network has them.
+        spread: of all images, which may be more than the points; None to compute it from the points.
         accuracy: of all images, in %.
     """
 
@@ -52,27 +179,27 @@ class Features:
 
 def check_count(title: str, count: int, has_margin: bool = False) -> None:
     if count not in (2, 3):
-        # Only a head with a margin can be told how many features there are.
+        # Only a head with a margin has an option for the number of features.
         options = "--features 2" if has_margin else "--margin softmax --features 2"
-        raise ValueError(f"{title} has {count} features, of which 2 or 3 can be drawn: train with {options}")
+        raise ValueError(f"only 2 or 3 features can be drawn, and {title} has {count}: train with {options}")
 
 
 def title_of(config: Mapping[str, Any]) -> str:
-    """A network by its operator and its loss."""
+    """A title from the operator and the loss."""
     annealed = f"annealing {config['annealing']}" if config.get("annealing") else None
     hostile = f"against {config['adversary']}" if config.get("adversary") else None
     return ", ".join(str(part) for part in (config["operator"], config.get("margin"), annealed, hostile) if part)
 
 
 @torch.no_grad()
-def features_of(model: nn.Module, record: Record, dataset: Dataset) -> Features:
-    """The features of test images; spread and accuracy are of all of them."""
-    title, test, network = title_of(record["config"]), dataset.test, getattr(model, "network", model)
-    check_count(title, getattr(network, "num_features", 0), bool(record["config"].get("margin")))
+def features_of(model: nn.Module, record: RunRecord, dataset: Dataset) -> Features:
+    """The features of some test images; spread and accuracy are of all test images."""
+    title, test, network = title_of(record.config), dataset.test, getattr(model, "network", model)
+    check_count(title, getattr(network, "num_features", 0), bool(record.config.get("margin")))
     head: Any = getattr(network, "head", None) or network.classifier
     logits = getattr(head, "logits", head)
     points = _points(model, test.images)
-    drawn = test.first(min(SHOWN, len(test)), dataset.num_classes)
+    drawn = test.subset(min(SHOWN, len(test)), dataset.num_classes)
     return Features(
         title=title,
         points=_points(model, drawn.images),
@@ -88,11 +215,11 @@ def _points(model: Any, images: Tensor) -> Tensor:
     return torch.cat([model.features(part.float() / 255) for part in images.split(500)])
 
 
-def frames_of(history: History, record: Record) -> list[Features]:
+def frames_of(history: History, record: RunRecord) -> list[Features]:
     """The features at each evaluation of a run, with the epoch in the title."""
-    curves = record["curves"]
-    when = dict(zip(curves["step"], zip(curves["epoch"], curves["test_accuracy"], strict=True), strict=True))
-    title, classes = title_of(record["config"]), tuple(record["data"]["classes"])
+    curves = record.curves
+    when = dict(zip(curves.step, zip(curves.epoch, curves.test_accuracy, strict=True), strict=True))
+    title, classes = title_of(record.config), tuple(record.data.classes)
     frames = []
     for step, points, directions in zip(history.steps.tolist(), history.points, history.directions, strict=True):
         epoch, accuracy = when[step]
@@ -102,16 +229,16 @@ def frames_of(history: History, record: Record) -> list[Features]:
     return frames
 
 
-def record_of(features: Features, record: Record) -> Record:
-    """All that is drawn, and the run that it is of, as plain values with four digits."""
+def record_of(features: Features, record: RunRecord) -> Record:
+    """The features and their run as a JSON record, with four digits."""
     assert features.spread is not None
-    told = ("name", "hash", "command", "commit", "config", "environment")
+    copied = ("name", "hash", "command", "commit", "config", "environment")
     return {
         "kind": KIND,
-        **{name: record.get(name) for name in told},
+        **{name: record.get(name) for name in copied},
         "title": features.title,
         "classes": list(features.classes),
-        "test_images": record["data"].get("test_images"),
+        "test_images": record.data.get("test_images"),
         "accuracy": features.accuracy,
         "spread": dataclasses.asdict(features.spread),
         "labels": features.labels.tolist(),
@@ -125,12 +252,12 @@ def _rounded(rows: Tensor) -> list[list[float]]:
 
 
 def write_features(path: Path, record: Record) -> None:
-    """On one line: indented, a thousand points would be thousands of lines."""
+    """Writes the record on one line."""
     write_atomically(path, (json.dumps(record, allow_nan=False) + "\n").encode())
 
 
 def read_features(path: Path) -> Features:
-    """What `write_features` wrote."""
+    """Reads a file of `write_features`."""
     try:
         return features_in(read_json(path, any_number=True))
     except KeyError as error:
@@ -140,7 +267,7 @@ def read_features(path: Path) -> Features:
 
 
 def features_in(record: Record) -> Features:
-    """The features that a record holds; if it is damaged that is a ValueError, and if it lacks something a KeyError."""
+    """The features of a record; raises ValueError if it is damaged and KeyError if it is incomplete."""
     if not isinstance(record, dict) or record.get("kind") != KIND:
         raise ValueError("it is of another kind")
     check_features(record)

@@ -1,4 +1,4 @@
-"""The figures of the paper, drawn from records alone."""
+"""The figures of the paper, drawn from records."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,35 +7,35 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from dcnet.experiments import chosen
-from dcnet.experiments.known import Known
+from dcnet.experiments import get_experiment
+from dcnet.experiments.status import RecordIndex
 from dcnet.operator import is_plain
+from dcnet.registry import unknown_name
 from dcnet.report.curves import run_curves
 from dcnet.report.feature_plots import feature_plots
 from dcnet.report.features import Features, features_in
+from dcnet.report.operator_plots import geometry, operator_curves
 from dcnet.report.page import Sources as Records
-from dcnet.report.plots import geometry, operator_curves
-from dcnet.spec import unknown
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What figures are drawn from: records of runs, and folders with records of features at any depth."""
+    """Records of runs, and folders with records of features at any depth."""
 
-    known: Known
+    known: RecordIndex
     folders: tuple[Path, ...] = ()
 
     def features(self, keep: Callable[[Record], bool]) -> list[Features]:
-        """Those that are wanted, each once; a ValueError names a record that is damaged."""
+        """The features whose config passes `keep`, each once; raises ValueError if a record is damaged."""
         found: dict[tuple[Any, Any], Features] = {}
         for file, record in Records(self.folders).features.items():
             try:
                 if keep(record["config"]):
                     found[record["name"], record["hash"]] = features_in(record)
             except (LookupError, TypeError, ValueError) as error:
-                problem = str(error) if isinstance(error, ValueError) else f"it is not as it should be: {error!r}"
+                problem = str(error) if isinstance(error, ValueError) else f"it is damaged: {error!r}"
                 raise ValueError(f"the features of the record {file!r} cannot be drawn: {problem}") from None
         return list(found.values())
 
@@ -44,22 +44,22 @@ figures: dict[str, Callable[[Sources], Figure]] = {}
 
 
 def register(draw: Callable[[Sources], Figure]) -> Callable[[Sources], Figure]:
-    """Enters a figure under the name of its function; it raises a ValueError that says what would fill it."""
+    """Registers a figure under the name of its function; the function raises ValueError without records."""
     figures[draw.__name__] = draw
     return draw
 
 
 def chosen_figures(names: Sequence[str]) -> list[str]:
-    """The figures of these names, all of them for "figures" and "all"."""
+    """These figures, or all for "figures" or "all"."""
     for name in names:
         if name not in ("all", "figures", *figures):
-            raise unknown("figure", name, ["figures", *figures])
+            raise unknown_name("figure", name, ["figures", *figures])
     return list(figures) if {"all", "figures"} & set(names) else list(dict.fromkeys(names))
 
 
 @register
 def figure1(sources: Sources) -> Figure:
-    """Features of a plain network are decoupled by themselves: classes are directions, and norms vary within."""
+    """Features of a plain network: classes differ in direction, and norms vary within a class."""
     wanted = sources.features(lambda config: _by_softmax(config) and _natural(config) and is_plain(config["operator"]))
     return _drawn(wanted, "figure1", "softmax")
 
@@ -79,23 +79,23 @@ def figure3(sources: Sources) -> Figure:
 @register
 def figure4(sources: Sources) -> Figure:
     """Convergence of ResNet-32 on CIFAR-100, plain and decoupled."""
-    cells = [cell for cell in chosen(["table4"])[0].cells if cell.config is not None]
+    cells = [cell for cell in get_experiment("table4").cells if cell.config is not None]
     found = [record for cell in cells for config in cell.configs(1) if (record := sources.known.record(config))]
     if len(found) < 2:
-        raise ValueError("figure4 needs two records of ResNet-32 or more: run `dcnet reproduce table4`")
+        raise ValueError("figure4 needs at least two records of ResNet-32: run `dcnet reproduce table4`")
     return run_curves(found)
 
 
 @register
 def figure6(sources: Sources) -> Figure:
-    """Features of networks with bounded operators beside those of a plain one."""
+    """Features of networks with bounded operators and of a plain one."""
     wanted = sources.features(lambda config: _by_softmax(config) and _natural(config))
     return _drawn(wanted, "figure6", "softmax --operators conv sphere-cos ball-cos tanh-cos")
 
 
 @register
 def figure7(sources: Sources) -> Figure:
-    """The same after adversarial training."""
+    """Features after adversarial training."""
     wanted = sources.features(lambda config: _by_softmax(config) and not _natural(config))
     return _drawn(wanted, "figure7", "softmax --operators conv sphere-cos ball-cos tanh-cos --adversary fgsm")
 

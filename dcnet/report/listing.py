@@ -1,91 +1,41 @@
-"""Rows with names, as a table on the terminal or as JSON."""
+"""The tables of `dcnet list`: operators, networks, datasets, recipes, margins and runs."""
 
+from __future__ import annotations
+
+import dataclasses
 import json
-import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-from rich.text import Text
+import dcnet
+from dcnet import training
+from dcnet.files import fingerprint, write_atomically
+from dcnet.table import Cells, Table
+from dcnet.terminal import console, print_json
 
-from dcnet.escapes import visible
+if TYPE_CHECKING:
+    import dcnet.component
+    from dcnet.component import Component
+    from dcnet.training import Record, Run, RunConfig
 
 Row = dict[str, Any]
-# Wide enough for the names of runs where nobody says how wide it may be, as in a file or a pipe.
-WIDTH_ELSEWHERE = 160
-# With less, a column that gives way would be a letter or two in each line, or nothing at all.
-LEAST_LONG = 8
+CLASSES, OPERATOR = 100, "tanh-cos"
+STORED = Path(__file__).with_name("operators.json")
+UNREADABLE = "unreadable"
 
 
-@dataclass(frozen=True)
-class Listing:
-    """Rows, and how they are shown: a column for each heading, with what it makes of a row.
-
-    `numbers` are the headings of columns that are aligned to the right, `long` those that give way on a narrow page.
-    """
-
-    title: str
-    columns: Mapping[str, Callable[[Row], str]]
-    rows: Sequence[Row]
-    numbers: Collection[str] = ()
-    long: Collection[str] = ()
-    caption: str = ""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self._table(fold_all=self._least_width() > options.max_width)
-
-    def _least_width(self) -> int:
-        """With all that is not long on one line, and a little of what is."""
-        widths = [
-            LEAST_LONG if heading in self.long else max(cell_len(text) for text in (heading, *self._cells(cell)))
-            for heading, cell in self.columns.items()
-        ]
-        # A space on both sides of each column, and the lines between them.
-        return sum(widths) + 3 * len(widths) + 1
-
-    def _table(self, fold_all: bool) -> Table:
-        """What is not long is cut off where it does not fit, unless all is folded."""
-        table = Table(
-            title=Text(visible(self.title), style="table.title"), caption=self.caption or None, caption_justify="left"
-        )
-        for heading in self.columns:
-            side: Literal["right", "left"] = "right" if heading in self.numbers else "left"
-            table.add_column(heading, justify=side, overflow="fold", no_wrap=not (fold_all or heading in self.long))
-        for row in self.rows:
-            # As text, since specs have brackets that rich would take for styles.
-            table.add_row(*[Text(visible(cell(row))) for cell in self.columns.values()])
-        return table
-
-    def _cells(self, cell: Callable[[Row], str]) -> list[str]:
-        return [visible(cell(row)) for row in self.rows]
-
-
-def show(listings: Mapping[str, Listing], as_json: bool) -> int:
-    """Prints the tables, or one JSON document: the rows by the name of the listing, or those of the only one."""
+def show(tables: Mapping[str, Table], as_json: bool) -> int:
+    """Prints the tables, or one JSON document: rows by the name of the table, or only rows for a single table."""
     if as_json:
-        rows = {name: list(listing.rows) for name, listing in listings.items()}
+        rows = {name: list(table.records) for name, table in tables.items()}
         print_json(rows if len(rows) > 1 else next(iter(rows.values())))
         return 0
-    for listing in listings.values():
-        console().print(listing)
+    for table in tables.values():
+        console().print(table)
     return 0
-
-
-def print_json(value: Any) -> None:
-    """JSON as people read it, with escapes for what would steer the terminal, or what the output cannot show."""
-    plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=plain)
-    print("".join(sign if sign == "\n" or sign.isprintable() else json.dumps(sign)[1:-1] for sign in text))
-
-
-def console(stderr: bool = False) -> Console:
-    """The terminal, or a wide page where the output goes elsewhere."""
-    known = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
-    return Console(width=None if known else WIDTH_ELSEWHERE, stderr=stderr)
 
 
 def yes_or_no(claim: bool | None) -> str:
@@ -93,5 +43,226 @@ def yes_or_no(claim: bool | None) -> str:
 
 
 def first_line(documented: object) -> str:
-    """The first line of a docstring, which says it all in short."""
+    """The first line of a docstring."""
     return (documented.__doc__ or "").strip().partition("\n")[0]
+
+
+def operators() -> dict[str, Table]:
+    """Magnitudes, angles and weightings; an operator has one of each.
+
+    The registries need torch, which takes long to import. While they are not imported, they have no custom entries,
+    and the rows come from a file.
+    """
+    stored = {} if "dcnet.component" in sys.modules else json.loads(STORED.read_text(encoding="utf-8"))
+    rows: dict[str, list[Row]] = stored["rows"] if stored.get("sources") == _sources_hash() else operator_rows()
+    cells: Cells = {
+        "name": "name",
+        "equation": "equation",
+        "bounded": lambda row: yes_or_no(row["bounded"]),
+        "smooth": lambda row: yes_or_no(row["smooth"]),
+        "constants": "described",
+    }
+    wraps = ("equation", "constants")
+    by_norm = "magnitudes: functions of the patch norm n"
+    by_angle = "angles: functions of the angle theta between filter and patch"
+    return {
+        "magnitudes": Table.of_records(rows["magnitudes"], cells, title=by_norm, wraps=wraps),
+        "angles": Table.of_records(rows["angles"], cells, title=by_angle, wraps=wraps),
+        "weightings": _weightings(rows["weightings"]),
+    }
+
+
+def operator_rows() -> dict[str, list[Row]]:
+    """The registered magnitudes, angles and weightings as plain values."""
+    symbols = {"x": "h(||x||)", "w": "h(||w||)", "both": "h(||w|| ||x||)", "scale": "alpha"}
+    return {
+        "magnitudes": [_part(made(), "h(n)") for made in dcnet.magnitude.registry.values()],
+        "angles": [_part(made(), "g(theta)") for made in dcnet.angle.registry.values()],
+        "weightings": [
+            {"name": name, "equation": made.equation.format(**symbols), "keeps_bound": made.keeps_bound}
+            for name, made in dcnet.weighting.registry.items()
+        ],
+    }
+
+
+def _sources_hash() -> str:
+    """A hash of the source files of the registries: after a change, the stored file is not used."""
+    names = ("magnitude.py", "angle.py", "weighting.py")
+    return " ".join(fingerprint(Path(dcnet.__file__).with_name(name))[:16] for name in names)
+
+
+def store_operators() -> bool:
+    """Writes the file that `operators` reads, and returns whether it was stale."""
+    content = (json.dumps({"sources": _sources_hash(), "rows": operator_rows()}, indent=1) + "\n").encode()
+    stale = not STORED.exists() or STORED.read_bytes() != content
+    if stale:
+        write_atomically(STORED, content)
+    return stale
+
+
+def _part(part: Component, symbol: str) -> Row:
+    held, claims = dcnet.component.Term(part), {name: getattr(part, name) for name in ("bounded", "smooth")}
+    return {
+        "name": part.name,
+        "about": first_line(type(part)),
+        "equation": f"{symbol} = {held.equation(n='n')}",
+        **claims,
+        "constants": {name: dataclasses.asdict(slot) for name, slot in part.slots().items()},
+        "described": ", ".join([*held.describe(), *_without_symbol(part)]),
+    }
+
+
+def _without_symbol(part: Component) -> list[str]:
+    """The constants that are not in the equation, such as the slopes of a spline."""
+    slots = {name: slot for name, slot in part.slots().items() if name not in part.symbols()}
+    return [f"{slot.size} {name} = {slot}" for name, slot in slots.items()]
+
+
+def _weightings(rows: list[Row]) -> Table:
+    cells: Cells = {
+        "name": "name",
+        "equation": "equation",
+        "stays bounded": lambda row: yes_or_no(row["keeps_bound"]),
+    }
+    note = (
+        'An operator is written magnitude-angle or magnitude-angle+weighting: tanh-cos, "seg(slope=0.2)-sqcos+linear".'
+    )
+    return Table.of_records(rows, cells, title="weightings: factors by the norm of the filter", notes=[note])
+
+
+def models() -> Table:
+    """The networks, with their numbers of parameters at width 1."""
+    cells: Cells = {
+        "name": "name",
+        "about": "about",
+        dcnet.PLAIN: lambda row: f"{row['parameters'][dcnet.PLAIN]:,}",
+        OPERATOR: lambda row: f"{row['parameters'][OPERATOR]:,}",
+    }
+    rows = [
+        {
+            "name": name,
+            "about": first_line(entry.build),
+            "parameters": {
+                operator: dcnet.models.create.count_parameters(name, operator, CLASSES)
+                for operator in (dcnet.PLAIN, OPERATOR)
+            },
+        }
+        for name, entry in dcnet.models.networks.items()
+    ]
+    others = " and ".join(f"{prefix}:<name>" for prefix in dcnet.models.create.prefixes)
+    note = f"{dcnet.PLAIN} and {OPERATOR}: parameters at width 1 with {CLASSES} classes. Also available: {others}."
+    right, wraps = (dcnet.PLAIN, OPERATOR), ("about",)
+    return Table.of_records(rows, cells, title="networks", right=right, wraps=wraps, notes=[note])
+
+
+def data() -> Table:
+    """The datasets, and their folder."""
+    cells: Cells = {"name": "name", "about": "about"}
+    rows = [{"name": name, "about": entry.about} for name, entry in dcnet.data.datasets.items()]
+    note = f"Folder: {dcnet.data.load.data_folder()}; change it with --data-dir or DCNET_DATA."
+    return Table.of_records(rows, cells, title="datasets", wraps=("about",), notes=[note])
+
+
+def recipes() -> Table:
+    """The recipes with their main values; JSON has all values."""
+    rows = [
+        {"name": name, "about": first_line(made), "config": made().described(), "described": _main_values(made())}
+        for name, made in training.RECIPES.items()
+    ]
+    cells: Cells = {"name": "name", "about": "about", "main values": "described"}
+    note = "Options of `dcnet train` override every value."
+    return Table.of_records(rows, cells, title="recipes", wraps=("about", "main values"), notes=[note])
+
+
+def margins() -> Table:
+    """The margins of losses, with their logits."""
+    rows = [
+        {
+            "name": name,
+            "aliases": dcnet.losses.registry.aliases_of(name),
+            "about": kind.about,
+            "scale": kind.scale,
+            "settings": dataclasses.asdict(kind()),
+        }
+        for name, kind in dcnet.losses.registry.items()
+    ]
+    cells: Cells = {
+        "name": "name",
+        "also called": lambda row: ", ".join(row["aliases"]),
+        "logits of the label, of others": "about",
+    }
+    note = (
+        'In Python: dcnet.losses.MarginSoftmax(512, 100, margin="a-softmax"). Spellings such as CosFace or am_softmax '
+        "are accepted; records use the name in the first column."
+    )
+    wraps = ("also called", "logits of the label, of others")
+    return Table.of_records(rows, cells, title="margins", wraps=wraps, notes=[note])
+
+
+def _main_values(config: RunConfig) -> str:
+    length = f"{config.steps:,} steps" if config.steps else f"{config.epochs} epochs"
+    schedule: Mapping[str, Any] = config.described()["schedule"]
+    return (
+        f"{config.model} on {config.dataset}, {length}, batches of {config.batch_size}, "
+        f"{config.optimizer} with lr {config.lr:g}, {schedule['name']} schedule, {config.precision}"
+    )
+
+
+def runs(root: Path) -> Table:
+    """The runs in a folder, newest last."""
+    cells: Cells = {
+        "name": "name",
+        "status": "status",
+        "steps": _steps,
+        "test, %": lambda row: _number(row["test_accuracy"], ".2f"),
+        "seconds": lambda row: _number(row["seconds"], ".0f" if (row["seconds"] or 0) >= 100 else ".1f"),
+        "date": lambda row: _local(row["date"]),
+    }
+    rows = sorted((_row(run) for run in training.all_runs(root)), key=lambda row: row["date"] or "")
+    right, note = ("steps", "test, %", "seconds"), "test: accuracy at the last evaluation"
+    return Table.of_records(rows, cells, title=f"runs in {root}", right=right, wraps=("name",), notes=[note])
+
+
+def problems(table: Table) -> list[str]:
+    """An error message per run whose record cannot be read."""
+    return [row["problem"] for row in table.records if row["problem"]]
+
+
+def _row(run: Run) -> Row:
+    found: Row = {"name": run.folder.name, "folder": str(run.folder), "status": UNREADABLE, "problem": None}
+    found |= dict.fromkeys(("steps", "steps_done", "test_accuracy", "seconds", "date"))
+    try:
+        return found | _run_values(run.record())
+    except ValueError as error:
+        return found | {"problem": str(error)}
+    except (AttributeError, KeyError, TypeError) as error:
+        return found | {"problem": f"{str(run.record_file)!r} is not a record of a run: {error!r}"}
+
+
+def _run_values(record: Record) -> Row:
+    accuracies = [value for value in record.curves.test_accuracy if value is not None]
+    date = record.environment.get("date")
+    if date is not None:
+        datetime.fromisoformat(date)
+    return {
+        "status": record.status,
+        "operator": record.config.get("operator"),
+        "steps": record.steps,
+        "steps_done": record.steps_done,
+        "test_accuracy": accuracies[-1] if accuracies else None,
+        "seconds": record.timings.total,
+        "date": date,
+    }
+
+
+def _steps(row: Row) -> str:
+    """Finished and total steps; empty for a converted network."""
+    return f"{row['steps_done'] or 0}/{row['steps']}" if row["steps"] else ""
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _local(date: str | None) -> str:
+    return "" if date is None else f"{datetime.fromisoformat(date).astimezone():%Y-%m-%d}"

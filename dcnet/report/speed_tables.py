@@ -1,45 +1,154 @@
-"""The records of benchmarks made into Markdown tables."""
+"""Tables of benchmark records, for the terminal and for the docs."""
 
 import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dcnet.report.markdown import markdown
-from dcnet.report.words import VARIANTS, problem, spell, three_digits, two_digits, where
+from dcnet.operator import PLAIN
+from dcnet.table import Column, Table
 
-Record = dict[str, Any]
-Row = dict[str, Any]
-PLAIN = "conv"
+Record = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+# How an operator is timed; all times are compared with "conv", the layer of torch.
+VARIANTS = {
+    "conv": "nn.Conv2d",
+    "eager": "dcnet",
+    "compiled": "dcnet, compiled",
+    "naive": "naive",
+    "naive-compiled": "naive, compiled",
+}
+HEADS = {"linear": "`nn.Linear`", "margin": "`MarginSoftmax`", "sharded": "one share", "sampled": "{:.0%} sampled"}
+LAYER_FLOOR = "floor: every byte moved once and every product computed, at the peak speed of this device"
+HEAD_FLOOR = "floor: every byte moved once in each pass and every product computed, at the peak speed of this device"
+
+
+def spell(shape: str) -> str:
+    """The shape `N512xC64x32` of a record as `N512 C64 32x32`, with the filter size if it is not 3x3."""
+    batch, channels, *sizes = shape.split("x")
+    sides = [size for size in sizes if not size.startswith("K")]
+    kernels = [size[1:] for size in sizes if size.startswith("K")]
+    text = f"{batch} {channels} {sides[0]}x{sides[-1]}"
+    return f"{text}, {kernels[0]}x{kernels[0]} filters" if kernels else text
+
+
+def where(record: Record) -> str:
+    """The GPU, or the number of CPU threads."""
+    config, environment = record["config"], record["environment"]
+    if config["device"] == "cuda":
+        return str(environment.get("gpu", "GPU"))
+    return f"CPU, {config['threads']} thread" + ("" if config["threads"] == 1 else "s")
+
+
+def form(row: Record) -> str:
+    """How a network runs in evaluation."""
+    return ("folded" if row["folded"] else "trained") + (", compiled" if row["compiled"] else "")
+
+
+def problem(row: Record) -> str:
+    """Why a row has no time, in one word; empty if it has one."""
+    return "wrong" if row["wrong"] else "failed" if row["failed"] else ""
+
+
+def two_digits(ratio: float | None) -> str:
+    """A ratio; empty if it is unknown."""
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def three_digits(ms: float) -> str:
+    """Milliseconds with three significant digits."""
+    return f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" if ms >= 1 else f"{ms:.3f}"
+
+
+def terminal_tables(record: Record) -> list[Table]:
+    """The tables that `dcnet bench` prints, the summary last."""
+    made = {
+        "layers": _layer_tables,
+        "network": _network_tables,
+        "inference": _inference_tables,
+        "heads": _head_tables,
+    }
+    return made[record["benchmark"]](record)
+
+
+# Layers.
+
+
+def _layer_tables(record: Record) -> list[Table]:
+    """A table per shape, and the means over shapes if there are several."""
+    made = [_shape_details(record, shape) for shape in _unique(record["results"], "shape")]
+    return [*made, _means(record)] if len(made) > 1 else made
+
+
+def _shape_details(record: Record, shape: str) -> Table:
+    on_gpu = record["config"]["device"] == "cuda"
+    headings = ["operator", "variant", "fwd, ms", "x conv", "fwd+bwd, ms", "x conv", *_on_gpu(on_gpu, "launches")]
+    floors = record["floors_ms"][shape]
+    rows = [["", "floor", three_digits(floors["forward"]), "", three_digits(floors["training"])]]
+    sections = []
+    for operator in _unique(record["results"], "operator"):
+        sections.append(len(rows))
+        for row in [row for row in record["results"] if _is(row, operator=operator, shape=shape)]:
+            name = operator if row["variant"] == PLAIN else ""
+            rows.append([name, VARIANTS[row["variant"]], *_layer_cells(row, on_gpu)])
+    title = f"{spell(shape)}, {record['config']['dtype']}, {where(record)}"
+    headings.append(_memory_heading(record))
+    return Table.of_rows(headings, rows, names=2, title=title, notes=[LAYER_FLOOR], sections=sections)
+
+
+def _layer_cells(row: Row, on_gpu: bool) -> list[str]:
+    if found := problem(row):
+        return [found]
+    times = [
+        cell
+        for name in ("forward", "training")
+        for cell in (three_digits(row[name]["ms"]), two_digits(row[name]["ratio"]))
+    ]
+    return [*times, *_on_gpu(on_gpu, str(row["training"].get("launches"))), f"{_mib(row):.1f}"]
+
+
+def _means(record: Record) -> Table:
+    on_gpu = record["config"]["device"] == "cuda"
+    headings = ["operator", "variant", "fwd", "fwd+bwd", *_on_gpu(on_gpu, "from host", "launches"), "memory"]
+    rows: list[list[str]] = []
+    sections: list[int] = []
+    for operator in _unique(record["means"], "operator"):
+        sections.append(len(rows))
+        for mean in [one for one in record["means"] if one["operator"] == operator and one["variant"] != PLAIN]:
+            training = mean["training"]
+            more = _on_gpu(on_gpu, training.get("host_ratio"), training.get("launches_ratio"))
+            ratios = [mean["forward"].get("ratio"), training.get("ratio"), *more, mean["memory_ratio"]]
+            rows.append([operator, VARIANTS[mean["variant"]], *map(two_digits, ratios)])
+    title = f"x nn.Conv2d, geometric mean, {record['config']['dtype']}, {where(record)}"
+    return Table.of_rows(headings, rows, names=2, title=title, sections=sections)
 
 
 def layers_cpu(record: Record) -> str:
-    """Forward and backward of each operator's layer against the plain one, a table a shape."""
-    return "\n\n".join(_layers_of(record, shape) for shape in record["config"]["shapes"])
+    """Forward and backward of each operator relative to the plain layer, a table per shape."""
+    return "\n\n".join(_shape_table(record, shape).markdown_section() for shape in record["config"]["shapes"])
 
 
-def _layers_of(record: Record, shape: str) -> str:
+def _shape_table(record: Record, shape: str) -> Table:
     variants, lines = record["config"]["variants"], []
     rows = [row for row in record["results"] if row["shape"] == shape]
     for operator in record["config"]["operators"]:
         own = {row["variant"]: row for row in rows if row["operator"] == operator}
         kept = own.get("eager", {}).get("kept_mib")
         ratios = [_training_ratio(own[variant]) for variant in variants]
-        lines.append([f"`{operator}`", *ratios, "" if kept is None else f"{kept:.0f}"])
+        lines.append([operator, *ratios, "" if kept is None else f"{kept:.0f}"])
     plain = [row for row in rows if row["variant"] == PLAIN and not problem(row)]
-    ms, mib = (statistics.median(values) for values in zip(*map(_cost, plain), strict=True))
+    ms = statistics.median(row["training"]["ms"] for row in plain)
+    mib = statistics.median(row["kept_mib"] for row in plain)
     base = f"x `nn.Conv2d`, which takes {three_digits(ms)} ms and keeps {mib:.0f} MiB"
-    about = f"{base}; {spell(shape)}{_setting(record)}:"
-    headings = ["operator", *(VARIANTS[variant] for variant in variants), "kept by dcnet, MiB"]
-    return f"{about}\n\n{markdown(headings, lines)}"
-
-
-def _cost(plain: Row) -> tuple[float, float]:
-    return plain["training"]["ms"], plain["kept_mib"]
+    numbers = [*(VARIANTS[variant] for variant in variants), "kept by dcnet, MiB"]
+    columns = [Column("operator", code=True), *(Column(name, "right") for name in numbers)]
+    return Table(columns, lines, f"{base}; {spell(shape)}{_setting(record)}")
 
 
 def layers_cuda(record: Record) -> str:
-    """Forward and backward of each operator's layer against the plain one on every shape, and the means of it all.
+    """Forward and backward of each operator relative to the plain layer: by shape, and means.
 
-    The naive formulation stands beside the layer, as it is or compiled as the layer is.
+    The last column is the mean of the naive formulation, compiled where the layer is.
     """
     config, means = record["config"], {(mean["operator"], mean["variant"]): mean for mean in record["means"]}
     lines = []
@@ -48,12 +157,13 @@ def layers_cuda(record: Record) -> str:
             rows = {row["shape"]: row for row in record["results"] if _is(row, operator=operator, variant=variant)}
             naive = means.get((operator, {"eager": "naive", "compiled": "naive-compiled"}[variant]))
             ratios = [_training_ratio(rows[shape]) for shape in config["shapes"]]
-            lines.append([f"`{operator}`", VARIANTS[variant], *ratios, *_mean_cells(means[operator, variant], naive)])
-    headings = ["operator", "form", *map(spell, config["shapes"]), "mean", "forward", "launches", "memory", "naive"]
+            lines.append([operator, VARIANTS[variant], *ratios, *_mean_cells(means[operator, variant], naive)])
+    numbers = [*map(spell, config["shapes"]), "mean", "forward", "launches", "memory", "naive"]
     if not any(line[-1] for line in lines):
-        headings, lines = headings[:-1], [line[:-1] for line in lines]
-    about = f"Forward and backward, x `nn.Conv2d`, by CUDA graphs{_setting(record)}:"
-    return f"{about}\n\n{markdown(headings, lines)}"
+        numbers, lines = numbers[:-1], [line[:-1] for line in lines]
+    columns = [Column("operator", code=True), Column("form"), *(Column(name, "right") for name in numbers)]
+    title = f"Forward and backward, x `nn.Conv2d`, by CUDA graphs{_setting(record)}"
+    return Table(columns, lines, title).markdown_section()
 
 
 def _mean_cells(mean: Row, naive: Row | None) -> list[str]:
@@ -62,67 +172,194 @@ def _mean_cells(mean: Row, naive: Row | None) -> list[str]:
     return [two_digits(ratio) for ratio in (*ratios, mean["memory_ratio"], other.get("ratio"))]
 
 
+# Networks.
+
+
 def network(record: Record) -> str:
-    """Training steps of each operator's network against the plain one."""
-    config, lines = record["config"], []
+    """Training steps of each operator's network and of the plain one."""
+    return _network_tables(record)[0].markdown_section()
+
+
+def _network_tables(record: Record) -> list[Table]:
+    config, rows = record["config"], []
     for row in [row for row in record["results"] if row["operator"] != PLAIN]:
-        (plain,) = [base for base in record["results"] if _is(base, PLAIN, mode=row["mode"], batch=row["batch"])]
-        names = [f"`{row['operator']}`", str(row["batch"]), row["mode"]]
-        if found := problem(row) or problem(plain):
-            lines.append([*names, *[found] * 5])
-            continue
-        times = [three_digits(entry["training"]["ms"]) for entry in (plain, row)]
-        ratios = [two_digits(ratio) for ratio in (row["training"]["ratio"], row["memory_ratio"])]
-        lines.append([*names, *times, ratios[0], f"{row['images_per_s']:,.0f}", ratios[1]])
-    headings = ["operator", "batch", "mode", "plain, ms", "decoupled, ms", "ratio", "images/s", "memory"]
-    about = f"`{config['model']}`, width {config['width']:g}, {config['precision']}, {_place(record)}:"
-    return f"{about}\n\n{markdown(headings, lines)}"
+        (plain,) = [
+            base for base in record["results"] if _is(base, operator=PLAIN, mode=row["mode"], batch=row["batch"])
+        ]
+        rows.append([row["operator"], str(row["batch"]), row["mode"], *_network_cells(row, plain)])
+    columns = [
+        Column("operator", wraps=True, code=True),
+        Column("batch", "right"),
+        Column("mode"),
+        *(Column(name, "right") for name in ("plain, ms", "decoupled, ms", "ratio", "images/s")),
+        Column(_memory_heading(record), "right", detail=True),
+        Column("memory", "right"),
+    ]
+    title = f"Training step of {config['model']}, width {config['width']:g}, {config['precision']}, {_place(record)}"
+    return [Table(columns, rows, title)]
+
+
+def _network_cells(row: Row, plain: Row) -> list[str]:
+    if found := problem(row) or problem(plain):
+        return [found] * 6
+    times = [three_digits(entry["training"]["ms"]) for entry in (plain, row)]
+    ratios = [two_digits(ratio) for ratio in (row["training"]["ratio"], row["memory_ratio"])]
+    return [*times, ratios[0], f"{row['images_per_s']:,.0f}", f"{_mib(row):.0f}", ratios[1]]
 
 
 def inference(record: Record) -> str:
-    """The forward pass of each network in evaluation, trained and folded, and against the folded plain one."""
-    config, lines = record["config"], []
+    """The forward pass of each network in evaluation, trained and folded."""
+    return _inference_tables(record)[0].markdown_section()
+
+
+def _inference_tables(record: Record) -> list[Table]:
+    config, rows = record["config"], []
     for trained in [row for row in record["results"] if not row["folded"]]:
         same = {name: trained[name] for name in ("network", "operator", "compiled")}
         (folded,) = [row for row in record["results"] if _is(row, **same, folded=True)]
-        (plain,) = [row for row in record["results"] if _is(row, **same | {"operator": PLAIN}, folded=True)]
-        name = f"`{trained['network']}`, `{trained['operator']}`" + (", compiled" if trained["compiled"] else "")
-        lines.append([name, *_folding_cells(trained, folded, plain)])
-    headings = ["network", "trained, ms", "folded, ms", "folded / trained", "folded / folded plain"]
-    about = f"Batch {config['batch']}, width {config['width']:g}{_setting(record)}:"
-    return f"{about}\n\n{markdown(headings, lines)}"
-
-
-def int8(record: Record) -> str:
-    """Accuracy, time and file size of folded networks in onnxruntime, in float32 and quantized to int8."""
-    lines = []
-    for operator, row in record["rows"].items():
-        kinds = row["float32"], row["int8"]
-        cells = [two_digits(kind["test_accuracy"]) for kind in kinds] + [three_digits(kind["ms"]) for kind in kinds]
-        sizes = [f"{kind['bytes'] / 1024:.0f}" for kind in kinds]
-        lines.append([f"`{operator}`", *cells, two_digits(kinds[1]["ms"] / kinds[0]["ms"]), *sizes])
-    headings = ["operator", "float32, %", "int8, %", "float32, ms", "int8, ms", "int8 / float32"]
-    headings += ["float32, KiB", "int8, KiB"]
-    place = f"CPU, threads: {record['environment']['threads']}, onnxruntime {record['onnxruntime']}"
-    return f"Digits, batch {record['batch']}, {place}:\n\n{markdown(headings, lines)}"
+        plain = [row for row in record["results"] if _is(row, **same | {"operator": PLAIN}, folded=True)]
+        mode = "compiled" if trained["compiled"] else "eager"
+        rows.append([trained["network"], trained["operator"], mode, *_folding_cells(trained, folded, plain[0])])
+    columns = [
+        Column("network", wraps=True, code=True),
+        Column("operator", wraps=True, code=True),
+        Column("mode"),
+        *(Column(name, "right") for name in ("trained, ms", "folded, ms", "folded / trained", "folded / folded plain")),
+        Column("quartiles", "right", detail=True),
+    ]
+    title = f"Forward pass in evaluation, batch {config['batch']}, width {config['width']:g}{_setting(record)}"
+    return [Table(columns, rows, title)]
 
 
 def _folding_cells(trained: Row, folded: Row, plain: Row) -> list[str]:
-    """The plain network is the one that is compiled as well where this one is, and else the one timed in turns."""
+    """Compares a compiled network with the compiled plain one, and any other with the plain one timed in turns."""
     if found := problem(trained) or problem(folded) or problem(plain):
         return [found] * 4
     times = trained["forward"]["ms"], folded["forward"]["ms"]
     beside = times[1] / plain["forward"]["ms"] if folded["compiled"] else folded["forward"]["ratio"]
-    ratios = times[1] / times[0], beside
-    return [*map(three_digits, times), *map(two_digits, ratios)]
+    quartiles = "-".join(map(two_digits, folded["forward"].get("ratio_quartiles", ())))
+    return [*map(three_digits, times), *map(two_digits, (times[1] / times[0], beside)), quartiles]
+
+
+def int8(record: Record) -> str:
+    """Accuracy, time and file size of folded networks in onnxruntime, in float32 and quantized to int8."""
+    rows = []
+    for operator, row in record["rows"].items():
+        kinds = row["float32"], row["int8"]
+        cells = [two_digits(kind["test_accuracy"]) for kind in kinds] + [three_digits(kind["ms"]) for kind in kinds]
+        sizes = [f"{kind['bytes'] / 1024:.0f}" for kind in kinds]
+        rows.append([operator, *cells, two_digits(kinds[1]["ms"] / kinds[0]["ms"]), *sizes])
+    numbers = ("float32, %", "int8, %", "float32, ms", "int8, ms", "int8 / float32", "float32, KiB", "int8, KiB")
+    columns = [Column("operator", code=True), *(Column(name, "right") for name in numbers)]
+    place = f"CPU, threads: {record['environment']['threads']}, onnxruntime {record['onnxruntime']}"
+    return Table(columns, rows, f"Digits, batch {record['batch']}, {place}").markdown_section()
+
+
+# Heads.
+
+
+def _head_tables(record: Record) -> list[Table]:
+    return [*(_batch_details(record, batch) for batch in record["config"]["batches"]), *_estimates(record)]
+
+
+def heads(record: Record) -> str:
+    """Time and memory of each head by the number of classes, a table per batch size, and the estimate."""
+    tables = [*(_batch_table(record, batch) for batch in record["config"]["batches"]), *_estimates(record)]
+    return "\n\n".join(table.markdown_section() for table in tables)
+
+
+def _batch_details(record: Record, batch: int) -> Table:
+    config = record["config"]
+    rows: list[list[str]] = []
+    sections: list[int] = []
+    for row in [row for row in record["results"] if row["batch"] == batch]:
+        name = f"{row['classes']:,}"
+        first = not sections or rows[sections[-1]][0] != name
+        sections += [len(rows)] if first else []
+        rows.append([name if first else "", row["head"], *_head_cells(row)])
+    headings = ("ms", "x linear", "floor, ms", "peak, MiB", "floor, MiB")
+    columns = [Column("classes", "right"), Column("head"), *(Column(heading, "right") for heading in headings)]
+    title = f"training step of a head, {config['margin']}, batch {batch}, {config['features']} features"
+    title += f", {config['dtype']}, {where(record)}"
+    return Table(columns, rows, title, [HEAD_FLOOR], sections=sections)
+
+
+def _head_cells(row: Row) -> list[str]:
+    if found := "skipped" if row["skipped"] else problem(row):
+        return [found]
+    peak = "" if row["peak_mib"] is None else f"{row['peak_mib']:,.0f}"
+    times = [three_digits(row["training"]["ms"]), two_digits(row["training"]["ratio"]), three_digits(row["floor_ms"])]
+    return [*times, peak, f"{row['floor_mib']:,.0f}"]
+
+
+def _batch_table(record: Record, batch: int) -> Table:
+    config, lines = record["config"], []
+    for classes in config["classes"]:
+        rows = [row for row in record["results"] if (row["classes"], row["batch"]) == (classes, batch)]
+        least = max(row["floor_ms"] for row in rows), max(row["floor_mib"] for row in rows)
+        times, peaks = zip(*map(_time_and_memory, rows), strict=True)
+        lines.append([f"{classes:,}", *times, three_digits(least[0]), *peaks, _gib(least[1])])
+    names = [*(HEADS[head].format(config["sample"]) for head in config["heads"]), "floor"]
+    headings = ["classes", *(f"{name}, {unit}" for unit in ("ms", "GiB") for name in names)]
+    title = f"`{config['margin']}`, batch {batch}, {config['features']} features, {config['dtype']}, {_place(record)}"
+    return Table.of_rows(headings, lines, title=title)
+
+
+def _time_and_memory(row: Row) -> tuple[str, str]:
+    if found := "skipped" if row["skipped"] else problem(row):
+        return found, ""
+    training, ratio = row["training"], row["training"]["ratio"]
+    time = three_digits(training["ms"])
+    plain = row["head"] == "linear" or ratio is None
+    return time if plain else f"{time} (x {two_digits(ratio)})", _gib(row["peak_mib"])
+
+
+def _gib(mib: float | None) -> str:
+    return "" if mib is None else f"{mib / 1024:.3f}" if mib < 1024 else f"{mib / 1024:.1f}"
+
+
+def _estimates(record: Record) -> list[Table]:
+    """The estimate for many GPUs, if the record has one."""
+    estimate = record.get("estimates", {"rows": []})
+    if not estimate["rows"]:
+        return []
+    first, rows = estimate["rows"][0], [_estimated(row, record["free_gib"]) for row in estimate["rows"]]
+    title = f"Estimate for {first['gpus']} GPUs with a joint batch of {first['joint_batch']:,}, per GPU"
+    headings = ("memory, GiB", "compute, ms", "gathered, MB", "reduced, MB", "link, ms", "step, ms")
+    columns = [Column("classes", "right"), Column("head"), *(Column(heading, "right") for heading in headings)]
+    return [Table(columns, rows, title, estimate["assumptions"])]
+
+
+def _estimated(row: Row, free: float | None) -> list[str]:
+    passed = [f"{row[name] / 1e6:.0f}" for name in ("gathered_bytes", "reduced_bytes")]
+    compute, link, step = (f"{row[name]:,.1f}" for name in ("compute_ms", "link_ms", "total_ms"))
+    too_much = " (too much)" if free is not None and row["memory_gib"] > free else ""
+    return [f"{row['classes']:,}", row["head"], f"{row['memory_gib']:.1f}{too_much}", compute, *passed, link, step]
 
 
 def _training_ratio(row: Row) -> str:
     return problem(row) or two_digits(row["training"]["ratio"])
 
 
-def _is(row: Row, operator: str | None = None, **wanted: Any) -> bool:
-    return operator in (None, row["operator"]) and all(row[name] == value for name, value in wanted.items())
+def _is(row: Row, **wanted: Any) -> bool:
+    return all(row[name] == value for name, value in wanted.items())
+
+
+def _unique(rows: Iterable[Row], key: str) -> list[Any]:
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def _on_gpu(on_gpu: bool, *values: Any) -> Sequence[Any]:
+    return values if on_gpu else ()
+
+
+def _memory_heading(record: Record) -> str:
+    return "peak, MiB" if record["config"]["device"] == "cuda" else "kept, MiB"
+
+
+def _mib(row: Row) -> float:
+    mib: float = row["peak_mib"] if "peak_mib" in row else row["kept_mib"]
+    return mib
 
 
 def _setting(record: Record) -> str:

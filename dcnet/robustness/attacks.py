@@ -1,29 +1,162 @@
-"""Attacks within a budget, on networks that take pixels from 0 to 1.
+"""Attacks within a budget on networks that take pixels in [0, 1].
 
-`attacks.fgsm(model, x, y, epsilon=8 / 255)` gives images, and so does every other attack of the registry by its name,
-with what `perturb` takes; `attacks.curve(model, x, y, attack="pgd", epsilons=[...])` gives accuracies.
+Each attack of the registry is a function: `attacks.fgsm(model, x, y, epsilon=8 / 255)` returns images, with the
+arguments of `perturb`. `attacks.curve(model, x, y, attack="pgd", epsilons=[...])` returns accuracies.
 """
 
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from dcnet.robustness import methods  # noqa: F401 (they fill the registry)
-from dcnet.robustness.accuracy import accuracy, correct
-from dcnet.robustness.attack import Attack, as_attack, register, registry
-from dcnet.robustness.curves import curve
-from dcnet.robustness.perturbing import perturb
+from dcnet.ascent import as_seed
+from dcnet.checks import check_images, check_labels
+from dcnet.modes import frozen_eval
+from dcnet.robustness.task import (
+    BATCH,
+    Attack,
+    Task,
+    accuracy,
+    as_attack,
+    check_epsilon,
+    check_targets,
+    classes_of,
+    correct,
+    register,
+    registry,
+    share,
+)
 
 __all__ = ["Attack", "accuracy", "as_attack", "correct", "curve", "perturb", "register", "registry"]
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
+def perturb(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    attack: Attack | str = "pgd",
+    *,
+    epsilon: float,
+    targets: Tensor | None = None,
+    source: nn.Module | None = None,
+    seed: int | torch.Generator = 0,
+    batch_size: int = BATCH,
+    compile: bool = False,
+    **settings: Any,
+) -> Tensor:
+    """The adversarial images of an attack on x: in [0, 1] and within epsilon of x.
+
+    Args:
+        model: from pixels to logits [N, classes], with any normalization inside. It is attacked in evaluation mode and
+            left unchanged.
+        x: images [N, ...], float in [0, 1] or uint8, on any device; the result is on the same device.
+        y: their labels, int [N].
+        attack: a name of the registry, or an Attack.
+        epsilon: the largest perturbation, in the norm of the attack.
+        targets: the classes that the model shall predict, int [N]; None for any class but the label.
+        source: a network to attack in place of the model, for a transfer. Every image then takes all steps, since one
+            that only just misleads the source rarely misleads another network.
+        seed: for all random numbers. The same seed gives the same images for every batch_size, up to rounding; only
+            square and autoattack draw per batch.
+        batch_size: images attacked at once.
+        compile: compile the steps, which pays off in long attacks on a GPU.
+        settings: of the attack, such as norm="l2" or steps=50.
+    """
+    chosen = as_attack(attack, **settings)
+    if targets is not None and not chosen.takes_targets:
+        raise ValueError(f"{chosen.name} does not take targets: use pgd")
+    if source is not None:
+        chosen = chosen.at_full_strength()
+        check_source(model, source, x)
+    attacked = model if source is None else source
+    with frozen_eval(attacked):
+        task = Task.of(attacked, x, y, chosen.norm, epsilon, targets, seed, batch_size, compile)
+        return task.x if task.epsilon == 0 else chosen.images(task)
+
+
+def check_source(model: nn.Module, source: nn.Module, x: Tensor) -> None:
+    """Raises ValueError for a source with another number of classes."""
+    images = check_images(x[:1])
+    with frozen_eval(model), frozen_eval(source):
+        own, others = classes_of(model, images), classes_of(source, images)
+    if own != others:
+        raise ValueError(f"the source must have the {own} classes of the network, not {others}")
+
+
+@torch.inference_mode(False)
+def curve(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    attack: Attack | str = "pgd",
+    *,
+    epsilons: Sequence[float],
+    targets: Tensor | None = None,
+    source: nn.Module | None = None,
+    seed: int | torch.Generator = 0,
+    batch_size: int = BATCH,
+    compile: bool = False,
+    each: Callable[[float, float], object] | None = None,
+    **settings: Any,
+) -> list[float]:
+    """The accuracy at each epsilon, in the given order.
+
+    An attack that searches keeps the images found at a smaller epsilon, which lie within the larger one, and
+    continues with the other images: accuracies then never rise with epsilon.
+
+    Args:
+        model: the network; arguments that are not described here are those of `perturb`.
+        x: images.
+        y: their labels.
+        attack: a name of the registry, or an Attack.
+        epsilons: in any order; 0 gives the accuracy without an attack.
+        targets: the classes that the model shall predict.
+        source: a network that the images are made with; every epsilon is then independent of the others.
+        seed: the same for all epsilons, even if it is a generator.
+        batch_size: images attacked at once.
+        compile: compile the steps.
+        each: called with every epsilon and its accuracy, from the smallest epsilon on.
+        settings: of the attack.
+    """
+    chosen, images = as_attack(attack, **settings), check_images(x)
+    budgets = [check_epsilon(epsilon, chosen.norm, images) for epsilon in epsilons]
+    if not budgets:
+        raise ValueError("epsilons must be one number or more, not none")
+    with frozen_eval(model):
+        classes = classes_of(model, images)
+    labels = check_labels("labels", y, len(images), classes).to(images.device)
+    aims = check_targets(targets, labels, classes)
+    options: dict[str, Any] = {
+        "source": source,
+        "seed": as_seed(seed),
+        "batch_size": batch_size,
+        "compile": compile,
+    }
+    right, found = torch.ones(len(images), dtype=torch.bool, device=images.device), {}
+    for epsilon in sorted(set(budgets)):
+        left = right if chosen.searching and source is None else torch.ones_like(right)
+        if left.any():
+            part = None if aims is None else aims[left]
+            moved = perturb(model, images[left], labels[left], chosen, epsilon=epsilon, targets=part, **options)
+            right = left.masked_scatter(left, correct(model, moved, labels[left], batch_size=batch_size))
+        found[epsilon] = share(right)
+        if each is not None:
+            each(epsilon, found[epsilon])
+    return [found[epsilon] for epsilon in budgets]
+
+
 def __getattr__(name: str) -> Callable[..., Tensor]:
-    """The function of an attack, so that one more attack is one more function."""
+    """The function of an attack in the registry."""
+    # The import system looks up names with underscores; the registry would then import modules too early.
+    if name.startswith("_"):
+        raise AttributeError(f"dcnet.robustness.attacks has no {name!r}")
     if name not in registry:
         raise AttributeError(f"dcnet.robustness.attacks has no {name!r}: its attacks are {', '.join(registry)}")
 
@@ -48,9 +181,8 @@ def _signature(kind: type[Attack]) -> Signature:
     if not kind.takes_targets:
         del common["targets"]
     shared = list(common.values())
-    settings = [_parameter(declared) for declared in dataclasses.fields(kind) if declared.init]
     required = [one for one in shared if one.default is Parameter.empty]
-    own = sorted(settings, key=lambda one: one.default is not Parameter.empty)
+    own = sorted(map(_parameter, kind.fields()), key=lambda one: one.default is not Parameter.empty)
     return Signature([*required, *own, *(one for one in shared if one not in required)], return_annotation=Tensor)
 
 
@@ -69,12 +201,12 @@ def _docstring(kind: type[Attack], signature: Signature) -> str:
         lines |= _described(base, "Attributes") if "__doc__" in vars(base) else {}
     lines["epsilon"] = "the largest perturbation, in `norm`."
     listed = [f"    {name}: {lines[name]}" for name in signature.parameters if name in lines]
-    returned = "    The images that it makes of x, from 0 to 1 and no farther from it than epsilon."
+    returned = "    The adversarial images: in [0, 1] and within epsilon of x."
     return "\n".join([about, "", "Args:", *listed, "", "Returns:", returned])
 
 
 def _described(documented: Any, section: str) -> dict[str, str]:
-    """The descriptions in a section of a docstring, by name, as indented as they are there."""
+    """The descriptions in a section of a docstring, by name, with their indentation."""
     text = inspect.getdoc(documented) or ""
     found = re.search(rf"^{section}:\n((?:    .*\n?|\n)*)", text, re.MULTILINE)
     entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", found[1] if found else "", re.MULTILINE)

@@ -1,18 +1,150 @@
-"""The report card of a network under attack, measurement by measurement, and the short form of the paper's tables."""
+"""The report card of a network under attack, measurement by measurement, and the attacks of the paper's tables."""
 
+import importlib.util
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from dcnet.robustness.accuracy import accuracy
-from dcnet.robustness.measurements import Measured, measurements
-from dcnet.robustness.perturbing import perturb
+from dcnet.modes import frozen_eval
+from dcnet.registry import Registry
+from dcnet.robustness import corruptions
+from dcnet.robustness.attacks import curve, perturb
+from dcnet.robustness.certificates.certificate import certify
+from dcnet.robustness.gradients import gradients, smoothed, surface
 from dcnet.robustness.subject import Subject
-from dcnet.robustness.task import BATCH
+from dcnet.robustness.task import BATCH, accuracy, as_attack, classes_of
 
+# A measurement as plain values for a record; {"skipped": reason} if it is impossible.
+Measured = dict[str, Any]
 Results = dict[str, Measured]
+
+measurements: Registry[Callable[[Subject], Measured]] = Registry("a measurement")
+measurement = measurements.register
+# Epsilons of the curve per doubling.
+STEPS_PER_DOUBLING = 2
+PACKAGE = "pyautoattack"
+WITHOUT_PACKAGE = f"needs the package {PACKAGE}: install dcnet with its extra, dcnet[robustness]"
+
+
+@measurement
+def clean(subject: Subject) -> Measured:
+    """The accuracy without an attack."""
+    with frozen_eval(subject.model):
+        classes = classes_of(subject.model, subject.images)
+    return {"accuracy": subject.accuracy(), "images": len(subject.images), "classes": classes}
+
+
+measurement(gradients)
+measurement(surface)
+
+
+@measurement
+def fgsm(subject: Subject) -> Measured:
+    return _attack(subject, "fgsm")
+
+
+@measurement
+def bim(subject: Subject) -> Measured:
+    return _attack(subject, "bim", steps=subject.effort.bim_steps)
+
+
+@measurement
+def pgd(subject: Subject) -> Measured:
+    return _attack(subject, "pgd", steps=subject.effort.steps, restarts=subject.effort.restarts)
+
+
+@measurement
+def smoothed_pgd(subject: Subject) -> Measured:
+    """PGD with a smoothed gradient, which does not saturate."""
+    with smoothed(subject.model) as layers:
+        if not layers:
+            return {"skipped": "no magnitude of the network saturates"}
+        return pgd(subject) | {"layers": layers}
+
+
+@measurement
+def transfer(subject: Subject) -> Measured:
+    """The accuracy on images from attacks on another network."""
+    if subject.source is None:
+        return {"skipped": "needs another network for the same classes, such as a plain one"}
+    effort = subject.effort
+    steps = {"fgsm": {}, "bim": {"steps": effort.bim_steps}, "pgd": {"steps": effort.steps}}
+    found = {name: subject.under(name, source=subject.source, **settings) for name, settings in steps.items()}
+    own = accuracy(subject.source, subject.images, subject.labels, batch_size=subject.batch_size)
+    return {"accuracies": found, "source_accuracy": own}
+
+
+@measurement
+def square(subject: Subject) -> Measured:
+    """Square as the black-box attack."""
+    if not _has_package():
+        return {"skipped": WITHOUT_PACKAGE}
+    return _attack(subject, "square", queries=subject.effort.queries)
+
+
+@measurement
+def by_epsilon(subject: Subject) -> Measured:
+    """The accuracy under PGD at growing epsilons, up to the first where it is 0, or to 1."""
+    budgets, options = epsilons(subject.epsilon), {"steps": subject.effort.steps, **subject.options()}
+    found = curve(subject.model, subject.images, subject.labels, "pgd", epsilons=budgets, **options)
+    end = found.index(0) + 1 if 0 in found else len(found)
+    return {"steps": subject.effort.steps, "epsilons": budgets[:end], "accuracies": found[:end]}
+
+
+@measurement
+def corrupted(subject: Subject) -> Measured:
+    """The accuracy under corruptions at five severities."""
+    return {"accuracies": corruptions.accuracies(subject.model, subject.images, subject.labels, **subject.options())}
+
+
+@measurement
+def certified(subject: Subject) -> Measured:
+    """A bound for every attack within epsilon, from the weights alone."""
+    try:
+        images, labels, size = subject.images, subject.labels, subject.batch_size
+        found = certify(subject.model, subject.epsilon, x=images, y=labels, batch_size=size)
+    except ValueError as error:
+        return {"skipped": str(error)}
+    # JSON has no infinity; an infinite bound bounds nothing.
+    infinite = {
+        name for name, value in found.summary().items() if isinstance(value, float) and not math.isfinite(value)
+    }
+    return {name: value for name, value in found.summary().items() if name not in infinite} | {"words": str(found)}
+
+
+@measurement
+def autoattack(subject: Subject) -> Measured:
+    if not subject.effort.autoattack:
+        return {"skipped": "is left out of a quick card"}
+    if not _has_package():
+        return {"skipped": WITHOUT_PACKAGE}
+    return _attack(subject, "autoattack", queries=subject.effort.autoattack_queries)
+
+
+def epsilons(around: float) -> list[float]:
+    """0, then a geometric sequence from an eighth of the given epsilon to 1, the range of a pixel."""
+    found = [0.0]
+    for at in range(-3 * STEPS_PER_DOUBLING, 64 * STEPS_PER_DOUBLING):
+        budget = around * 2 ** (at / STEPS_PER_DOUBLING)
+        if budget >= 1:
+            break
+        found.append(budget)
+    return [*found, 1.0]
+
+
+def _attack(subject: Subject, name: str, **settings: Any) -> Measured:
+    return {"accuracy": subject.under(name, **settings), "attack": str(as_attack(name, **settings)), **settings}
+
+
+def _has_package() -> bool:
+    try:
+        return importlib.util.find_spec(PACKAGE) is not None
+    except ValueError:
+        # sys.modules holds None for it.
+        return False
 
 
 def report_card(
@@ -21,13 +153,13 @@ def report_card(
     begins: Callable[[str], object] | None = None,
     ends: Callable[[str, Results], object] | None = None,
 ) -> Results:
-    """All measurements by name, as plain values for a record; each has its seconds, or why it was skipped.
+    """All measurements by name, as plain values for a record, each with its seconds.
 
     Args:
-        subject: who is attacked.
-        done: measurements of an earlier time, which are not made again, but for those that were skipped.
-        begins: is told the name of each measurement before it is made.
-        ends: is told its name afterwards, and all that is known by then.
+        subject: the network under attack.
+        done: earlier results, which are not measured again unless they were skipped.
+        begins: called with the name of a measurement before it starts.
+        ends: called with its name and all results so far.
     """
     results = {name: dict(found) for name, found in (done or {}).items() if "skipped" not in found}
     for name, measure in measurements.items():
@@ -55,21 +187,21 @@ def evaluate_attacks(
     seed: int = 0,
     batch_size: int = BATCH,
 ) -> dict[str, Any]:
-    """Accuracies, shares from 0 to 1, under FGSM and BIM, as in Tables 7 and 8 of the paper.
+    """Accuracies in [0, 1] under FGSM and BIM, as in Tables 7 and 8 of the paper.
 
-    "clean" is without an attack, "white_box" with attacks on the model itself, and "black_box" with attacks on the
-    source, as far as they go, whose images are shown to the model; None without a source.
+    "clean" is without an attack, "white_box" under attacks on the model, and "black_box" on images from attacks on the
+    source; None without a source.
 
     Args:
-        model: from pixels, 0 to 1, to logits; attacked in evaluation mode.
-        images: uint8, or float from 0 to 1.
+        model: from pixels in [0, 1] to logits; attacked in evaluation mode.
+        images: uint8, or float in [0, 1].
         labels: int [N].
         source: another network for the same classes.
-        epsilon: by how much a pixel may change.
+        epsilon: the largest change of a pixel.
         steps: of BIM.
-        step: by how much a pixel changes in a step of BIM; None for 2 epsilon / steps.
-        seed: of all chance, of which these attacks have none.
-        batch_size: how many images are attacked at once.
+        step: the change of a pixel in a step of BIM; None for 2 epsilon / steps.
+        seed: without effect, since these attacks use no random numbers.
+        batch_size: images attacked at once.
     """
     settings: dict[str, dict[str, Any]] = {"fgsm": {}, "bim": {"steps": steps, "step": step}}
 

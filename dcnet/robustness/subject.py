@@ -1,32 +1,32 @@
-"""Who is attacked for a report card, by what budget, and how hard."""
+"""The subject of a report card: a network, images, the budget and the strength of the attacks."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dcnet.robustness.accuracy import accuracy, share, still_correct
-from dcnet.robustness.draws import as_seed
-from dcnet.robustness.perturbing import check_source, perturb
-from dcnet.robustness.task import BATCH, checked_batch_size, checked_epsilon, checked_images, checked_labels, classes_of
-from dcnet.robustness.undisturbed import undisturbed
+from dcnet.ascent import as_seed
+from dcnet.checks import check_images, check_labels, check_whole
+from dcnet.modes import frozen_eval
+from dcnet.robustness.attacks import check_source, perturb
+from dcnet.robustness.task import BATCH, accuracy, check_epsilon, classes_of, predict_correct, share
 
-# By how much a network must do better on images of another range to be taken for one that wants that range.
-MISTAKEN = 0.2
+# A network whose accuracy is higher by this share on another range of pixels expects that range.
+OTHER_RANGE = 0.2
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard a network is attacked.
+    """How strong the attacks are.
 
     Args:
         steps: of PGD.
         restarts: of PGD.
         bim_steps: of BIM.
-        queries: of Square, where it stands for the black box.
-        autoattack: whether AutoAttack is part of it.
-        autoattack_queries: of the Square that is a part of AutoAttack; 5,000 in the standard version.
+        queries: of Square as the black-box attack.
+        autoattack: whether to run AutoAttack.
+        autoattack_queries: of Square within AutoAttack; 5,000 in the standard version.
     """
 
     steps: int = 50
@@ -38,23 +38,23 @@ class Effort:
 
 
 STANDARD = Effort()
-# For a first look, in a hundredth of the time.
+# Quick attacks, in a hundredth of the time.
 QUICK = Effort(steps=10, restarts=1, queries=100, autoattack=False)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A network under attack, by changes of each pixel of at most epsilon.
+    """A network under attack, where each pixel may change by at most epsilon.
 
     Args:
-        model: from pixels, 0 to 1, to logits [N, classes].
-        images: uint8, or float from 0 to 1, [N, C, H, W].
+        model: from pixels in [0, 1] to logits [N, classes].
+        images: uint8, or float in [0, 1], [N, C, H, W].
         labels: int [N].
-        epsilon: above 0, and at most 1.
+        epsilon: in (0, 1].
         source: another network for the same classes, from which attacks are transferred.
-        effort: how hard.
-        seed: of all chance.
-        batch_size: how many images are attacked at once.
+        effort: how strong the attacks are.
+        seed: for all random numbers.
+        batch_size: images attacked at once.
     """
 
     model: nn.Module
@@ -62,66 +62,57 @@ class Subject:
     labels: Tensor
     epsilon: float = 8 / 255
     source: nn.Module | None = None
-    effort: Effort = field(default_factory=Effort)
+    effort: Effort = STANDARD
     seed: int = 0
     batch_size: int = BATCH
 
     def __post_init__(self) -> None:
-        if checked_epsilon(self.epsilon, "linf", self.images) == 0:
-            raise ValueError("epsilon must be above 0: with 0 nothing is attacked")
-        images = checked_images(self.images)
-        with undisturbed(self.model):
-            labels = checked_labels("labels", self.labels, len(images), classes_of(self.model, images))
+        if check_epsilon(self.epsilon, "linf", self.images) == 0:
+            raise ValueError("epsilon must be above 0, not 0: such an attack changes nothing")
+        images = check_images(self.images)
+        with frozen_eval(self.model):
+            labels = check_labels("labels", self.labels, len(images), classes_of(self.model, images))
         object.__setattr__(self, "images", images)
         object.__setattr__(self, "labels", labels.to(images.device))
         as_seed(self.seed)
-        checked_batch_size(self.batch_size)
+        check_whole("batch_size", self.batch_size, 1)
         if self.source is not None:
             check_source(self.model, self.source, images)
 
     def options(self) -> dict[str, Any]:
-        """What every attack is told."""
+        """Arguments of every attack."""
         return {"seed": self.seed, "batch_size": self.batch_size}
 
     def accuracy(self, images: Tensor | None = None) -> float:
-        """The share of these images, or of those that nobody has touched, that the network is right about."""
+        """The accuracy on these images, by default the clean ones."""
         return accuracy(self.model, self.images if images is None else images, self.labels, batch_size=self.batch_size)
 
     def under(self, attack: str, *, source: nn.Module | None = None, **settings: Any) -> float:
-        """The accuracy that an attack leaves."""
-        found = perturb(
-            self.model,
-            self.images,
-            self.labels,
-            attack,
-            epsilon=self.epsilon,
-            source=source,
-            **self.options(),
-            **settings,
-        )
-        return self.accuracy(found)
+        """The accuracy under an attack."""
+        options = {"epsilon": self.epsilon, "source": source, **self.options(), **settings}
+        return self.accuracy(perturb(self.model, self.images, self.labels, attack, **options))
 
 
 @torch.no_grad()
 def check_pixels(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int = BATCH) -> None:
-    """Refuses a network that does clearly better on images of another range than from 0 to 1."""
-    pixels = checked_images(images)
+    """Raises ValueError for a network with a clearly higher accuracy on another range of pixels than [0, 1]."""
+    pixels = check_images(images)
     dims = [0, *range(2, pixels.dim())]
-    centre, spread = pixels.mean(dims, keepdim=True), pixels.std(dims, keepdim=True)
+    mean, std = pixels.mean(dims, keepdim=True), pixels.std(dims, keepdim=True)
     others = {
         "from 0 to 255": 255 * pixels,
         "from -1 to 1": 2 * pixels - 1,
-        "with mean 0 and deviation 1": (pixels - centre) / spread.clamp(min=1e-6),
+        "with mean 0 and deviation 1": (pixels - mean) / std.clamp(min=1e-6),
     }
-    with undisturbed(model):
+    with frozen_eval(model):
         own, *found = (
-            share(still_correct(model, moved, labels.to(pixels.device), batch_size))
+            share(predict_correct(model, moved, labels.to(pixels.device), batch_size))
             for moved in (pixels, *others.values())
         )
     best = max(found)
-    if best > own + MISTAKEN:
+    if best > own + OTHER_RANGE:
         raise ValueError(
-            f"the network takes pixels {list(others)[found.index(best)]}, not from 0 to 1: it is right about "
-            f"{100 * best:.0f} % of those, and {100 * own:.0f} % of these; the normalisation belongs into the network, "
-            "as in dcnet.models.normalized.Normalized"
+            f"the network takes pixels {list(others)[found.index(best)]}, not from 0 to 1: its accuracy is "
+            f"{100 * best:.0f} % on those, and {100 * own:.0f} % on these; normalize inside the network, as "
+            "dcnet.models.blocks.Normalized does"
         )

@@ -1,36 +1,37 @@
-"""What is attacked: a network, images, labels and a budget, all of them checked."""
+"""The class Attack and its registry, the Task that an attack gets, and accuracy."""
 
-import math
-import numbers
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from dcnet.robustness.draws import as_seed
-from dcnet.robustness.norms import as_norm
-from dcnet.verification.embeddings import SLACK
+from dcnet.ascent import as_seed, norms
+from dcnet.checks import check_images, check_labels, check_whole, is_number
+from dcnet.modes import frozen_eval
+from dcnet.registry import Registry
 
 BATCH = 500
 
 
 @dataclass(frozen=True)
 class Task:
-    """Images [N, ...] from 0 to 1 that a network is to be wrong about.
+    """Images in [0, 1], labels and the budget of an attack.
 
     Args:
         model: in evaluation mode, from pixels to logits [N, classes].
-        x: the images; they stay where they are, and go to the model batch by batch.
-        labels: what they show, int64 [N].
-        targets: what they are to be taken for, int64 [N]; None for anything but the label.
-        epsilon: how large a perturbation may be, in the norm of the attack.
-        seed: of all chance.
-        batch_size: how many images are attacked at once.
-        compiled: whether the step of the attack is compiled.
-        classes: how many the model knows.
+        x: the images [N, ...], which go to the model batch by batch.
+        labels: their classes, int64 [N].
+        targets: the classes that the model shall predict, int64 [N]; None for any class but the label.
+        epsilon: the largest perturbation, in the norm of the attack.
+        seed: for all random numbers.
+        batch_size: images attacked at once.
+        compiled: whether to compile the step of the attack.
+        classes: the number of logits.
+        device: where the model is.
     """
 
     model: nn.Module
@@ -42,99 +43,114 @@ class Task:
     batch_size: int
     compiled: bool
     classes: int
+    device: torch.device
 
-    @property
-    def wanted(self) -> Tensor:
-        """What the attack looks at: the targets, or the labels that it leads away from."""
-        return self.labels if self.targets is None else self.targets
-
-    @property
-    def device(self) -> torch.device:
-        return device_of(self.model, self.x)
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        norm: str,
+        epsilon: float,
+        targets: Tensor | None = None,
+        seed: int | torch.Generator = 0,
+        batch_size: int = BATCH,
+        compiled: bool = False,
+    ) -> "Task":
+        """Checks the arguments, and returns the task."""
+        images = check_images(x)
+        budget, size = check_epsilon(epsilon, norm, images), check_whole("batch_size", batch_size, 1)
+        classes, device = classes_of(model, images), device_of(model, images)
+        labels = check_labels("labels", y, len(images), classes)
+        aims = check_targets(targets, labels, classes)
+        return cls(model, images, labels, aims, budget, as_seed(seed), size, compiled, classes, device)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The numbers of images, the images and what is wanted of them, batch by batch on the device of the model."""
-        for rows in torch.arange(len(self.x), device="cpu").split(self.batch_size):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
-            wanted = self.wanted[part].to(self.device)
-            yield rows.to(self.device), on_device(self.x[part], self.device), wanted
+        """Indices, images, and the targets, or labels without targets, batch by batch on the device of the model."""
+        wanted = self.labels if self.targets is None else self.targets
+        for part in batch_slices(len(self.x), self.batch_size):
+            rows = torch.arange(part.start, part.stop, device=self.device)
+            yield rows, on_device(self.x[part], self.device), wanted[part].to(self.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """A search for images, near given ones, that a network misclassifies.
+
+    `about` describes it in a line, `white_box` says whether it uses gradients of the network, and `takes_targets`
+    whether it supports target classes.
+    """
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    white_box: ClassVar[bool] = True
+    takes_targets: ClassVar[bool] = True
+    norm: str = "linf"
+
+    def __post_init__(self) -> None:
+        norms.canonical(self.norm)
+
+    def __str__(self) -> str:
+        """The name with all settings that differ from the default."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        changed = [f"{key}={value}" for key, value in self.settings().items() if value != defaults[key]]
+        return f"{self.name}({','.join(changed)})" if changed else self.name
+
+    @classmethod
+    def fields(cls) -> list[dataclasses.Field[Any]]:
+        """Its settings, as fields of the dataclass."""
+        return [field for field in dataclasses.fields(cls) if field.init]
+
+    def settings(self) -> dict[str, Any]:
+        """The values of its settings, as a record holds them."""
+        return {field.name: getattr(self, field.name) for field in self.fields()}
+
+    @property
+    def searching(self) -> bool:
+        """Whether it stops changing an image once the network misclassifies it."""
+        return True
+
+    def at_full_strength(self) -> "Attack":
+        """The same attack, which, if possible, keeps changing images that the network already misclassifies."""
+        return self
+
+    def images(self, task: Task) -> Tensor:
+        """The images that it finds, within the budget and on the device of the given ones."""
+        raise NotImplementedError
+
+
+registry: Registry[type[Attack]] = Registry("an attack", discover="dcnet.robustness", identifiers=True)
+register = registry.register
+
+
+def as_attack(given: Attack | str, **settings: Any) -> Attack:
+    """The attack of that name, or the given attack, with these settings changed."""
+    kind = type(given) if isinstance(given, Attack) else registry[given]
+    known = [field.name for field in kind.fields()]
+    if wrong := [key for key in settings if key not in known]:
+        raise ValueError(f"{kind.name} has no setting {wrong[0]!r}: it has {', '.join(known)}")
+    return dataclasses.replace(given, **settings) if isinstance(given, Attack) else kind(**settings)
 
 
 def device_of(model: nn.Module, x: Tensor) -> torch.device:
-    """Where the model is; one without parameters and buffers is where the images are."""
+    """The device of the model, or that of the images if it has no parameters and buffers."""
     return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), x.device)
 
 
 def on_device(images: Tensor, device: torch.device) -> Tensor:
-    """Images on the device, with channels last where that is faster."""
+    """Images on the device; on a GPU with channels last, which is faster."""
     images = images.to(device)
     fast = images.is_cuda and images.dim() == 4
     return images.contiguous(memory_format=torch.channels_last) if fast else images
 
 
-def checked_epsilon(epsilon: Any, norm: str, x: Tensor) -> float:
-    largest = as_norm(norm).largest(x[0].numel())
-    number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
-    if not number or not 0 <= epsilon <= largest:
-        raise ValueError(
-            f"epsilon must be a number from 0 to {largest:.4g}, since pixels are from 0 to 1, not {epsilon!r}: "
-            "write 8 / 255 for 8 steps of 255"
-        )
-    return float(epsilon)
-
-
-def check_tensor(what: str, value: Any) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{what} must be a tensor, not a {type(value).__name__}: give torch.as_tensor({what})")
-
-
-def checked_images(x: Tensor) -> Tensor:
-    """The images in float32, or in float64 if they are, from 0 to 1; bytes count as pixels."""
-    check_tensor("images", x)
-    if x.dim() < 2:
-        raise ValueError(f"images must be [N, ...], not {list(x.shape)}")
-    if not x.numel():
-        raise ValueError(f"there are no images: expected [N, ...] with one image or more, not {list(x.shape)}")
-    pixels = x / 255 if x.dtype == torch.uint8 else x if x.dtype == torch.float64 else x.float()
-    low, high = (float(end) for end in pixels.aminmax())
-    if math.isnan(low + high):
-        bad = pixels.flatten(1).isnan().any(1).nonzero()[:, 0]
-        raise ValueError(f"image {int(bad[0])} has a pixel that is NaN, and so have {len(bad)} of {len(x)} in all")
-    if low < -SLACK or high > 1 + SLACK:
-        raise ValueError(
-            f"images must be uint8, or float from 0 to 1, not {x.dtype} from {low:g} to {high:g}: the normalisation "
-            "belongs into the model, as in dcnet.models.normalized.Normalized"
-        )
-    return pixels.clamp(0, 1)
-
-
-def checked_labels(what: str, labels: Tensor, count: int, classes: int) -> Tensor:
-    check_tensor(what, labels)
-    if labels.shape != (count,) or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(f"{what} must be integers [{count}], one an image, not {labels.dtype} {list(labels.shape)}")
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        raise ValueError(
-            f"{what} must be from 0 to {classes - 1}, since the network has {classes} classes, not "
-            f"{low if low < 0 else high}"
-        )
-    # A copy, since a tensor of inference mode cannot take part in a gradient.
-    return labels.long().clone()
-
-
-def checked_targets(targets: Tensor | None, labels: Tensor, classes: int) -> Tensor | None:
-    if targets is None:
-        return None
-    targets = checked_labels("targets", targets, len(labels), classes).to(labels.device)
-    same = (targets == labels).nonzero()[:, 0]
-    if len(same):
-        first = int(same[0])
-        raise ValueError(f"the target of image {first} must be another class than its label, {int(labels[first])}")
-    return targets
+def batch_slices(count: int, size: int) -> list[slice]:
+    return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
 
 
 def classes_of(model: nn.Module, x: Tensor) -> int:
-    """How many logits the model, in evaluation mode, gives for an image."""
+    """The number of logits of a model in evaluation mode."""
     with torch.no_grad():
         logits = model(on_device(x[:1], device_of(model, x)))
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1:
@@ -143,29 +159,71 @@ def classes_of(model: nn.Module, x: Tensor) -> int:
     return logits.shape[1]
 
 
-def checked_batch_size(batch_size: Any) -> int:
-    whole = isinstance(batch_size, numbers.Integral) and not isinstance(batch_size, bool)
-    if not whole or batch_size < 1:
-        raise ValueError(f"batch_size must be a whole number of at least 1, not {batch_size!r}")
-    return int(batch_size)
+def check_targets(targets: Tensor | None, labels: Tensor, classes: int) -> Tensor | None:
+    if targets is None:
+        return None
+    targets = check_labels("targets", targets, len(labels), classes).to(labels.device)
+    same = (targets == labels).nonzero()[:, 0]
+    if len(same):
+        first = int(same[0])
+        raise ValueError(f"the target of image {first} must differ from its label, {int(labels[first])}")
+    return targets
 
 
-def make_task(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    norm: str,
-    epsilon: float,
-    targets: Tensor | None,
-    seed: int | torch.Generator,
-    batch_size: int,
-    compiled: bool,
-) -> Task:
-    """The task, or a ValueError of one sentence."""
-    images = checked_images(x)
-    budget = checked_epsilon(epsilon, norm, images)
-    batch_size = checked_batch_size(batch_size)
-    classes = classes_of(model, images)
-    labels = checked_labels("labels", y, len(x), classes)
-    aims = checked_targets(targets, labels, classes)
-    return Task(model, images, labels, aims, budget, as_seed(seed), batch_size, compiled, classes)
+def check_epsilon(epsilon: Any, norm: str, x: Tensor) -> float:
+    """Checks the size of a perturbation: no more than the distance of two images."""
+    largest = norms[norm].max_size(x[0].numel())
+    if not is_number(epsilon) or not 0 <= epsilon <= largest:
+        raise ValueError(
+            f"epsilon must be a number from 0 to {largest:.4g}, since pixels are in [0, 1], not {epsilon!r}: "
+            "write 8 / 255 for 8 steps of 255"
+        )
+    return float(epsilon)
+
+
+def parse_epsilon(text: str) -> float:
+    """The number of a text such as 8/255 or 0.03."""
+    numerator, slash, denominator = text.partition("/")
+    try:
+        return float(numerator) / float(denominator) if slash else float(numerator)
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"epsilon must be a number or a fraction such as 8/255, not {text!r}") from None
+
+
+def format_epsilon(epsilon: float, exact: bool = False) -> str:
+    """The epsilon in steps of 255, such as 8/255 or 1.5/255; 0 and 1 as they are.
+
+    With `exact` the text gives the same number by `parse_epsilon`, if need be as a decimal such as 0.05.
+    """
+    steps = 255 * epsilon
+    whole = abs(steps - round(steps)) < 1e-6
+    text = f"{epsilon:g}" if epsilon in (0, 1) else f"{round(steps)}/255" if whole else f"{steps:.3g}/255"
+    return repr(epsilon) if exact and parse_epsilon(text) != epsilon else text
+
+
+@torch.no_grad()
+def correct(model: nn.Module, x: Tensor, y: Tensor, *, batch_size: int = BATCH) -> Tensor:
+    """Whether the network classifies each image correctly, bool [N], in evaluation mode; NaN logits are wrong."""
+    images, size = check_images(x), check_whole("batch_size", batch_size, 1)
+    with frozen_eval(model):
+        return predict_correct(model, images, check_labels("labels", y, len(images), classes_of(model, images)), size)
+
+
+@torch.no_grad()
+def predict_correct(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) -> Tensor:
+    """Like `correct`, for checked arguments and a network in evaluation mode."""
+    device, found = device_of(model, images), []
+    for part in batch_slices(len(images), batch_size):
+        logits = model(on_device(images[part], device))
+        right = (logits.argmax(1) == labels[part].to(device)) & ~logits.isnan().any(1)
+        found.append(right.to(images.device))
+    return torch.cat(found)
+
+
+def accuracy(model: nn.Module, x: Tensor, y: Tensor, *, batch_size: int = BATCH) -> float:
+    """The share of images that the network classifies correctly."""
+    return share(correct(model, x, y, batch_size=batch_size))
+
+
+def share(right: Tensor) -> float:
+    return right.double().mean().item()

@@ -1,18 +1,137 @@
-"""A report card in plain words: robust to what, up to which epsilon, and whether the number is to be trusted."""
+"""The verdict of a report card: checks for masked gradients, and the results as sentences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from dcnet.robustness.checks import Check, Results, black_box, percent, words_for
 from dcnet.robustness.subject import STANDARD, Effort
+from dcnet.robustness.task import format_epsilon
 
-# The share of the clean accuracy that must be left for a network to be called robust to an attack.
-LEFT = 0.5
-# And the share that must be left by all of them for it to be called robust without reserve.
-MOST = 0.9
-# Below so many times the accuracy of guessing there is nothing to attack.
+# Accuracies that differ by less count as equal; one image at least.
+TOLERANCE = 0.01
+# The largest share of images without a gradient.
+MOST_ZEROS = 0.01
+Results = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A condition that holds unless gradients are masked.
+
+    Args:
+        name: a short name.
+        claim: the condition.
+        passed: whether it holds; None if it could not be checked.
+        words: the measurements behind it.
+    """
+
+    name: str
+    claim: str
+    passed: bool | None
+    words: str
+
+
+# Takes results and returns `passed` and `words`; None if the check does not apply to the network.
+Examine = Callable[[Results], tuple[bool | None, str] | None]
+_checks: dict[str, tuple[str, Examine]] = {}
+
+
+def check(name: str, claim: str) -> Callable[[Examine], Examine]:
+    """A decorator that adds a check."""
+
+    def add(examine: Examine) -> Examine:
+        _checks[name] = (claim, examine)
+        return examine
+
+    return add
+
+
+def run_checks(results: Results) -> list[Check]:
+    """All checks that apply to the results of a complete report card."""
+    found = [(name, claim, examine(results)) for name, (claim, examine) in _checks.items()]
+    return [Check(name, claim, *answer) for name, claim, answer in found if answer is not None]
+
+
+@check("iterative", "many steps mislead at least as many images as one")
+def _iterative(results: Results) -> tuple[bool | None, str]:
+    single = results["fgsm"]["accuracy"]
+    many = {"BIM": results["bim"]["accuracy"], "PGD": results["pgd"]["accuracy"]}
+    words = ", ".join(f"{name} leaves {percent(left)}" for name, left in {"FGSM": single, **many}.items())
+    return all(left <= single + tolerance(results) for left in many.values()), words
+
+
+@check("white box", "attacks with gradients are at least as strong as attacks without")
+def _white_box(results: Results) -> tuple[bool | None, str]:
+    black = black_box(results)
+    if not black:
+        return None, "neither Square nor a transfer was run"
+    white = min(results[name]["accuracy"] for name in ("bim", "pgd"))
+    name, least = min(black.items(), key=lambda item: item[1])
+    words = f"the strongest with gradients leaves {percent(white)}, {name} {percent(least)}"
+    return white <= least + tolerance(results), words
+
+
+@check("unbounded", "an attack without a limit misleads all images")
+def _unbounded(results: Results) -> tuple[bool | None, str]:
+    found = results["by_epsilon"]
+    last, left = found["epsilons"][-1], found["accuracies"][-1]
+    return left == 0, f"PGD leaves {percent(left)} at epsilon {format_epsilon(last)}"
+
+
+@check("loss", "the loss rises more along the gradient than in a random direction")
+def _loss(results: Results) -> tuple[bool | None, str]:
+    found = results["surface"]
+    at = {name: dict(zip(found["amounts"], found[name], strict=True)) for name in ("gradient", "random")}
+    start, end = at["gradient"][0.0], found["epsilon"]
+    ends = at["gradient"][end], at["random"][end]
+    if start is None or None in ends:
+        return False, "the loss is not finite"
+    rises = [value - start for value in ends]
+    words = f"within epsilon it rises by {rises[0]:.3g} along the gradient, by {rises[1]:.3g} in a random direction"
+    return rises[0] > max(rises[1], 0), words
+
+
+@check("zero gradients", "almost no image has a zero gradient")
+def _zeros(results: Results) -> tuple[bool | None, str]:
+    share = results["gradients"]["zero"]
+    return share <= MOST_ZEROS, f"{percent(share)} of the images have a zero gradient"
+
+
+@check("smoothed", "the smoothed gradient, which does not saturate, misleads no more images than the gradient")
+def _smoothed(results: Results) -> tuple[bool | None, str] | None:
+    if "skipped" in results["smoothed_pgd"]:
+        return None
+    own, other = results["pgd"]["accuracy"], results["smoothed_pgd"]["accuracy"]
+    words = f"PGD leaves {percent(own)}, with the smoothed gradient {percent(other)}"
+    return own <= other + tolerance(results), words
+
+
+def black_box(results: Results) -> dict[str, float]:
+    """The accuracy under each black-box attack."""
+    found = {}
+    if "accuracy" in results["square"]:
+        found["Square"] = results["square"]["accuracy"]
+    for name, left in results["transfer"].get("accuracies", {}).items():
+        found[f"{name.upper()} from the source"] = left
+    return found
+
+
+def tolerance(results: Results) -> float:
+    """The largest difference of accuracies that counts as equal, with a margin for rounding."""
+    return max(TOLERANCE, 1 / results["clean"]["images"]) + 1e-9
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+# The share of the clean accuracy that a network keeps if it is robust to an attack.
+ROBUST = 0.5
+# The share that it keeps under all attacks if it is robust, and not only partly robust.
+FULLY_ROBUST = 0.9
+# An accuracy below this multiple of guessing leaves nothing to attack.
 GUESSING = 1.5
-# By which share an epsilon of the curve may be above that of the card by rounding alone.
+# Rounding may make an epsilon of the curve exceed that of the card by this share.
 ROUNDING = 1e-9
 GROWING = "PGD at growing epsilons"
 WHITE_BOX = {
@@ -25,17 +144,16 @@ WHITE_BOX = {
 
 
 def verdict(results: Results, checks: Sequence[Check], epsilon: float, effort: Effort = STANDARD) -> dict[str, Any]:
-    """What a report card comes to, as plain values, and in "words" as sentences.
+    """The conclusions of a report card as plain values, and in "words" as sentences.
 
-    "robust_to" are the attacks within epsilon that leave at least half of the clean accuracy, the curve being one of
-    them where it has come below PGD by then, and "strongest" the one that leaves least; "robust_up_to" is the largest
-    epsilon of the curve at which that much is left, "broken_from" the first that leaves nothing, None if none does.
-    "trusted" is False where a check has failed, and None where one could not be made, or where the attacks were fewer
-    or weaker than the standard ones.
+    "robust_to" lists the attacks within epsilon under which at least half of the clean accuracy remains, with the curve
+    as one of them where it is below PGD, and "strongest" names the one with the lowest accuracy. "robust_up_to" is the
+    largest epsilon of the curve at which that much remains, "broken_from" the first with an accuracy of 0, or None.
+    "trusted" is False if a check failed, and None if one could not be run or attacks were weaker than the standard.
     """
     clean, left = results["clean"]["accuracy"], accuracies(results, epsilon)
     strongest = min(left, key=lambda name: left[name])
-    held = [name for name, share in left.items() if share >= LEFT * clean]
+    held = [name for name, share in left.items() if share >= ROBUST * clean]
     failed = [check.name for check in checks if check.passed is False]
     missing = [check.name for check in checks if check.passed is None]
     complete = not missing and effort == STANDARD and "skipped" not in results["autoattack"]
@@ -47,32 +165,31 @@ def verdict(results: Results, checks: Sequence[Check], epsilon: float, effort: E
         "robust_to": held,
         "not_robust_to": [name for name in left if name not in held],
         **_reach(results),
-        "worst_corruption": _worst(results),
+        "worst_corruption": _worst_corruption(results),
         "trusted": False if failed else True if complete else None,
         "failed_checks": failed,
         "missing_checks": missing,
         "better_than_guessing": clean > GUESSING / results["clean"]["classes"],
         "standard": effort == STANDARD,
     }
-    return found | {"words": _words(found, results, len(checks))}
+    return found | {"words": _sentences(found, results, len(checks))}
 
 
 def accuracies(results: Results, epsilon: float) -> dict[str, float]:
-    """What each attack within epsilon leaves, by its name."""
+    """The accuracy under each attack within epsilon, by its name."""
     known = {WHITE_BOX[name]: results[name].get("accuracy") for name in WHITE_BOX}
     found = {name: left for name, left in known.items() if left is not None}
     return found | _of_curve(results, epsilon) | black_box(results)
 
 
 def _of_curve(results: Results, epsilon: float) -> dict[str, float]:
-    """The least of the curve up to epsilon, within which the smaller ones lie; nothing where PGD leaves no more."""
+    """The lowest accuracy of the curve up to epsilon, if it is below that of PGD."""
     within = [left for at, left in _points(results) if 0 < at <= epsilon * (1 + ROUNDING)]
     least = min(within, default=results["pgd"]["accuracy"])
     return {GROWING: least} if least < results["pgd"]["accuracy"] else {}
 
 
 def _points(results: Results) -> list[tuple[float, float]]:
-    """Each epsilon of the curve with what is left there."""
     curve = results["by_epsilon"]
     return list(zip(curve["epsilons"], curve["accuracies"], strict=True))
 
@@ -80,92 +197,83 @@ def _points(results: Results) -> list[tuple[float, float]]:
 def _reach(results: Results) -> dict[str, float | None]:
     points, clean = _points(results), results["clean"]["accuracy"]
     return {
-        "robust_up_to": max((epsilon for epsilon, left in points if left >= LEFT * clean), default=0.0),
+        "robust_up_to": max((epsilon for epsilon, left in points if left >= ROBUST * clean), default=0.0),
         "broken_from": next((epsilon for epsilon, left in points if left == 0), None),
     }
 
 
-def _worst(results: Results) -> dict[str, Any]:
-    """The corruption at its highest severity that leaves least."""
+def _worst_corruption(results: Results) -> dict[str, Any]:
+    """The corruption with the lowest accuracy at its highest severity."""
     last = {kind: left[-1] for kind, left in results["corrupted"]["accuracies"].items()}
     kind = min(last, key=lambda name: last[name])
     return {"kind": kind, "severity": len(results["corrupted"]["accuracies"][kind]), "accuracy": last[kind]}
 
 
-def _words(found: dict[str, Any], results: Results, checks: int) -> list[str]:
-    images = f"{percent(found['clean'])} of {results['clean']['images']:,} images"
+def _sentences(found: dict[str, Any], results: Results, checks: int) -> list[str]:
+    clean = f"{percent(found['clean'])} on {results['clean']['images']:,} clean images"
     if not found["better_than_guessing"]:
-        return [f"Nothing to attack: the network is right about {images}, hardly more than guessing."]
+        return [f"Nothing to attack: accuracy {clean}, hardly better than guessing."]
+    worst = found["worst_corruption"]
     return [
-        f"{_headline(found)} within {words_for(found['epsilon'])} of each pixel: the network is right about {images} "
-        f"without an attack, and about {percent(found['accuracy'])} under {found['strongest']}.",
+        f"{_headline(found)} within {format_epsilon(found['epsilon'])} of each pixel: accuracy {clean}, "
+        f"{percent(found['accuracy'])} under {found['strongest']}.",
         _robust(found),
-        _reach_in_words(found, results),
-        "Of what happens without an attacker, {kind} is worst, and leaves {left} at severity {severity}.".format(
-            left=percent(found["worst_corruption"]["accuracy"]), **found["worst_corruption"]
-        ),
+        _reach_sentence(found, results),
+        f"Worst corruption: {worst['kind']}, {percent(worst['accuracy'])} accuracy at severity {worst['severity']}.",
         _certificate(results["certified"]),
         _trust(found, results, checks),
     ]
 
 
 def _certificate(found: Mapping[str, Any]) -> str:
-    if "skipped" in found:
-        return f"What no attack can do is not known: {found['skipped']}."
-    return f"By its weights alone: {found['words']}"
+    return f"No certificate: {found['skipped']}." if "skipped" in found else f"Certificate: {found['words']}"
 
 
 def _headline(found: dict[str, Any]) -> str:
     if found["not_robust_to"]:
         return "Not robust"
-    kind = "robust" if found["accuracy"] >= MOST * found["clean"] else "partly robust"
+    kind = "robust" if found["accuracy"] >= FULLY_ROBUST * found["clean"] else "partly robust"
     return kind.capitalize() if found["trusted"] else f"Apparently {kind}"
 
 
 def _robust(found: dict[str, Any]) -> str:
     held, lost = listed(found["robust_to"]), listed(found["not_robust_to"])
     if not lost:
-        return (
-            f"Within that epsilon it is robust to all attacks, {held}: each leaves at least half of the clean accuracy."
-        )
+        return f"Every attack leaves at least half of the clean accuracy: {held}."
     if not held:
-        return f"Within that epsilon it is robust to none of them: {lost} leave less than half of the clean accuracy."
-    leaves = "leaves" if len(found["robust_to"]) == 1 else "leave"
-    return (
-        f"Within that epsilon it is robust to {held}, which {leaves} at least half of the clean accuracy, but not to "
-        f"{lost}."
-    )
+        return f"No attack leaves half of the clean accuracy: {lost}."
+    verb = "leaves" if len(found["robust_to"]) == 1 else "leave"
+    return f"{held} {verb} at least half of the clean accuracy; not so {lost}."
 
 
-def _reach_in_words(found: dict[str, Any], results: Results) -> str:
+def _reach_sentence(found: dict[str, Any], results: Results) -> str:
     reach, end = found["robust_up_to"], found["broken_from"]
     first = results["by_epsilon"]["epsilons"][1]
     held = (
-        f"PGD leaves at least half of it up to epsilon {words_for(reach)}"
+        f"PGD leaves at least half of the clean accuracy up to epsilon {format_epsilon(reach)}"
         if reach > 0
-        else f"PGD leaves less than half of it from epsilon {words_for(first)} on, the smallest that was tried"
+        else f"PGD leaves less than half of the clean accuracy at epsilon {format_epsilon(first)}, the smallest tried"
     )
-    rest = f"and nothing from {words_for(end)} on" if end is not None else "and something even at epsilon 1"
-    return f"{held}, {rest}."
+    rest = f"0 % from epsilon {format_epsilon(end)}" if end is not None else "more than 0 % even at epsilon 1"
+    return f"{held}, and {rest}."
 
 
 def _trust(found: dict[str, Any], results: Results, checks: int) -> str:
-    if found["failed_checks"]:
-        failed = found["failed_checks"]
+    if failed := found["failed_checks"]:
         many = f"{len(failed)} of {checks} checks for masked gradients failed ({', '.join(failed)})"
-        return f"Do not trust these numbers: {many}, so that a better attack would probably leave less."
+        return f"Do not trust these numbers: {many}, so a better attack would probably be stronger."
     if found["trusted"]:
-        return f"These numbers can be trusted as far as attacks tell: all {checks} checks for masked gradients passed."
+        return f"No sign of masked gradients: all {checks} checks passed."
     limits = []
     if not found["standard"]:
-        limits.append("the attacks were weaker than the standard ones, for a first look and not for a report")
+        limits.append("the attacks were weaker than the standard, for a first look and not for a report")
     elif "skipped" in results["autoattack"]:
         limits.append(f"AutoAttack {results['autoattack']['skipped']}")
     if found["missing_checks"]:
-        limits.append(f"these checks could not be made: {', '.join(found['missing_checks'])}")
+        limits.append(f"these checks could not be run: {', '.join(found['missing_checks'])}")
     return f"Trust these numbers with care: no check for masked gradients failed, but {' and '.join(limits)}."
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as one says them: a, b and c."""
+    """Names in a sentence: a, b and c."""
     return " and ".join(part for part in (", ".join(names[:-1]), names[-1] if names else "") if part)

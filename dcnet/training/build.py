@@ -11,24 +11,22 @@ from torch.optim import Optimizer
 from dcnet.losses import MarginSoftmax
 from dcnet.losses.annealing import BY_MARGIN
 from dcnet.models import Network, create_model
-from dcnet.models.margin_network import MarginNetwork
-from dcnet.models.normalized import Normalized
+from dcnet.models.blocks import MarginNetwork, Normalized
 from dcnet.operator import PLAIN
 from dcnet.optim import param_groups
-from dcnet.training.checkpoints import read_tensors
+from dcnet.training.checkpoints import MODEL, read_tensors
 from dcnet.training.config import RunConfig
-from dcnet.training.state import MODEL
 
-# What `Normalized` has of its own.
+# The buffers of `Normalized`.
 PIXELS = ("mean", "std")
-# Beyond these a network may be larger than the memory.
+# Larger networks may not fit into memory.
 USUAL_WIDTH, USUAL_COUNT = 8.0, 10_000
-# Noted where weights have another operator by now than their running statistics are of.
+# In the notes of converted weights: the operator with which the running statistics were computed.
 STATISTICS = "statistics"
 
 
 def build_model(config: RunConfig, num_classes: int, channels: int, image_size: int) -> Normalized:
-    """The network of a config for images of a dataset, which takes pixels from 0 to 1."""
+    """The network of a config; its inputs are pixels in [0, 1]."""
     mean, std = (_pixels(config, name, channels) for name in ("pixel_mean", "pixel_std"))
     network = create_model(
         config.model,
@@ -47,9 +45,9 @@ def build_model(config: RunConfig, num_classes: int, channels: int, image_size: 
 
 
 def check_size(config: RunConfig, shape: tuple[int, int, int], weights: Mapping[str, Tensor]) -> None:
-    """Refuses a config whose network would be much larger than its weights, before it is built.
+    """Raises ValueError, before the network is built, if it is much larger than its weights.
 
-    To tell costs a second, so that only configs of unusual size are looked at.
+    The check takes a second, so it is only for configs of unusual size.
     """
     if config.width <= USUAL_WIDTH and max(*shape, config.features or 0) <= USUAL_COUNT:
         return
@@ -57,14 +55,14 @@ def check_size(config: RunConfig, shape: tuple[int, int, int], weights: Mapping[
         size = sum(value.numel() for value in build_model(config, *shape).state_dict().values())
     found = sum(value.numel() for value in weights.values())
     if size > found:
-        raise ValueError(f"the record describes a network of {size:,} values, and there are weights of {found:,}")
+        raise ValueError(f"the record describes a network of {size:,} values, but its weights have {found:,}")
 
 
 def _pixels(config: RunConfig, name: str, channels: int) -> tuple[float, ...]:
-    """The mean or deviation of pixels; values for other channels would turn grey images into coloured ones."""
+    """The mean or deviation of pixels per channel."""
     values: tuple[float, ...] = getattr(config, name)
     if config.weights is not None and channels == 1:
-        # timm adds up the filters of all colours.
+        # timm adds up the filters of all colors.
         return (sum(values) / len(values),)
     if len(values) not in (1, channels):
         raise ValueError(
@@ -75,7 +73,7 @@ def _pixels(config: RunConfig, name: str, channels: int) -> tuple[float, ...]:
 
 
 def _with_head(config: RunConfig, network: Network, num_classes: int) -> MarginNetwork:
-    """The network with the head of the config in the classifier's place."""
+    """The network with the head of the config in place of the classifier."""
     assert config.margin is not None
     annealing = {None: BY_MARGIN, "none": None}.get(config.annealing, config.annealing)
     count = config.features or network.num_features
@@ -84,18 +82,18 @@ def _with_head(config: RunConfig, network: Network, num_classes: int) -> MarginN
     return MarginNetwork(network, head, config.features)
 
 
-def build_optimizer(config: RunConfig, model: nn.Module, device: torch.device, shared: bool = False) -> Optimizer:
-    """The optimizer, of the kind that takes one launch for all tensors and can be told to leave them alone.
+def build_optimizer(config: RunConfig, model: nn.Module, device: torch.device, sharded: bool = False) -> Optimizer:
+    """A fused optimizer that skips steps with non-finite gradients.
 
-    There is none of that kind for SGD where processes hold weights in shares, as `shared` says.
+    SGD has no fused version for sharded weights.
     """
     groups = param_groups(model, config.weight_decay)
     groups = [group for group in groups if group["params"]]
     on_gpu = device.type == "cuda"
-    # A tensor, so that a captured step reads the learning rate of the day.
+    # A tensor, so that a captured step reads the current learning rate.
     rate: Any = torch.tensor(config.lr, device=device) if on_gpu else config.lr
     if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=config.momentum, fused=not shared)
+        return torch.optim.SGD(groups, lr=rate, momentum=config.momentum, fused=not sharded)
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     return kind(groups, lr=rate, fused=True, capturable=on_gpu)
 
@@ -109,20 +107,20 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 
 
 @torch.no_grad()
-def start_from_(model: nn.Module, pretrained: str) -> list[str]:
-    """Takes over the weights of a run, or of a file of tensors, by name and shape; gives the names that had none.
+def load_run_weights_(model: nn.Module, pretrained: str) -> list[str]:
+    """Loads the weights of a run or a file by name and shape; returns the names without weights.
 
-    What operators learn starts anew where the other network has none of it, such as the radius beside plain filters.
-    Pixels are normalised as the config of this network says, whatever the other one was given.
+    Parameters that the other network lacks, such as the radius of an operator, keep their initial values. Pixels are
+    normalized as in the config of this network.
     """
     weights = _weights(Path(pretrained))
     own = {name: value for name, value in model.state_dict().items() if name not in PIXELS}
     fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
-    # The classifier comes last, and may be one of other classes.
+    # The classifier comes last, and may have other classes.
     *filters, _ = [name for name, value in model.named_parameters() if value.dim() > 1]
-    if strange := [name for name in filters if name not in fitting]:
+    if missing := [name for name in filters if name not in fitting]:
         raise ValueError(
-            f"{pretrained!r} has nothing that fits the filters {strange[0]!r} of the network, and {len(strange) - 1} "
+            f"{pretrained!r} has nothing that fits the filters {missing[0]!r} of the network, and {len(missing) - 1} "
             "others: give a run of the same structure"
         )
     for name, value in fitting.items():
@@ -130,8 +128,8 @@ def start_from_(model: nn.Module, pretrained: str) -> list[str]:
     return [name for name in own if name not in fitting]
 
 
-def statistics_behind(pretrained: str) -> str:
-    """The operator that the running statistics beside the weights are of; the plain one where they do not tell."""
+def operator_of_statistics(pretrained: str) -> str:
+    """The operator with which the running statistics of the weights were computed; the plain one if unknown."""
     _, notes = read_tensors(_file_of(Path(pretrained)))
     if STATISTICS in notes:
         return str(notes[STATISTICS])

@@ -1,11 +1,11 @@
-"""Checkpoints: one file each, complete or not there at all, with a sum that tells a damaged one."""
+"""Checkpoints: one file each, written atomically, with a checksum."""
 
 import errno
 import json
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,22 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dcnet.files import naming, open_regular, write_atomically
+from dcnet.layers import Decoupled
+from dcnet.training.config import RunConfig
+from dcnet.training.record import Curves, DataDescription, Record
 
 KEPT = 2
-# There is nothing of that name, or a pipe.
+# No such file, or a pipe.
 NO_FILE = (errno.ENOENT, errno.EINVAL)
 _FILE = re.compile(r"step-(\d+)\.safetensors")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was kept at a step: tensors by name, and notes of plain values."""
+    """Tensors by name and notes of plain values at a step."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -33,25 +37,25 @@ class Checkpoint:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
-    """Writes tensors and notes into one file, with a sum over both."""
+    """Writes tensors and notes into one file, with a checksum over both."""
     dense = _apart({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
     described = json.dumps(notes, allow_nan=False)
-    # Under one name, since several would be written in any order, and equal contents give equal files.
+    # One value, since several are written in any order, and equal contents must give equal files.
     about = json.dumps({"sum": _sum(dense, described), "notes": described})
     write_atomically(path, save(dense, {"dcnet": about}))
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, with a copy of each that lies in the memory of another, as tied weights do: files hold none such."""
+    """Copies tensors that share memory, as tied weights do: safetensors cannot store them."""
     found: dict[int, str] = {}
     owner = {name: found.setdefault(value.untyped_storage().data_ptr(), name) for name, value in tensors.items()}
     return {name: value if owner[name] == name else value.clone() for name, value in tensors.items()}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_tensors` wrote; a ValueError in one sentence for any other file, and for a damaged one.
+    """Reads a file of `write_tensors`; raises a one-sentence ValueError for damaged and other files.
 
-    A file that is there and cannot be read is an OSError: nobody knows whether it is damaged.
+    Raises OSError for a file that exists but cannot be read: it may be undamaged.
     """
     try:
         return _parsed(path, _content(path))
@@ -62,7 +66,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _content(path: Path) -> bytes:
-    """Read, and not mapped into memory, where an error of the disk would end the process without a word."""
+    """Reads the file without a memory map, where a disk error would kill the process."""
     with naming(path), open_regular(path) as file:
         return file.read()
 
@@ -73,15 +77,14 @@ def _parsed(path: Path, content: bytes) -> tuple[dict[str, Tensor], dict[str, An
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         about = _read_json((header.get("__metadata__") or {}).get("dcnet", "{}"))
     except (SafetensorError, KeyError, ValueError) as error:
-        # A KeyError is a kind of number that torch does not have.
+        # KeyError: a dtype that torch does not have.
         raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error}") from None
     if not isinstance(about.get("notes"), str):
         raise ValueError(
-            f"{str(path)!r} is not of dcnet, which notes what its weights are of: expected model.safetensors of a run, "
-            "or one of its checkpoints"
+            f"{str(path)!r} was not written by dcnet: expected model.safetensors of a run, or one of its checkpoints"
         )
     if _sum(tensors, about["notes"]) != about.get("sum"):
-        raise ValueError(f"{str(path)!r} is damaged: its contents do not have the sum that was written with them")
+        raise ValueError(f"{str(path)!r} is damaged: the checksum does not match its contents")
     try:
         return tensors, _read_json(about["notes"])
     except ValueError as error:
@@ -89,7 +92,7 @@ def _parsed(path: Path, content: bytes) -> tuple[dict[str, Tensor], dict[str, An
 
 
 def _read_json(text: str) -> dict[str, Any]:
-    """The values by name that the text holds, or a ValueError."""
+    """Parses a JSON object."""
     try:
         found = json.loads(text)
     except RecursionError:
@@ -109,13 +112,13 @@ def _sum(tensors: Mapping[str, Tensor], notes: str) -> int:
 
 
 class Checkpoints:
-    """The newest checkpoints of a run, in a folder of their own."""
+    """The newest checkpoints of a run, in one folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
 
     def save(self, step: int, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> Path:
-        """Writes one more, and only then removes the oldest, and those of later steps, which could not be used."""
+        """Writes a checkpoint, then removes old ones, and damaged ones of later steps."""
         path = self.folder / f"step-{step:08d}.safetensors"
         write_tensors(path, tensors, notes)
         files = self.files()
@@ -126,14 +129,14 @@ class Checkpoints:
         return path
 
     def files(self) -> list[Path]:
-        """From the oldest to the newest; what an interrupted write left behind is not among them."""
+        """The files of checkpoints, from oldest to newest."""
         found = self.folder.iterdir() if self.folder.is_dir() else ()
         return sorted((path for path in found if _FILE.fullmatch(path.name)), key=_step)
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest one that is whole, and what was wrong with those after it.
+        """The newest undamaged checkpoint, and the problems of newer ones.
 
-        One that cannot be read is an OSError: it may well be whole, and a run that went on without it would replace it.
+        Raises OSError for a file that cannot be read: it may be undamaged, and the resumed run would replace it.
         """
         complaints: list[str] = []
         for path in reversed(self.files()):
@@ -144,7 +147,7 @@ class Checkpoints:
         return None, complaints
 
     def clear(self) -> None:
-        """Removes all of them, and their folder unless somebody put something else there."""
+        """Removes all checkpoints, and their folder if it is empty afterwards."""
         for path in self.files():
             path.unlink()
         if self.folder.is_dir() and not any(self.folder.iterdir()):
@@ -163,8 +166,8 @@ def _step(path: Path) -> int:
 
 
 def check_room(folder: Path, model: nn.Module) -> None:
-    """Better no training than one whose results have no place; the folder need not be there yet."""
-    # Weights and two moments in each of the files that are kept, and in one that is being written.
+    """Raises OSError if the disk has no space for the checkpoints; the folder need not exist yet."""
+    # Weights and two moments, in each file that is kept and in the one being written.
     needed = 3 * (KEPT + 1) * sum(value.nbytes for value in model.state_dict().values())
     status = os.statvfs(next(place for place in (folder, *folder.parents) if place.exists()))
     free = status.f_bavail * status.f_frsize
@@ -173,3 +176,128 @@ def check_room(folder: Path, model: nn.Module) -> None:
             f"the disk of {str(folder)!r} has {free / 2**20:.0f} MiB left, and the checkpoints of this run need "
             f"{needed / 2**20:.0f}: make room, or choose another folder with --runs"
         )
+
+
+def checkpoint_notes(config: RunConfig, record: Record, seconds: dict[str, float]) -> dict[str, Any]:
+    """The values that a checkpoint stores beside its tensors."""
+    return {
+        "hash": config.hash,
+        "classes": record.data.classes,
+        "train_images": record.data.train_images,
+        "fingerprint": record.data.fingerprint,
+        "network": config.network,
+        "curves": record.curves.to_json(),
+        "weights": record.weights,
+        "seconds": seconds,
+        "resumed_at": record.resumed_at,
+    }
+
+
+def resume_record(record: Record, notes: dict[str, Any], step: int, given: str | None = None) -> dict[str, float]:
+    """Copies the notes of a checkpoint into a new record, and returns the seconds per phase so far.
+
+    Args:
+        record: the record to change.
+        notes: the notes of the checkpoint.
+        step: the step of the checkpoint.
+        given: the hash of the config without custom data and networks, which old checkpoints have.
+    """
+    try:
+        curves, resumed_at = Curves.from_json(notes["curves"]), [*notes["resumed_at"], step]
+        seconds = dict(notes["seconds"])
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"the checkpoint at step {step} lacks the state of training: remove it") from None
+    _check_data(record.data, notes)
+    if notes.get("network") is not None and notes["network"] != record.config["network"]:
+        raise ValueError(f"the checkpoints of the run are of another network than {record.config['model']}")
+    older = given is not None and "network" not in notes
+    if notes.get("hash") != (given if older else record.hash):
+        raise ValueError(f"the checkpoints of the run are of another config, {notes.get('hash')}")
+    record.curves, record.resumed_at = curves, resumed_at
+    if notes.get("weights") is not None:
+        record.weights = notes["weights"]
+    return seconds
+
+
+def _check_data(data: DataDescription, notes: dict[str, Any]) -> None:
+    """Raises ValueError if the checkpoints show that the run started with other data."""
+    known, found = notes.get("classes"), data.classes
+    if known is not None and known != found:
+        some = [", ".join(names[:3]) for names in (known, found)]
+        raise ValueError(f"the run started with the classes {some[0]}, ..., and the data have {some[1]}, ... now")
+    count = notes.get("train_images")
+    if count is not None and count != data.train_images:
+        # Otherwise, the length and the images of epochs would change from here on.
+        raise ValueError(f"the run started with {count} training images, and there are {data.train_images} now")
+    if notes.get("fingerprint") and notes["fingerprint"] != data.fingerprint:
+        raise ValueError(f"the run started with other data than {data.folder or data.name} has now")
+
+
+MODEL, OPTIMIZER = "model.", "optimizer."
+
+
+def gather(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """All tensors of network and optimizer, gathered if they are sharded; all processes have to call this."""
+    found = {MODEL + name: whole(value) for name, value in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                found[f"{OPTIMIZER}{name}.{key}"] = whole(value)
+    return found
+
+
+@torch.no_grad()
+def restore_(model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Copies gathered tensors into network and optimizer, in their current layout and sharding."""
+    load_weights_(model, {name: value for name, value in tensors.items() if name.startswith(MODEL)})
+    for name, parameter in model.named_parameters():
+        start = f"{OPTIMIZER}{name}."
+        kept = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+        # Parameter names may share a prefix, but names of optimizer state have no dots.
+        own = {key: _placed(value, parameter) for key, value in kept.items() if "." not in key}
+        if own:
+            optimizer.state[parameter] = own
+
+
+@torch.no_grad()
+def load_weights_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copies weights and buffers into the model; their names may start with `model.`."""
+    given = {name.removeprefix(MODEL): value for name, value in tensors.items()}
+    add_missing_counts(model, given)
+    own = model.state_dict()
+    if own.keys() != given.keys():
+        missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+        raise ValueError(f"the weights are of another network: it lacks {missing[:3]} and has {unknown[:3]} instead")
+    for name, value in own.items():
+        if value.shape != given[name].shape:
+            raise ValueError(
+                f"{name!r} is {list(value.shape)} in this network and {list(given[name].shape)} in the file"
+            )
+        value.copy_(_placed(given[name].to(value.dtype), value))
+
+
+def add_missing_counts(model: nn.Module, state: MutableMapping[str, Tensor]) -> None:
+    """Adds the counts of batches, which checkpoints of older versions lack, to a state dict."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, Decoupled):
+            layer.add_missing_count(state, f"{name}." if name else "")
+
+
+def whole(value: Tensor) -> Tensor:
+    """The tensor, gathered if it is sharded; all processes have to call this."""
+    gathered = getattr(value.detach(), "full_tensor", None)
+    return value.detach() if gathered is None else gathered()
+
+
+def _placed(value: Tensor, like: Tensor) -> Tensor:
+    """The tensor on the device of another, and sharded like it."""
+    if not hasattr(like, "device_mesh"):
+        # In the same memory layout, which fused optimizers require.
+        same = value.shape == like.shape
+        return torch.empty_like(like, dtype=value.dtype).copy_(value) if same else value.to(like.device, copy=True)
+    from torch.distributed.tensor import distribute_tensor
+
+    if value.dim() == 0:
+        return value.to(like.device, copy=True)
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return distribute_tensor(value.to(like.device), mesh, placements)

@@ -1,4 +1,4 @@
-"""Everything that decides what a run comes to, and nothing else."""
+"""The config of a run: every value that changes its results."""
 
 import dataclasses
 import hashlib
@@ -9,66 +9,64 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from dcnet.convert.size import calibratable
+from dcnet.checks import check_number
+from dcnet.convert.calibrate import calibratable
 from dcnet.data import Augmentation
-from dcnet.learnable import check_number
 from dcnet.losses import as_margin
 from dcnet.models.timm_models import PREFIX
 from dcnet.operator import PLAIN, Operator, is_plain
-from dcnet.spec import unknown
-from dcnet.training.adversaries import Adversary, as_adversary
+from dcnet.registry import unknown_name
+from dcnet.training.adversarial import Adversary, as_adversary
 from dcnet.training.schedules import Cosine, Schedule, schedule_of
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 PRECISIONS = ("float32", "bfloat16")
 WEIGHTED = ("none", "gradient", "update")
 ANNEALINGS = ("auto", "none")
-# In place of a file: the weights that timm itself has.
+# The value for the weights that timm provides, instead of a file.
 OWN_WEIGHTS = "timm"
-# Of the largest seed that torch takes.
+# The number of bits of a seed in torch.
 SEED_BITS = 63
-# Folders have names of 255 bytes at most, which also hold the hash and may get something in front.
+# Names of folders have at most 255 bytes, with the hash and possibly a prefix.
 LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One run: what is trained, on what, and how.
+    """One run: its network, data and training.
 
     Attributes:
-        recipe: where the other values come from.
-        train_images: how many of the training images are used, each class in proportion; None for all.
-        norm: as in `dcnet.create_model`; None, here and in the next three, for the network's own choice.
-        activation: as there.
-        classifier: as there.
-        norm_momentum: as there.
-        image_size: side of the crops from a folder of images; other datasets have their own.
-        margin: a spec such as "a-softmax(m=2)" for a head with a margin in place of the classifier; None for none.
-        margin_scale: of that head, a number, "norm" or "learned"; None for the margin's own.
-        annealing: of that head, "auto" or "none"; None for the margin's own.
-        features: how many features a linear layer leaves for that head; None for those of the network.
-        feature_snapshots: test images whose features, which must be 2 or 3, are kept at each evaluation.
-        adversary: a spec such as "fgsm" or "pgd(epsilon=8/255,steps=7)", to train on images that it changes; None for
-            images as they are.
-        steps: of the optimizer; None to go by `epochs`, of which exactly one is given.
-        weight_decay: coupled into the gradient but for adamw; see `dcnet.optim.param_groups` for what decays.
-        label_smoothing: share of the label that is spread over all classes; a margin that decides each class by itself
-            has none, whatever is given; `recipe` refuses one that is asked for.
-        log_floor: is added to the probability inside the logarithm of the loss; margins have none.
-        pixel_mean: the network sees (x - mean) / std of pixels from 0 to 1.
-        pixel_std: see there.
-        projection_every: steps from one weight projection to the next, 0 for none. A plain network has none of this
-            and the next two, whatever is given.
+        recipe: the recipe that the other values come from.
+        train_images: number of training images, in proportion to the classes; None for all.
+        norm: see `dcnet.create_model`; None, here and in the next three, for the default of the network.
+        activation: see `dcnet.create_model`.
+        classifier: see `dcnet.create_model`.
+        norm_momentum: see `dcnet.create_model`.
+        image_size: side of the crops from a folder of images; other datasets have a fixed size.
+        margin: a spec such as "a-softmax(m=2)" for a head with a margin instead of the classifier.
+        margin_scale: a number, "norm" or "learned"; None for the default of the margin.
+        annealing: "auto" or "none"; None for the default of the margin.
+        features: outputs of a linear layer before the head; None for the features of the network.
+        feature_snapshots: number of test images whose 2 or 3 features are stored at each evaluation.
+        adversary: a spec such as "fgsm" or "pgd(epsilon=8/255,steps=7)" for adversarial training.
+        steps: optimizer steps; give either `steps` or `epochs`.
+        weight_decay: coupled into the gradient except for adamw; see `dcnet.optim.param_groups` for what decays.
+        label_smoothing: share of the label that is spread over all classes; 0 for margins with one binary loss per
+            class.
+        log_floor: added to the probability inside the logarithm of the loss; 0 with a margin.
+        pixel_mean: the network gets (x - mean) / std of pixels in [0, 1].
+        pixel_std: see `pixel_mean`.
+        projection_every: steps between weight projections, 0 for none. For a plain network this and the next two
+            have no effect.
         weighted_gradients: "gradient" or "update" as in `dcnet.optim.WeightedGradients`, or "none".
-        orthonormal: the coefficient of half of `dcnet.regularizers.orthonormal` in the loss.
-        pretrained: a run or a checkpoint whose weights are taken over where training starts.
-        weights: a file of pretrained weights of a network of timm, or "timm" for those that timm has; a decoupled
+        orthonormal: coefficient of half of `dcnet.regularizers.orthonormal` in the loss.
+        pretrained: a run or a checkpoint whose weights training starts from.
+        weights: a file of pretrained weights of a timm network, or "timm" for those that timm provides; a decoupled
             network starts calibrated, and its layers learn a scale per channel. With `pretrained` as well, the weights
             are those of that run, whose layers have such a scale.
-        evaluate_every: steps from one evaluation to the next; None for every epoch.
-        data: the fingerprint of the images, where the name of the dataset does not tell what is in it: of a folder of
-            images, or of a custom dataset; None otherwise. See `dcnet.training.identity`.
-        network: the fingerprint of the structure of a custom network, which `model` is a name of; None otherwise.
+        evaluate_every: steps between evaluations; None for every epoch.
+        data: the fingerprint of a folder of images or of a custom dataset; see `dcnet.training.identity`.
+        network: the fingerprint of the structure of a custom network, whose name is `model`.
     """
 
     recipe: str = "digits"
@@ -116,7 +114,7 @@ class RunConfig:
         spec = PLAIN if is_plain(self.operator) else str(Operator.parse(self.operator))
         object.__setattr__(self, "operator", spec)
         if is_plain(spec):
-            # What works on decoupled layers alone has nothing to work on, so that a recipe serves both networks.
+            # Without effect on plain networks, so that a recipe serves both.
             for name, nothing in {"projection_every": 0, "weighted_gradients": "none", "orthonormal": 0.0}.items():
                 object.__setattr__(self, name, nothing)
         for name in ("pixel_mean", "pixel_std"):
@@ -155,16 +153,18 @@ class RunConfig:
     def _check_adversary(self, adversary: Adversary) -> None:
         object.__setattr__(self, "adversary", str(adversary))
         if self.margin is not None and not adversary.takes_margins:
-            raise ValueError(f"adversary={self.adversary!r} has a loss of its own, and so has margin={self.margin!r}")
+            raise ValueError(
+                f"adversary={self.adversary!r} does not support margin={self.margin!r}: both define the loss"
+            )
 
     def _check_pretrained(self, weights: str) -> None:
         if not self.model.startswith(f"{PREFIX}:"):
-            raise ValueError(f"weights={weights!r} are of a network of timm, not of {self.model!r}: give timm:<name>")
+            raise ValueError(f"weights={weights!r} need a timm network, not {self.model!r}: use the model timm:<name>")
         if self.decoupled:
             calibratable(Operator.parse(self.operator))
 
     def _check_head(self) -> None:
-        """A head with a margin takes the classifier's place, and has a loss of its own."""
+        """A head with a margin replaces the classifier, and defines the loss."""
         _whole("features", self.features, 1)
         _whole("feature_snapshots", self.feature_snapshots, 0)
         if self.feature_snapshots and self.features not in (2, 3):
@@ -175,11 +175,11 @@ class RunConfig:
         given = {name: getattr(self, name) for name in ("margin_scale", "annealing", "features")}
         if self.margin is None:
             if needless := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
-                raise ValueError(f"{needless[0]} is of a head with a margin: give a margin, such as a-softmax")
+                raise ValueError(f"{needless[0]} needs a head with a margin: give a margin, such as a-softmax")
             return
         margin = as_margin(self.margin)
         object.__setattr__(self, "margin", str(margin))
-        # Of another loss, which a recipe may have.
+        # These values of the recipe are for another loss.
         for name in ("log_floor", "label_smoothing") if margin.binary else ("log_floor",):
             object.__setattr__(self, name, 0.0)
         if self.classifier is not None:
@@ -188,7 +188,7 @@ class RunConfig:
             )
 
     def _check_weighted(self) -> None:
-        """In a weighted operator ||w|| is part of the function."""
+        """Weighted operators depend on ||w||, which these options change."""
         for name in ("projection_every", "weighted_gradients"):
             if getattr(self, name) not in (0, "none"):
                 raise ValueError(
@@ -202,11 +202,11 @@ class RunConfig:
 
     @property
     def layer_operator(self) -> Operator | str:
-        """The operator that layers are made with: beside pretrained weights its scale is learned per channel."""
+        """The operator of the layers; with pretrained weights of timm, its scale is learned per channel."""
         return calibratable(Operator.parse(self.operator)) if self.decoupled and self.weights else self.operator
 
     def described(self) -> dict[str, Any]:
-        """The config as plain values, for a record; `config_of` reads it."""
+        """The config as JSON values; `config_of` reads them."""
         values = {declared.name: getattr(self, declared.name) for declared in dataclasses.fields(self)}
         schedule, augmentation = self.schedule, self.augmentation
         values["schedule"] = {"name": schedule.name, **dataclasses.asdict(schedule)}
@@ -215,9 +215,9 @@ class RunConfig:
 
     @property
     def hash(self) -> str:
-        """Eight digits that two configs share only if they are the same.
+        """Eight hexadecimal digits of all values that differ from the defaults.
 
-        Of what differs from the defaults: a value that a later version has as well does not make runs other runs.
+        A field that a later version adds does not change the hash of old configs.
         """
         own, by_default = self.described(), defaults()
         changed = {name: value for name, value in own.items() if value != by_default[name]}
@@ -227,39 +227,39 @@ class RunConfig:
 
     @property
     def name(self) -> str:
-        """What the run is, in words that a folder can have."""
-        # Of a custom network, the class tells more than an operator of some of its layers.
+        """The name of the run, valid as the name of a folder."""
+        # The class of a custom network says more than the operator of some layers.
         operator = self.operator if self.network is None else None
         words = [word for word in (self.dataset, self.model, operator, self.margin, self.adversary) if word]
         name = "-".join(re.sub(r"[^A-Za-z0-9.-]+", "_", word).strip("_") for word in words)
         seed = f"-seed{self.seed}"
-        # Names of custom datasets may begin with anything, and folders that begin with a point are hidden.
+        # Names of custom datasets may start with a dot, but such folders are hidden.
         return name.lstrip(".")[: LONGEST_NAME - len(seed)] + seed
 
 
 def _changed(made: Any) -> dict[str, Any]:
-    """The fields of a dataclass that are not as by default."""
+    """The fields of a dataclass that differ from their defaults."""
     given = {declared.name: (getattr(made, declared.name), declared.default) for declared in dataclasses.fields(made)}
     return {name: value for name, (value, default) in given.items() if value != default}
 
 
 @cache
 def defaults() -> Mapping[str, Any]:
-    """What a config is where nothing is said, as plain values."""
+    """The default values as JSON values."""
     return RunConfig(epochs=1).described() | {"epochs": None}
 
 
-def completed(described: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a record, with those by default of later versions: an older record has not heard of them."""
+def with_defaults(described: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a record, with default values for the fields of later versions."""
     return {**defaults(), **described}
 
 
 def config_of(described: Mapping[str, Any]) -> RunConfig:
-    """The config that a record holds."""
+    """The config of a record."""
     values = dict(described)
     known = {declared.name for declared in dataclasses.fields(RunConfig)}
-    if strange := sorted(set(values) - known):
-        raise ValueError(f"the config of the run has values that this version of dcnet does not know: {strange}")
+    if unknown_names := sorted(set(values) - known):
+        raise ValueError(f"the config of the run has fields that this version of dcnet does not know: {unknown_names}")
     values["schedule"] = schedule_of(values["schedule"])
     values["augmentation"] = Augmentation(**values["augmentation"])
     return RunConfig(**values)
@@ -267,7 +267,7 @@ def config_of(described: Mapping[str, Any]) -> RunConfig:
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise unknown(name, str(value), known)
+        raise unknown_name(name, str(value), known)
 
 
 def _whole(name: str, value: Any, least: int) -> None:

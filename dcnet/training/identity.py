@@ -1,36 +1,34 @@
-"""Which data and which network a run is of, where their names in a config do not tell."""
+"""Identity of datasets and custom networks: fingerprints, descriptions, and checks that a run matches them."""
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from dcnet.data import Dataset, FolderDataset, datasets, load_dataset
-from dcnet.data.provenance import fingerprint_of
 from dcnet.layers import Decoupled
 from dcnet.operator import PLAIN, Operator
 from dcnet.training.config import RunConfig
+from dcnet.training.record import DataDescription, Record
 
 Data = Dataset | FolderDataset
-Record = Mapping[str, Any]
-# Hexadecimal digits of the fingerprint of a network.
+# Hexadecimal digits of the fingerprint of a network structure.
 DIGITS = 16
-# Classes that are named where there are as many.
+# Class names in a message.
 SOME = 3
 
 
 def from_folder(name: str) -> bool:
-    """Whether the dataset of that name is whatever is in the user's folder."""
+    """Whether the dataset of that name is a folder of the user."""
     return name in datasets and datasets[name].from_folder
 
 
 def with_data(config: RunConfig, dataset: Data) -> RunConfig:
-    """The config with the name of the dataset, and the fingerprint of its contents where the name does not tell."""
+    """The config with the name of the dataset, and its fingerprint if the name does not identify the contents."""
     if dataset.origin is None:
-        return dataclasses.replace(config, dataset=dataset.name, data=fingerprint_of(dataset))
+        return dataclasses.replace(config, dataset=dataset.name, data=dataset.fingerprint())
     return dataclasses.replace(config, dataset=dataset.origin.name, data=dataset.origin.fingerprint)
 
 
@@ -38,9 +36,9 @@ def with_network(config: RunConfig, model: nn.Module, name: str | None = None) -
     """The config of a custom network: its name, the fingerprint of its structure, and its operator.
 
     Args:
-        config: what else is asked for.
+        config: all other values.
         model: the network.
-        name: what to call it; None for its class.
+        name: its name; None for its class.
     """
     network, structure = _unwrapped(model), structure_of(model)
     known = config.model if config.network == structure else None
@@ -50,8 +48,16 @@ def with_network(config: RunConfig, model: nn.Module, name: str | None = None) -
     )
 
 
+def identify(
+    config: RunConfig, model: nn.Module | None = None, dataset: Data | None = None, model_name: str | None = None
+) -> RunConfig:
+    """The config with the names and fingerprints of a custom network and dataset."""
+    of_data = config if dataset is None else with_data(config, dataset)
+    return of_data if model is None else with_network(of_data, model, model_name)
+
+
 def structure_of(model: nn.Module) -> str:
-    """Digits that depend on the classes and operators of all layers, and on the shapes of what they learn."""
+    """A fingerprint of the classes and operators of all layers and the shapes of their state."""
     network = _unwrapped(model)
     lines = [f"{name} {type(layer).__qualname__} {_spec(layer)}" for name, layer in network.named_modules()]
     lines += [f"{name} {value.dtype} {tuple(value.shape)}" for name, value in network.state_dict().items()]
@@ -65,7 +71,7 @@ def class_of(model: nn.Module) -> str:
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The network itself, where torch.compile has wrapped it."""
+    """The network without the wrapper of torch.compile."""
     network: nn.Module = getattr(model, "_orig_mod", model)
     return network
 
@@ -85,32 +91,32 @@ def _operator_of(model: nn.Module) -> str | None:
         return None
 
 
-def is_of(record: Record, config: RunConfig) -> bool:
-    """Whether a record is of the data and the network of a config; records of old say nothing about them."""
-    known = record["config"]
+def is_same_run(record: Record, config: RunConfig) -> bool:
+    """Whether a record has the data and the network of a config; records of old versions have neither."""
+    known = record.config
     return all(known.get(name) == getattr(config, name) for name in ("data", "network") if name in known)
 
 
-def check_is_of(record: Record, config: RunConfig, folder: Path) -> None:
+def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
     """Raises ValueError if a folder holds a run of other data or another network than those of the config."""
-    if not is_of(record, config):
+    if not is_same_run(record, config):
         raise ValueError(
-            f"{str(folder)!r} holds another run, {record.get('name')}, which has custom data or a custom network: "
+            f"{str(folder)!r} holds another run, {record.name}, which has custom data or a custom network: "
             "move it elsewhere, or choose another folder with --runs, or with Run.of(config, model=..., dataset=...)"
         )
 
 
-def check_has_builder(record: Record, name: str) -> None:
+def check_buildable(record: Record, name: str) -> None:
     """Raises ValueError for a run of a custom network, which no config can build."""
-    if record["config"].get("network") is not None:
+    if record.config.get("network") is not None:
         raise ValueError(
-            f"the run {name!r} is of a custom network, {record.get('network_class') or record['config']['model']}, "
+            f"the run {name!r} is of a custom network, {record.network_class or record.config['model']}, "
             "which only you can build: use load_model(run, builder) or Trainer(config, run, model=...) in Python"
         )
 
 
 def load_data(config: RunConfig, data_dir: Path | None) -> Data:
-    """The dataset of a config; a ValueError if there is another one in the folder."""
+    """The dataset of a config; a ValueError if the folder holds another one."""
     _check_by_name(config.dataset, config.data)
     dataset = load_dataset(config.dataset, data_dir)
     fingerprint = dataset.origin.fingerprint if dataset.origin else None
@@ -128,65 +134,78 @@ def _check_by_name(name: str, data: str | None) -> None:
         )
 
 
-def data_of(record: Record, data_dir: Path | None = None) -> Data:
-    """The dataset that a run was trained on, from the folder in its record, or from another that has the same files."""
-    name, known = record["config"]["dataset"], record.get("data", {})
-    _check_by_name(name, record["config"].get("data"))
+def load_run_data(record: Record, data_dir: Path | None = None) -> Data:
+    """The dataset of a run, from the folder in its record, or from another folder with the same files."""
+    name, known = record.config["dataset"], record.data
+    _check_by_name(name, record.config.get("data"))
     folder = data_dir or _recorded_folder(known)
     dataset = load_dataset(name, folder)
-    check_same_data(known, described_data(dataset), folder)
-    skipped = known.get("skipped", [])
-    return dataset.without(skipped) if isinstance(dataset, FolderDataset) else dataset
+    check_same_data(known, describe_data(dataset), folder)
+    return dataset.without(known.skipped) if isinstance(dataset, FolderDataset) else dataset
 
 
-def _recorded_folder(known: Record) -> Path | None:
-    folder = known.get("folder")
+def _recorded_folder(known: DataDescription) -> Path | None:
+    folder = known.folder
     if folder is not None and not Path(folder).is_dir():
-        raise ValueError(f"the images of the run were in {folder!r}, which is no folder now: give it with --data-dir")
+        raise ValueError(f"the folder of the images of the run, {folder!r}, does not exist: give it with --data-dir")
     return None if folder is None else Path(folder)
 
 
-def described_data(dataset: Data) -> dict[str, Any]:
-    """What a record says of a dataset; of one of the user's also where it is, and its fingerprint."""
-    found: dict[str, Any] = {
-        "name": dataset.name,
-        "classes": list(dataset.classes),
-        "channels": dataset.channels,
-        "train_images": len(dataset.train),
-        "test_images": len(dataset.test if isinstance(dataset, Dataset) else dataset.val),
-    }
+def describe_data(dataset: Data) -> DataDescription:
+    """The description of a dataset for a record; of a user's dataset with its folder and fingerprint."""
     origin = dataset.origin
-    found["fingerprint"] = fingerprint_of(dataset) if origin is None else origin.fingerprint
     folder = origin.folder if origin else None
+    found = DataDescription(
+        name=dataset.name,
+        classes=list(dataset.classes),
+        channels=dataset.channels,
+        train_images=len(dataset.train),
+        test_images=len(dataset.test if isinstance(dataset, Dataset) else dataset.val),
+        fingerprint=dataset.fingerprint() if origin is None else origin.fingerprint,
+    )
     if isinstance(dataset, FolderDataset):
-        found |= {"image_files": True, "held_out": dataset.held_out, "skipped": list(dataset.skipped)}
+        found.image_files, found.held_out, found.skipped = True, dataset.held_out, list(dataset.skipped)
         folder = folder or dataset.folder
-    found["folder"] = None if folder is None else str(folder)
-    return {name: value for name, value in found.items() if value not in (None, [])}
+    found.folder = None if folder is None else str(folder)
+    return found
 
 
-def same_data(known: Record, found: Record) -> bool:
-    """Whether two descriptions are of the same contents, as far as both tell."""
-    if known.get("fingerprint") and found.get("fingerprint"):
-        return bool(known["fingerprint"] == found["fingerprint"])
-    names = [name for name in ("classes", "train_images", "test_images") if name in known]
-    return all(known[name] == found[name] for name in names)
+def same_data(known: DataDescription, found: DataDescription) -> bool:
+    """Whether two descriptions are of the same contents, by the values that both have."""
+    if known.fingerprint and found.fingerprint:
+        return known.fingerprint == found.fingerprint
+    names = [name for name in ("classes", "train_images", "test_images") if getattr(known, name)]
+    return all(getattr(known, name) == getattr(found, name) for name in names)
 
 
-def check_same_data(known: Record, found: Record, folder: Path | None) -> None:
-    """Raises ValueError if a folder has other files than a run was trained on, which the record of the run tells."""
-    if not known.get("fingerprint") or same_data(known, found):
+def check_same_data(known: DataDescription, found: DataDescription, folder: Path | None) -> None:
+    """Raises ValueError if a folder has other files than a run was trained on."""
+    if not known.fingerprint or same_data(known, found):
         return
-    then, now = in_words(known), in_words(found)
-    told = f"{then} then, {now} now" if then != now else f"{then}, but with other names or sizes"
+    then, now = _summary(known), _summary(found)
+    change = f"{then} then, {now} now" if then != now else f"{then}, but with other names or sizes"
     raise ValueError(
-        f"{str(folder or found.get('folder'))!r} has other images than the run was trained on ({told}): "
+        f"{str(folder or found.folder)!r} has other images than the run was trained on ({change}): "
         "give their folder with --data-dir"
     )
 
 
-def in_words(data: Record) -> str:
-    """How many images of which classes."""
-    classes = data["classes"]
-    some = ", ".join(classes[:SOME]) + (", ..." if len(classes) > SOME else "")
-    return f"{data['train_images']} + {data['test_images']} of {len(classes)} classes, {some}"
+def _summary(data: DataDescription) -> str:
+    """The number of images and classes."""
+    classes = data.classes
+    return f"{data.train_images} + {data.test_images} of {len(classes)} classes, {some_names(classes)}"
+
+
+def some_names(names: Sequence[str]) -> str:
+    """The first names of a list, for a message."""
+    return ", ".join(names[:SOME]) + (", ..." if len(names) > SOME else "")
+
+
+def check_classes(dataset: Data, record: Record) -> None:
+    """Raises ValueError for a dataset of other classes than the run was trained on."""
+    known, found = record.data.classes, list(dataset.classes)
+    if known != found:
+        raise ValueError(
+            f"{dataset.name} has {len(found)} classes, {some_names(found)}, here, but the run was trained on "
+            f"{len(known)}, {some_names(known)}: name the folder of its images with --data-dir"
+        )

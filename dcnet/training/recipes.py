@@ -1,4 +1,4 @@
-"""How networks are trained, the paper's and others: functions that give a config, whose values can be replaced."""
+"""Recipes: functions that return a config, whose values can be replaced."""
 
 import dataclasses
 import shlex
@@ -8,14 +8,65 @@ from typing import Any
 from dcnet.data import Augmentation
 from dcnet.models.timm_models import timm_pixels
 from dcnet.operator import PLAIN
-from dcnet.spec import unknown
+from dcnet.registry import unknown_name
 from dcnet.training.config import OWN_WEIGHTS, RunConfig
-from dcnet.training.open_set_recipes import CENTRE, REACH, faces, open_set
 from dcnet.training.schedules import Cosine, Steps
+
+# (rgb - 127.5) / 128, of pixels from 0 to 1.
+CENTER, RANGE = (127.5 / 255,), (128 / 255,)
+
+
+def faces() -> RunConfig:
+    """SphereFace-20 with A-softmax on people of LFW, to be tested on other people; a few minutes on a GPU.
+
+    SphereFace has no normalization, but half a million images; on so few images training is much faster with it.
+    """
+    return _with_margin(
+        recipe="faces",
+        dataset="lfw",
+        model="sphereface20",
+        norm="batch",
+        steps=3_000,
+        schedule=Steps((1_800, 2_550)),
+        evaluate_every=500,
+    )
+
+
+def open_set() -> RunConfig:
+    """CNN-9 with A-softmax on 80 classes of CIFAR-100, to be tested on the other 20."""
+    return _with_margin(
+        recipe="open-set",
+        dataset="cifar100-open",
+        model="cnn9",
+        steps=10_000,
+        schedule=Steps((5_000, 7_500)),
+        evaluate_every=1_000,
+    )
+
+
+def _with_margin(**own: Any) -> RunConfig:
+    """The common values of both.
+
+    The features come from a plain layer: those of bounded operators are too short for logits of ||x|| cos(theta) with
+    many classes, and those after an activation lie in one orthant.
+    """
+    return RunConfig(
+        margin="a-softmax",
+        features=512,
+        batch_size=128,
+        optimizer="adam",
+        lr=1e-3,
+        weight_decay=5e-4,
+        augmentation=Augmentation(pad=4, pad_mode="symmetric", flip=True),
+        precision="bfloat16",
+        pixel_mean=CENTER,
+        pixel_std=RANGE,
+        **own,
+    )
 
 
 def digits() -> RunConfig:
-    """Small images of handwritten digits, which are part of scikit-learn; seconds on any machine."""
+    """Handwritten digits of scikit-learn; seconds on any machine."""
     return RunConfig(
         recipe="digits",
         dataset="digits",
@@ -48,8 +99,8 @@ def paper_cifar() -> RunConfig:
         projection_every=100,
         orthonormal=1e-5,
         precision="bfloat16",
-        pixel_mean=CENTRE,
-        pixel_std=REACH,
+        pixel_mean=CENTER,
+        pixel_std=RANGE,
     )
 
 
@@ -84,7 +135,7 @@ def paper_attack() -> RunConfig:
 
 
 def features() -> RunConfig:
-    """MNIST with two features, which `dcnet plot features` draws, as in Figures 1 and 6; minutes on one core."""
+    """MNIST with two features for `dcnet plot features`, as in Figures 1 and 6; minutes on one core."""
     return RunConfig(
         recipe="features",
         dataset="mnist",
@@ -101,7 +152,7 @@ def features() -> RunConfig:
 
 
 def finetune() -> RunConfig:
-    """A pretrained network of timm on a folder of images: AdamW for 10 epochs, from the weights that timm has."""
+    """A pretrained timm network on a folder of images: AdamW for 10 epochs from the weights of timm."""
     return RunConfig(
         recipe="finetune",
         dataset="imagefolder",
@@ -121,7 +172,7 @@ def finetune() -> RunConfig:
     )
 
 
-# The options of `dcnet train` that are not named as the value they replace, and those that are.
+# Options of `dcnet train` for fields of a config; most have the name of the field.
 _OWN_NAMES = {"operator": "--operators", "seed": "--seeds"}
 _NOT_OPTIONS = ("recipe", "augmentation", "schedule", "pixel_mean", "pixel_std", "log_floor", "data", "network")
 OPTIONS = {
@@ -143,14 +194,14 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
 
 
 def recipe(name: str, **changes: Any) -> RunConfig:
-    """The config of a recipe, with these values in place of its own; steps replace epochs, and epochs steps.
+    """The config of a recipe with some values replaced; steps replace epochs and vice versa.
 
-    Where a run gets longer or shorter, the drops of the learning rate move with its end. The label smoothing of a
-    recipe gives way to a margin that has none; one that is asked for beside such a margin is refused, and so is a
-    momentum of what the run does not have. Beside pretrained weights pixels are normalised as these were trained with.
+    If the length of the run changes, drops of the learning rate scale with it. Label smoothing of the recipe is
+    dropped for margins that do not support it; an explicit one raises ValueError, as does a momentum without effect.
+    With pretrained weights of timm, pixels are normalized as timm expects.
     """
     if name not in RECIPES:
-        raise unknown("recipe", name, RECIPES)
+        raise unknown_name("recipe", name, RECIPES)
     base = RECIPES[name]()
     for given, other in (("steps", "epochs"), ("epochs", "steps")):
         if changes.get(given) is not None:
@@ -170,38 +221,35 @@ def recipe(name: str, **changes: Any) -> RunConfig:
 
 
 def _with_pixels(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
-    """The config with the mean and deviation of pixels that the network of timm expects, where none are given."""
+    """The config with the pixel mean and deviation of the timm network, unless they are given."""
     mean, std = timm_pixels(config.model.partition(":")[2])
     own: dict[str, Any] = {"pixel_mean": mean, "pixel_std": std}
     return dataclasses.replace(config, **{name: value for name, value in own.items() if name not in changes})
 
 
 def _check_smoothing(config: RunConfig, asked: float | None) -> None:
-    """The config drops what its margin does not take, which is silent where a recipe has it."""
+    """Raises ValueError for an explicit label smoothing that the margin does not support."""
     if asked and not config.label_smoothing:
-        raise ValueError(
-            f"label_smoothing={asked!r} is nothing to margin={config.margin!r}, which decides each class by itself: "
-            "leave it out, or give 0 or another margin"
-        )
+        raise ValueError(f"margin {config.margin!r} does not support label_smoothing (got {asked!r}): omit one of them")
 
 
 def _check_momenta(config: RunConfig, asked: dict[str, Any]) -> None:
-    """What is asked for would be written down about the run, and not be done."""
+    """Raises ValueError for an explicit momentum that would have no effect."""
     if asked.get("momentum") is not None and config.optimizer != "sgd":
-        raise ValueError(f"momentum={config.momentum} is of sgd, and optimizer={config.optimizer!r} has none: omit it")
+        raise ValueError(f"momentum={config.momentum} is for sgd, and optimizer={config.optimizer!r} has none: omit it")
     if asked.get("norm_momentum") is not None and config.norm == "none":
-        raise ValueError(f"norm_momentum={config.norm_momentum} is of batch normalisation, and norm='none': omit it")
+        raise ValueError(f"norm_momentum={config.norm_momentum} is for batch normalization, but norm='none': omit it")
 
 
 def _moved(schedule: Steps, before: int, after: int | None) -> Steps:
-    """The drops at the same shares of the run, as steps where their number is known."""
+    """The schedule with milestones at the same fractions of the run, as steps if their number is known."""
     shares = [milestone / before for milestone in schedule.milestones]
     moved = (max(1, round(share * after)) if after else share for share in shares)
     return dataclasses.replace(schedule, milestones=tuple(moved))
 
 
 def command_of(config: RunConfig) -> str:
-    """The command that carries out the config: its recipe, and what differs from it."""
+    """The command that trains the config: its recipe, and options for values that differ from it."""
     base, words = recipe(config.recipe), [f"dcnet train --recipe {config.recipe}"]
     if not config.decoupled:
         words.append(f"--operators {PLAIN}")

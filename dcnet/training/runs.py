@@ -1,36 +1,33 @@
-"""Runs on disk: a folder each, with one record, the weights, and checkpoints on the way."""
+"""Folders of runs: record, weights and checkpoints; how runs are found, locked and loaded."""
 
+import fcntl
 import os
 import shlex
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from dcnet.files import expanded, read_json, write_json
+from dcnet.files import expanded
 from dcnet.training.build import build_model, check_size
-from dcnet.training.checkpoints import Checkpoints, read_tensors
-from dcnet.training.config import RunConfig, config_of
-from dcnet.training.identity import Data, check_has_builder, with_data, with_network
-from dcnet.training.record_checks import problem_of
-from dcnet.training.state import load_weights_
+from dcnet.training.checkpoints import Checkpoints, load_weights_, read_tensors
+from dcnet.training.config import RunConfig
+from dcnet.training.identity import Data, check_buildable, identify
+from dcnet.training.record import UNFINISHED, Evaluation, Record, read_record, write_record
 
 ROOT = Path("runs")
-# Runs that are named where a name may be that of many.
-SOME = 4
-# What a record may have beside its config and curves, each by names.
-PARTS = ("data", "environment", "evaluations", "results", "timings")
-# A config of defaults alone would be that of another network.
+# The number of runs that the message about an ambiguous name lists.
+NAMED_RUNS = 4
+# Without these, the config would describe the default network.
 DESCRIBED = ("dataset", "model", "operator")
-Record = dict[str, Any]
 
 
 def runs_root() -> Path:
-    """Where runs go: DCNET_RUNS, or `runs` in the folder where one is."""
+    """The folder of runs: DCNET_RUNS, or `runs` in the current folder."""
     given = os.environ.get("DCNET_RUNS")
     return expanded(given) if given else ROOT
 
@@ -53,13 +50,13 @@ class Run:
         """The run of a config in the folder of runs, `runs` by default.
 
         Args:
-            config: what is trained.
+            config: what to train.
             root: the folder of runs.
-            model: a custom network that the `Trainer` is given, which has a run of its own.
-            dataset: a custom dataset, likewise.
-            model_name: what to call the network; None for its class.
+            model: the custom network of the `Trainer`, if any.
+            dataset: the custom dataset of the `Trainer`, if any.
+            model_name: the name of the custom network; None for its class.
         """
-        own = identified(config, model, dataset, model_name)
+        own = identify(config, model, dataset, model_name)
         return cls((root or runs_root()) / f"{own.name}-{own.hash}")
 
     @property
@@ -72,7 +69,7 @@ class Run:
 
     @property
     def features_file(self) -> Path:
-        """Features of test images at each evaluation, where the run was to keep them."""
+        """Features of test images at each evaluation, if the config enables snapshots."""
         return self.folder / "features.safetensors"
 
     @property
@@ -84,24 +81,21 @@ class Run:
         return self.record_file.exists()
 
     def record(self) -> Record:
-        """The record; a ValueError in one sentence where there is none, or none that can be read."""
+        """The record; a ValueError in one sentence if there is none, or it cannot be read."""
         return read_record(self.record_file)
 
-    def record_if_any(self) -> Record | None:
-        """The record, or None where there is none that can be read."""
+    def record_or_none(self) -> Record | None:
+        """The record, or None if it cannot be read."""
         try:
             return self.record()
         except ValueError:
             return None
 
     def write(self, record: Record) -> None:
-        write_json(self.record_file, record)
+        write_record(self.record_file, record)
 
-    def empty(self) -> None:
-        """Removes whatever is in the folder, but for the lock of who is working on it.
-
-        The record goes first: without it nobody takes the rest for a run that is done.
-        """
+    def clear(self) -> None:
+        """Removes all files except the lock; the record first, so that the rest does not look like a finished run."""
         self.record_file.unlink(missing_ok=True)
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             if path.is_dir():
@@ -115,9 +109,9 @@ class Run:
             path.unlink(missing_ok=True)
         self.checkpoints.remove_leftovers()
 
-    def put_away(self) -> None:
-        """Removes what is left of the training of a run that is done, and was killed before it had cleared all."""
-        # Without the weights the checkpoints are all there is.
+    def remove_training_files(self) -> None:
+        """Removes the checkpoints of a finished run that was killed before it removed them."""
+        # Without the weights, only the checkpoints are left.
         if self.model_file.exists():
             with suppress(OSError):
                 self.remove_leftovers()
@@ -125,48 +119,13 @@ class Run:
 
     @property
     def done(self) -> bool:
-        return self.exists and self.record()["status"] == "done"
-
-
-def identified(
-    config: RunConfig, model: nn.Module | None = None, dataset: Data | None = None, model_name: str | None = None
-) -> RunConfig:
-    """The config, with the identity of a custom network and of a dataset that is given."""
-    of_data = config if dataset is None else with_data(config, dataset)
-    return of_data if model is None else with_network(of_data, model, model_name)
-
-
-def read_record(path: Path) -> Record:
-    """The record in a file, or in the folder of a run."""
-    file = path / "record.json" if path.is_dir() else path
-    try:
-        record = read_json(file)
-    except FileNotFoundError:
-        raise ValueError(f"there is no record at {str(file)!r}: give a run, see `dcnet list runs`") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"{str(file)!r} is not a record of a run: {reason}") from None
-    if problem := record_problem(record):
-        raise ValueError(f"{str(file)!r} is not a record of a run: {problem}")
-    return record
-
-
-def record_problem(record: Any) -> str | None:
-    """What is wrong with a value of JSON as the record of a run; None for nothing."""
-    whole = isinstance(record, dict) and all(isinstance(record.get(name), dict) for name in ("config", "curves"))
-    if not whole or "status" not in record:
-        return "it lacks config, status or curves"
-    for name in PARTS:
-        # Of a run that is not at its end there are no results.
-        if not isinstance(record.get(name, {}), dict) and (name, record[name]) != ("results", None):
-            return f"{name!r} in it is {record[name]!r}"
-    return problem_of(record)
+        return self.exists and self.record().status == "done"
 
 
 def find_run(text: str, root: Path | None = None) -> Run:
-    """The run of a folder, a record, a name or the only beginning of one among the runs."""
+    """The run of a folder, a record file, a name, or an unambiguous start or end of a name."""
     if not text:
-        # An empty variable of a shell would otherwise be the beginning of every name.
+        # An empty shell variable would otherwise match every name.
         raise ValueError("the name of the run is '': see `dcnet list runs`")
     path, root = Path(text), root or runs_root()
     if path.name == "record.json" and path.exists():
@@ -182,14 +141,14 @@ def find_run(text: str, root: Path | None = None) -> Run:
     if len(matching) == 1:
         return matching[0]
     if matching:
-        names = ", ".join(run.folder.name for run in matching[:SOME])
-        more = ", ..." if len(matching) > SOME else ""
+        names = ", ".join(run.folder.name for run in matching[:NAMED_RUNS])
+        more = ", ..." if len(matching) > NAMED_RUNS else ""
         raise ValueError(f"{text!r} may be any of {len(matching)} runs: {names}{more}")
     raise ValueError(f"there is no run {text!r}, neither as a folder nor in {str(root)!r}: see `dcnet list runs`")
 
 
 def all_runs(root: Path | None = None) -> list[Run]:
-    """The runs in a folder, by name."""
+    """All runs in a folder, sorted by name."""
     root = root or runs_root()
     return [Run(path.parent) for path in sorted(root.glob("*/record.json"))]
 
@@ -198,12 +157,12 @@ def load_model(run: Run, builder: Callable[[], nn.Module] | None = None) -> tupl
     """The trained network of a run, in evaluation mode, and its record.
 
     Args:
-        run: a run that is done.
-        builder: makes the network, for a run of a custom one; its class will do where that needs no arguments.
+        run: a finished run.
+        builder: builds a custom network, such as its class if that needs no arguments.
     """
     record = run.record()
     if builder is None:
-        check_has_builder(record, run.folder.name)
+        check_buildable(record, run.folder.name)
     if not run.model_file.exists():
         raise ValueError(_without_weights(run, record))
     described = _description(run, record) if builder is None else None
@@ -221,22 +180,70 @@ def load_model(run: Run, builder: Callable[[], nn.Module] | None = None) -> tupl
 
 
 def _description(run: Run, record: Record) -> tuple[RunConfig, tuple[int, int, int]]:
-    """The config of the network, and its numbers of classes and channels and the side of its images."""
+    """The config of the network, and its number of classes, channels and image size."""
+    missing = [f"config.{name}" for name in DESCRIBED if name not in record.config]
+    missing += [f"data.{name}" for name in ("classes", "channels", "image_size") if not getattr(record.data, name)]
+    if missing:
+        raise ValueError(f"{str(run.record_file)!r} does not describe its network: it lacks {missing[0]}")
     try:
-        config, data = config_of(record["config"]), record["data"]
-        if lacking := [name for name in DESCRIBED if name not in record["config"]]:
-            raise KeyError(lacking[0])
-        return config, (len(data["classes"]), data["channels"], data["image_size"])
+        config, data = record.run_config(), record.data
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{str(run.record_file)!r} does not describe its network: {error!r}") from None
+    return config, (len(data.classes), data.channels, data.image_size)
 
 
 def _without_weights(run: Run, record: Record) -> str:
-    """Why there are none, and where they would come from."""
-    name, status = run.folder.name, record["status"]
+    """The message for a run without weights: why, and how to get them."""
+    name, status = run.folder.name, record.status
     if status in ("done", "converted"):
         return f"the run {name!r} is {status}, but its weights are not here: there is no {str(run.model_file)!r}"
-    custom = record["config"].get("network") is not None
+    custom = record.config.get("network") is not None
     how = "Trainer(config, run, model=...)" if custom else f"dcnet train --resume {shlex.quote(str(run.folder))}"
-    hint = f"; `{how}` goes on with it"
+    hint = f"; `{how}` resumes it"
     return f"the run {name!r} has no weights yet: its status is {status!r}{'' if status == 'diverged' else hint}"
+
+
+@contextmanager
+def record_lock(folder: Path) -> Iterator[None]:
+    """Locks the record of a folder against changes by other processes; waits for them."""
+    with (folder / ".record.lock").open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Locks a folder for this process and its children; raises ValueError if another process holds the lock.
+
+    A folder that did not exist before, and is still empty, is removed at the end.
+    """
+    new, lock = not folder.exists(), folder / ".lock"
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock.open("w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is working on {str(folder)!r}: wait until it has ended") from None
+        try:
+            yield
+        finally:
+            if new and list(folder.glob("*")) == [lock]:
+                lock.unlink()
+                folder.rmdir()
+
+
+def add_evaluation(run: Run, name: str, values: Mapping[str, Any]) -> None:
+    """Stores measurements of the trained network in its record as evaluations[name].
+
+    Several processes may add evaluations at once. Training the run again removes all of them.
+    """
+    if not name:
+        raise ValueError("an evaluation needs a name, not ''")
+    # Before locking, which would create a file in a folder without a run.
+    run.record()
+    with record_lock(run.folder):
+        record = run.record()
+        if record.status in UNFINISHED:
+            raise ValueError(f"the run {run.folder.name!r} has nothing to evaluate: its status is {record.status!r}")
+        record.evaluations[name] = Evaluation.from_json(values)
+        run.write(record)

@@ -1,31 +1,28 @@
-"""How the learning rate moves: a factor that depends on the step, and on the losses seen so far, and on nothing else.
-
-A schedule has no state, so that a run that was interrupted goes on with the learning rate it would have had.
-"""
+"""Learning-rate schedules: functions of the step and the training losses so far, without state."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dcnet.learnable import check_number
-from dcnet.spec import unknown
+from dcnet.checks import check_number
+from dcnet.registry import unknown_name
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The learning rate stays as it is."""
+    """A constant learning rate."""
 
     name: ClassVar[str] = "constant"
 
     def factor(self, step: int, total: int, losses: Sequence[float]) -> float:
-        """What the learning rate is multiplied by at a step of `total`, after epochs with these training losses."""
+        """The factor of the learning rate at a step of `total`, given the training losses of all evaluations so far."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class Steps(Constant):
-    """Multiplied by `drop` at each milestone: a step, or a share of all steps where it is below 1."""
+    """Multiplies by `drop` at each milestone: a step, or a fraction of all steps if below 1."""
 
     name: ClassVar[str] = "step"
     milestones: tuple[float, ...] = (0.5, 0.75)
@@ -44,7 +41,7 @@ class Steps(Constant):
 
 @dataclass(frozen=True)
 class Cosine(Constant):
-    """Half a cosine from 1 to `floor`, after a straight rise over the first `warmup` steps."""
+    """Half a cosine from 1 to `floor`, after a linear warmup."""
 
     name: ClassVar[str] = "cosine"
     warmup: int = 0
@@ -63,10 +60,7 @@ class Cosine(Constant):
 
 @dataclass(frozen=True)
 class Plateau(Constant):
-    """Multiplied by `drop` each time the training loss of `patience` epochs in a row was no better than before.
-
-    With `evaluate_every` it is as many evaluations, each with the loss since the one before.
-    """
+    """Multiplies by `drop` after `patience` evaluations in a row without a better training loss."""
 
     name: ClassVar[str] = "plateau"
     drop: float = 0.1
@@ -93,9 +87,9 @@ SCHEDULES: dict[str, type[Schedule]] = {kind.name: kind for kind in (Constant, S
 
 
 def schedule_of(described: dict[str, Any]) -> Schedule:
-    """The schedule that `described_schedule` wrote down."""
+    """The schedule of a saved config."""
     options = dict(described)
     name = options.pop("name")
     if name not in SCHEDULES:
-        raise unknown("schedule", str(name), SCHEDULES)
+        raise unknown_name("schedule", str(name), SCHEDULES)
     return SCHEDULES[name](**options)

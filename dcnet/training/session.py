@@ -1,45 +1,179 @@
-"""Several runs one after the other, from the first line to the exit code."""
+"""Several runs in sequence: progress display, summary table and exit code of `dcnet train`."""
 
 import json
 import os
 import shlex
+import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from importlib.util import find_spec
 from typing import Any
 
-from dcnet.data import FolderDataset
-from dcnet.escapes import visible
-from dcnet.files import sentence_of
-from dcnet.output import lasting_console
-from dcnet.training.config import RunConfig
-from dcnet.training.divergence import DivergenceError
-from dcnet.training.execution import Execution
-from dcnet.training.identity import Data, check_is_of, data_of, from_folder, load_data
-from dcnet.training.lock import locked
-from dcnet.training.pretrained import check_weights
-from dcnet.training.progress import Shown
-from dcnet.training.runs import Record, Run
-from dcnet.training.summary import summary_table
-from dcnet.training.trainer import Trainer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
-# Damaged images that are named.
-MOST_NAMED = 1000
-# Images that take a while to look at.
-MANY = 5000
+from dcnet.data import FolderDataset
+from dcnet.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
+from dcnet.files import sentence_of
+from dcnet.table import Table
+from dcnet.terminal import lasting_console, visible
+from dcnet.training.config import RunConfig
+from dcnet.training.identity import Data, check_same_run, from_folder, load_data, load_run_data
+from dcnet.training.initialization import check_weights
+from dcnet.training.record import Point, Record
+from dcnet.training.runs import Run, run_lock
+from dcnet.training.setup import Execution
+from dcnet.training.trainer import Callback, DivergenceError, Trainer
+
+# On narrower terminals the name is truncated, and some numbers are omitted.
+NARROW, SHORT_NAME = 110, 20
+# The largest number of damaged images in a message.
+MAX_NAMED = 1000
+# With more images than this, a message announces the check.
+MANY_IMAGES = 5000
+
+
+def can_redraw(console: Console) -> bool:
+    """Whether the console can redraw lines: a terminal, or a notebook with widgets."""
+    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar with name, steps, the field `numbers` and remaining time; hidden if the console cannot redraw lines."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not can_redraw(console),
+    )
+
+
+class ProgressBar(Callback):
+    """Shows a bar on a terminal or in a notebook; elsewhere, as in a log, a line per run and evaluation.
+
+    Use it in a `with` block, as the callback of a `Trainer`.
+
+    Args:
+        console: the output; None for standard output, or the cell of a notebook.
+    """
+
+    def __init__(self, console: Console | None = None):
+        self.console, self.task = console or Console(), TaskID(0)
+        self.tested, self.narrow = "", self.console.width < NARROW
+        self.redraws, self.progress = can_redraw(self.console), progress_bar(self.console)
+
+    def __enter__(self) -> "ProgressBar":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.progress.stop()
+
+    def on_start(self, name: str, done: int, total: int) -> None:
+        self.tested = ""
+        shown = f"…{name[-SHORT_NAME:]}" if self.narrow and len(name) > SHORT_NAME else name
+        self.task = self.progress.add_task(shown, total=total, completed=done, numbers="")
+        if done:
+            self.on_message(f"{name}: resumes after step {done} of {total}")
+        elif not self.redraws:
+            self.on_message(name)
+
+    def on_step(self, done: int, loss: float, accuracy: float, images_per_second: float) -> None:
+        numbers = f"loss {loss:.3f}{self.tested}"
+        if not self.narrow:
+            numbers = f"loss {loss:.3f}  train {accuracy:.1f} %{self.tested}  {images_per_second:,.0f} images/s"
+        self.progress.update(self.task, completed=done, numbers=numbers)
+
+    def on_evaluation(self, point: Point) -> None:
+        self.tested = f"  test {point.test_accuracy:.2f} %"
+        if not self.redraws:
+            self.on_message(
+                f"step {point.step}, epoch {point.epoch:.1f}: loss {point.train_loss:.4f}, "
+                f"train {point.train_accuracy:.2f} %, test {point.test_accuracy:.2f} %, {point.seconds:.0f} s"
+            )
+
+    def on_message(self, text: str) -> None:
+        _print_line(self.console, text)
+
+
+def _print_line(console: Console, text: str) -> None:
+    """Prints a line without markup, since paths may have brackets."""
+    console.print(visible(text), soft_wrap=True, highlight=False, markup=False)
+
+
+def group_by_seed(records: Sequence[Record]) -> dict[tuple[str, str, str], list[Record]]:
+    """Groups of records that differ in the seed only, by dataset, network and operator."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        rest = {name: value for name, value in record.settings.items() if name != "seed"}
+        groups.setdefault(repr(sorted(rest.items(), key=str)), []).append(record)
+    found: dict[tuple[str, str, str], list[Record]] = {}
+    for members in groups.values():
+        config = members[0].settings
+        margin = f", {config['margin']}" if config.get("margin") else ""
+        name = (config["dataset"], config["model"], config["operator"] + margin)
+        # For groups that differ only in other values.
+        while name in found:
+            name = (*name[:2], name[2] + "'")
+        found[name] = members
+    return found
+
+
+def format_mean(values: Sequence[float], digits: int = 2) -> str:
+    """The mean, with the standard deviation of several values; empty for none."""
+    if not values:
+        return ""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def summary_table(records: Sequence[Record]) -> Table:
+    """Accuracy after the last step, and the time it took; values that all runs share are in the title."""
+    groups = group_by_seed(records)
+    shared = [len({name[i] for name in groups}) == 1 for i in range(2)]
+    seeds = max(len(members) for members in groups.values())
+    same = all(len(members) == seeds for members in groups.values())
+    about = f"mean ± deviation of {'' if same else 'up to '}{seeds} seeds" if seeds > 1 else "one seed"
+    title = ", ".join([*(next(iter(groups))[i] for i in range(2) if shared[i]), "last step", about])
+    names = [*(heading for heading, left in zip(("dataset", "network"), shared, strict=True) if not left), "operator"]
+    headings = [*names, "parameters", "test accuracy, %", "train loss", "seconds a run"]
+    rows = [
+        [*(name[i] for i in range(2) if not shared[i]), name[2], *_numbers(members)] for name, members in groups.items()
+    ]
+    return Table.of_rows(headings, rows, names=len(names), title=title)
+
+
+def _numbers(members: Sequence[Record]) -> list[str]:
+    """The numbers of a row; those that the records lack are empty."""
+    results = [record.results for record in members if record.results is not None]
+    parameters = members[0].parameters
+    seconds = _not_none(record.timings.total for record in members)
+    return [
+        "" if parameters is None else f"{parameters:,}",
+        format_mean(_not_none(result.test_accuracy for result in results)),
+        format_mean(_not_none(result.train_loss for result in results), 4),
+        f"{statistics.median(seconds):.1f}" if seconds else "",
+    ]
+
+
+def _not_none(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 class Session:
-    """Carries out configs, each in the folder of its run, unless they are done; shows how it goes, and compares.
+    """Trains several configs, each in the folder of its run, except those that are done; prints a summary.
 
     Args:
-        work: configs, and the folders of their runs.
+        work: configs and the folders of their runs.
         execution: where and how to compute.
-        again: train anew what is done.
-        as_json: print what came out as JSON.
-        datasets: those that are loaded already, by their names in the configs.
-        skip_bad_images: leave out the images of a folder that cannot be read.
+        again: also train runs that are done.
+        as_json: print the results as JSON.
+        datasets: datasets that are loaded already, by their names in the configs.
+        skip_bad_images: leave out images of a folder that cannot be read.
     """
 
     def __init__(
@@ -53,129 +187,134 @@ class Session:
     ):
         self.work, self.execution, self.again = work, execution, again
         self.datasets, self.skip_bad_images = dict(datasets or {}), skip_bad_images
-        self.looked_at: dict[str, FolderDataset] = {}
+        self.checked: dict[str, FolderDataset] = {}
         self.runs: list[tuple[Run, Record]] = []
         self.trained: list[Run] = []
         self.stopped = False
         self.as_json, self.is_first = as_json, int(os.environ.get("RANK", "0")) == 0
         self.alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
         self.console, self.output = lasting_console("dcnet train", stderr=as_json, quiet=not self.is_first)
+        self.progress = ProgressBar(self.console)
 
     def run(self) -> int:
-        """The exit code: 1 if a run diverged or could not be written, 2 if it could not begin, 130 if interrupted."""
+        """Trains all configs; returns the exit code.
+
+        1 if a run diverged or could not be written, 2 if one could not start, 130 after an interruption.
+        """
         code = 0
-        with Shown(self.console) as shown:
+        with self.progress:
             for place, (config, run) in enumerate(self.work):
-                code = self._attempt(config, run, shown) or code
+                code = self._run_one(config, run) or code
                 left = len(self.work) - place - 1
                 if self.stopped and left:
                     runs = "run has" if left == 1 else "runs have"
-                    # With --again it would begin anew with what has been trained just now.
-                    how = "" if self.again else "; the same command goes on"
-                    shown.note(f"{left} more {runs} not begun{how}")
+                    # With --again the same command would start with the runs of this session.
+                    how = "" if self.again else "; the same command resumes"
+                    self.progress.on_message(f"{left} more {runs} not started{how}")
                     code = code or INTERRUPTED
                     break
-        self._close()
+        self._print_summary()
         return code or self.output.code
 
-    def _attempt(self, config: RunConfig, run: Run, shown: Shown) -> int:
+    def _run_one(self, config: RunConfig, run: Run) -> int:
+        """Trains a config, and reports errors; returns the exit code."""
         try:
-            record = self._carry_out(config, run, shown)
+            # The first of several processes holds the folder.
+            with run_lock(run.folder) if self.is_first else nullcontext():
+                record = self._finished_record(config, run) or self._train(config, run)
         except (DivergenceError, ImportError, OSError, ValueError) as error:
-            self._complain(sentence_of(error), run)
-            # Other processes may have got further in this run, and would meet this one in the next.
+            self._print_error(sentence_of(error), run)
+            # With several processes, stop here: the others may still be in this run, and would be one run behind.
             self.stopped = not self.alone
-            return USAGE if isinstance(error, ImportError | ValueError) else FAILED
+            return BAD_INPUT if isinstance(error, ImportError | ValueError) else FAILED
         self.runs.append((run, record))
-        return INTERRUPTED if record["status"] == "interrupted" else 0
+        return INTERRUPTED if record.status == "interrupted" else 0
 
-    def _carry_out(self, config: RunConfig, run: Run, shown: Shown) -> Record:
-        with self._hold(run):
-            if (known := run.record_if_any()) is not None:
-                check_is_of(known, config, run.folder)
-            if not self.again and run.done:
-                check_weights(run.record(), config)
-                if self.is_first:
-                    run.put_away()
-                shown.note(f"{run.folder.name}: is done already, see {run.record_file}; --again trains it anew")
-                return run.record()
-            dataset = self._images_of(config, run, shown) if from_folder(config.dataset) else None
-            trainer = Trainer(config, run, self.execution, shown, dataset, again=self.again)
-            record = trainer.run()
+    def _finished_record(self, config: RunConfig, run: Run) -> Record | None:
+        """The record of a run that is done, unless it is to be trained again."""
+        if (known := run.record_or_none()) is not None:
+            check_same_run(known, config, run.folder)
+        if self.again or not run.done:
+            return None
+        record = run.record()
+        check_weights(record, config)
+        if self.is_first:
+            run.remove_training_files()
+        self.progress.on_message(f"{run.folder.name}: is done already, see {run.record_file}; --again trains it again")
+        return record
+
+    def _train(self, config: RunConfig, run: Run) -> Record:
+        dataset = self._folder_data(config, run) if from_folder(config.dataset) else None
+        trainer = Trainer(config, run, self.execution, self.progress, dataset, again=self.again)
+        record = trainer.run()
         self.stopped = trainer.stopped
-        if record["status"] == "interrupted":
-            steps = f"{record['steps_done']} of {record['steps']} steps"
-            shown.note(f"stopped after {steps}; go on with: dcnet train --resume {shlex.quote(str(run.folder))}")
+        if record.status == "interrupted":
+            steps, folder = f"{record.steps_done} of {record.steps} steps", shlex.quote(str(run.folder))
+            self.progress.on_message(f"stopped after {steps}; resume with: dcnet train --resume {folder}")
         else:
             self.trained.append(run)
         return record
 
-    def _images_of(self, config: RunConfig, run: Run, shown: Shown) -> Data:
-        """The data of a folder: as a run had them that goes on, and looked at where it begins."""
+    def _folder_data(self, config: RunConfig, run: Run) -> Data:
+        """The data of a folder: those of the record if the run resumes, otherwise all images that can be read."""
         found, folder = self.datasets.get(config.dataset), self.execution.data_dir
-        record = run.record_if_any()
+        record = run.record_or_none()
         if found is None:
-            found = load_data(config, folder) if record is None else data_of(record, folder)
+            found = load_data(config, folder) if record is None else load_run_data(record, folder)
         if not isinstance(found, FolderDataset):
             return found
         if record is not None and not self.again and run.checkpoints.files():
-            left_out = set(record["data"].get("skipped", [])) - set(found.skipped)
-            return found.without(left_out)
-        if config.dataset not in self.looked_at:
-            self.looked_at[config.dataset] = self._looked_at(found, shown)
-        return self.looked_at[config.dataset]
+            return found.without(set(record.data.skipped) - set(found.skipped))
+        if config.dataset not in self.checked:
+            self.checked[config.dataset] = self._check_images(found)
+        return self.checked[config.dataset]
 
-    def _looked_at(self, found: FolderDataset, shown: Shown) -> FolderDataset:
-        """The images that can be read; the others are all named at once, before the first step."""
+    def _check_images(self, found: FolderDataset) -> FolderDataset:
+        """Reads all images once, and reports damaged ones before the first step."""
         if found.held_out:
-            shown.note(
+            self.progress.on_message(
                 f"{found.folder} has no train and val: split into {len(found.train):,} images to train on and "
                 f"{len(found.val):,} to test with, {100 * found.held_out:.0f} % of each class, always the same ones"
             )
         count = len(found.train) + len(found.val)
-        if count > MANY:
-            shown.note(f"reading all {count:,} images once, to name those that are damaged")
-        bad = found.bad_images()
+        if count > MANY_IMAGES:
+            self.progress.on_message(f"reading all {count:,} images once, to find damaged ones")
+        bad = found.unreadable_images()
         if not bad:
             return found
-        names = ", ".join(list(bad)[:MOST_NAMED]) + (", ..." if len(bad) > MOST_NAMED else "")
-        told = f"{len(bad):,} of {count:,} images in {found.folder} cannot be read: {names}"
+        names = ", ".join(list(bad)[:MAX_NAMED]) + (", ..." if len(bad) > MAX_NAMED else "")
+        problem = f"{len(bad):,} of {count:,} images in {found.folder} cannot be read: {names}"
         if not self.skip_bad_images:
-            raise ValueError(f"{told}; replace or delete them, or leave them out with --skip-bad-images")
-        shown.note(f"{told}; they are left out, as the record says")
+            raise ValueError(f"{problem}; replace or delete them, or leave them out with --skip-bad-images")
+        self.progress.on_message(f"{problem}; they are left out, and listed in the record")
         return found.without(list(bad))
 
-    def _hold(self, run: Run) -> AbstractContextManager[None]:
-        """Of several processes of one run, the first holds its folder."""
-        return locked(run.folder) if self.is_first else nullcontext()
-
-    def _complain(self, text: str, run: Run) -> None:
+    def _print_error(self, text: str, run: Run) -> None:
         if not self.is_first:
             return
         print(f"dcnet train: {visible(text)}", file=sys.stderr)
-        files = run.checkpoints.files()
-        if files:
-            print(f"dcnet train: the last good checkpoint is {visible(files[-1])}", file=sys.stderr)
+        if files := run.checkpoints.files():
+            print(f"dcnet train: the newest checkpoint is {visible(files[-1])}", file=sys.stderr)
 
     @property
     def finished(self) -> list[Record]:
         """The records of the runs that are done."""
-        return [record for _, record in self.runs if record["status"] == "done"]
+        return [record for _, record in self.runs if record.status == "done"]
 
-    def _close(self) -> None:
+    def _print_summary(self) -> None:
         if self.as_json and self.is_first:
-            print(json.dumps([_short(record, run) for run, record in self.runs], indent=2))
+            print(json.dumps([_json_summary(record, run) for run, record in self.runs], indent=2))
         elif self.finished:
             self.console.print(summary_table(self.finished))
             for run in self.trained:
-                self.say(f"wrote {run.record_file}")
+                self.print_line(f"wrote {run.record_file}")
 
-    def say(self, text: str) -> None:
-        """One line as it is, whatever there is in it."""
-        self.console.print(visible(text), soft_wrap=True, highlight=False, markup=False)
+    def print_line(self, text: str) -> None:
+        """Prints a line to the console of the session."""
+        _print_line(self.console, text)
 
 
-def _short(record: Record, run: Run) -> dict[str, Any]:
-    """What a program wants to know of a run; the rest is in its record."""
-    names = ("name", "hash", "status", "steps", "steps_done", "results", "timings")
-    return {"folder": str(run.folder), **{name: record.get(name) for name in names}}
+def _json_summary(record: Record, run: Run) -> dict[str, Any]:
+    """The main values of a record; all others are in the file."""
+    names, values = ("name", "hash", "status", "steps", "steps_done", "results", "timings"), record.to_json()
+    return {"folder": str(run.folder), **{name: values.get(name) for name in names}}

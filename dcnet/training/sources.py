@@ -1,4 +1,4 @@
-"""Where batches come from: a dataset that lives on the device, or a folder of images that is read by workers."""
+"""Sources of batches: a dataset on the device, or a folder of images that worker processes read."""
 
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
@@ -7,39 +7,72 @@ import torch
 from torch import Tensor
 
 from dcnet.data import BatchDraws, Batches, Dataset, FolderDataset
-from dcnet.training.capture import Captured
 from dcnet.training.config import RunConfig
-from dcnet.training.evaluate import batches_of
+from dcnet.training.evaluation import batches_of
 
 TrainStep = Callable[[Tensor, Tensor], None]
+# Eager calls before a capture.
+WARMUP = 3
+
+
+class Captured:
+    """A function of a batch as a CUDA graph: the first calls are eager, the next is captured, all others replay it."""
+
+    def __init__(self, call: Callable[[BatchDraws], None]):
+        self.call, self.calls = call, 0
+        self.static: BatchDraws | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.side = torch.cuda.Stream()
+
+    def __call__(self, draws: BatchDraws) -> None:
+        if self.static is None:
+            self.static = draws.clone()
+        self.static.copy_(draws)
+        self.calls += 1
+        if self.calls <= WARMUP:
+            self._warm_up()
+            return
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.call(self.static)
+        self.graph.replay()
+
+    def _warm_up(self) -> None:
+        """Runs on a side stream, so that libraries are initialized before the capture."""
+        assert self.static is not None
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            self.call(self.static)
+        torch.cuda.current_stream().wait_stream(self.side)
 
 
 class Source(Protocol):
-    """Batches for training, by step, and for testing."""
+    """Batches for training, by step, and for the test."""
 
     steps_per_epoch: int
     batch_size: int
 
     def train(self, step: int, train_step: TrainStep) -> None:
-        """Trains on the batch of a step, counted from 0 over the whole run; steps follow one another."""
+        """Trains on the batch of a step, counted from 0 over the whole run; calls are in the order of steps."""
 
     def images(self, step: int) -> Tensor:
-        """The images of a step once more."""
+        """The images of a step, to inspect it again."""
 
     def test(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """The batches of the test set."""
+        """Batches of the test set."""
 
     def close(self) -> None:
-        """Ends the processes that read images, if there are any."""
+        """Stops the worker processes."""
 
 
 class Resident:
-    """All images on the device as bytes, augmented there."""
+    """All images on the device as bytes, and augmented there."""
 
     def __init__(self, dataset: Dataset, config: RunConfig, device: torch.device, share: tuple[int, int], graph: bool):
         train = dataset.train
         if config.train_images is not None:
-            train = train.first(config.train_images, dataset.num_classes)
+            train = train.subset(config.train_images, dataset.num_classes)
         rank, world = share
         self.batches = Batches(
             train.to(device), config.batch_size, config.augmentation, config.seed, rank=rank, world=world
@@ -50,12 +83,13 @@ class Resident:
         self._captured: Captured | None = None
 
     def train(self, step: int, train_step: TrainStep) -> None:
-        def call(draws: BatchDraws) -> None:
+        draws = self.batches.draws(step)
+        if not self.graph:
             train_step(*self._batch(draws))
-
-        if self.graph and self._captured is None:
-            self._captured = Captured(call)
-        (self._captured or call)(self.batches.draws(step))
+            return
+        if self._captured is None:
+            self._captured = Captured(lambda given: train_step(*self._batch(given)))
+        self._captured(draws)
 
     def images(self, step: int) -> Tensor:
         return self._batch(self.batches.draws(step))[0]
@@ -64,16 +98,16 @@ class Resident:
         return self.test_batches
 
     def close(self) -> None:
-        """Nothing to do: no process reads ahead."""
+        """Nothing to stop."""
 
     def _batch(self, draws: BatchDraws) -> tuple[Tensor, Tensor]:
         images, labels = self.batches.images(draws)
-        # As cuDNN likes them; on a CPU it makes no difference that would be worth the copy.
+        # The layout that is fastest for cuDNN; on a CPU the copy costs more than it saves.
         return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images, labels
 
 
 class Streamed:
-    """Images from files, decoded by worker processes; far too many to be kept."""
+    """Images from files, decoded by worker processes."""
 
     def __init__(
         self, dataset: FolderDataset, config: RunConfig, device: torch.device, share: tuple[int, int], workers: int
@@ -118,7 +152,7 @@ def make_source(
     graph: bool,
     workers: int,
 ) -> Source:
-    """The source for a kind of dataset; `share` is this process's number and how many there are."""
+    """The source for a dataset; `share` is the rank of this process and the number of processes."""
     _check(dataset, config)
     if isinstance(dataset, FolderDataset):
         return Streamed(dataset, config, device, share, workers)
@@ -126,7 +160,7 @@ def make_source(
 
 
 def _check(dataset: Dataset | FolderDataset, config: RunConfig) -> None:
-    """Refuses what would be written down about a run and not be done."""
+    """Raises ValueError for values of the config that would have no effect."""
     if isinstance(dataset, FolderDataset):
         asked = {
             "train_images": config.train_images,

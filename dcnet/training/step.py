@@ -1,23 +1,149 @@
-"""One step of training: forward, loss, backward, optimizer, and the sums that are reported."""
+"""One training step: forward, loss, backward, optimizer, and the sums for loss and accuracy."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from dcnet.training.meter import Meter
-from dcnet.training.objective import Objective, correct
+from dcnet import regularizers
+from dcnet.training.adversarial import Target, as_adversary
+from dcnet.training.config import RunConfig
+
+NAMES = ("totals", "bad_step", "step")
+# The sum over processes.
+Join = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Mean loss and accuracy since the last reset; `bad_step` is the first step with a loss that is not finite."""
+
+    loss: float
+    accuracy: float
+    bad_step: int | None
+
+
+class Meter:
+    """Sums of images, correct predictions and losses on the device, and the first step that is not finite."""
+
+    def __init__(self, device: torch.device, join: Join | None = None, is_first: bool = True):
+        self.join, self.is_first = join, is_first
+        # Losses, correct predictions and images.
+        self.totals = torch.zeros(3, dtype=torch.float64, device=device)
+        self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
+        self.step = torch.zeros((), dtype=torch.int64, device=device)
+        # Fused optimizers of torch skip the step if this is 1.
+        self.found_bad = torch.zeros((), dtype=torch.float32, device=device)
+
+    @torch.no_grad()
+    def add(self, loss: Tensor, correct: Tensor, images: int, gradient: Tensor | None = None) -> None:
+        """Adds a step; from the first bad step on, the optimizer skips all steps.
+
+        A step is bad if its loss or the largest of its gradients is not finite.
+        """
+        loss = loss.detach()
+        bad = ~loss.isfinite()
+        if gradient is not None:
+            bad = bad | ~gradient.isfinite()
+        if self.join is not None:
+            bad = self.join(bad.float()) > 0
+        self.bad_step.copy_(torch.where(bad & (self.bad_step < 0), self.step, self.bad_step))
+        self.found_bad.copy_(self.bad_step >= 0)
+        count = torch.full_like(loss, images)
+        self.totals.add_(torch.stack([loss.double() * images, correct.double(), count.double()]))
+        self.step.add_(1)
+
+    def reset(self) -> None:
+        self.totals.zero_()
+
+    def read(self) -> Reading:
+        """The current means; waits for the device and the other processes."""
+        totals = self.totals if self.join is None else self.join(self.totals.clone())
+        loss, correct, images, bad = [*totals.tolist(), self.bad_step.item()]
+        images = max(images, 1.0)
+        return Reading(loss / images, 100 * correct / images, None if bad < 0 else int(bad))
+
+    def state(self) -> dict[str, Tensor]:
+        """The sums over all processes, for a checkpoint; all processes have to call this."""
+        totals = self.totals.clone() if self.join is None else self.join(self.totals.clone())
+        return {f"meter.{name}": getattr(self, name).clone() for name in NAMES} | {"meter.totals": totals}
+
+    def restore_(self, tensors: dict[str, Tensor]) -> None:
+        for name in NAMES:
+            getattr(self, name).copy_(tensors[f"meter.{name}"])
+        if not self.is_first:
+            # The first process holds the sums of all.
+            self.totals.zero_()
+
+
+def classification_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0, log_floor: float = 0.0) -> Tensor:
+    """The mean of -sum_j y_j log(softmax(logits)_j + floor), with smoothed labels y."""
+    if log_floor == 0:
+        return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
+    logs = (logits.float().softmax(1) + log_floor).log()
+    target = logs.gather(1, labels[:, None]).squeeze(1)
+    return -((1 - smoothing) * target + smoothing * logs.mean(1)).mean()
+
+
+Call = Callable[..., Any]
+
+
+class Objective:
+    """The loss of a batch, and the orthonormality constraint on the filters."""
+
+    def __init__(self, config: RunConfig, model: nn.Module, compiled: bool = False):
+        self.config, self.model = config, model
+        measure = regularizers.orthonormal_of
+        # In eager mode it takes about two hundred kernels per step, each as short as its launch.
+        self.orthonormal: Call = torch.compile(measure, dynamic=False) if compiled else measure
+        self.adversary = None if config.adversary is None else as_adversary(config.adversary)
+
+    def loss(self, network: Call, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The reported loss and the logits, with adversarial images if the config has an adversary."""
+        if self.adversary is None:
+            return self._plain_loss(network, images, labels)
+        # Attacks call the module itself: DDP would wait for gradients of other processes.
+        joins = isinstance(network, DistributedDataParallel)
+        target = Target(network, self.model if joins else network, self.model)
+        return self.adversary.loss(self._plain_loss, target, images, labels)
+
+    def _plain_loss(self, network: Call, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of the network's head, or the classification loss."""
+        if self.config.margin is not None:
+            return network(images, labels)
+        logits = network(images)
+        return classification_loss(logits, labels, self.config.label_smoothing, self.config.log_floor), logits
+
+    def constraint(self) -> Tensor | float:
+        """The orthonormality loss, which does not depend on the batch."""
+        if self.config.orthonormal == 0:
+            return 0.0
+        # Outside of the compiled function, which would guard every module and gather sharded filters.
+        filters = regularizers.filters_of(self.model)
+        return 0.5 * self.config.orthonormal * self.orthonormal(filters)
+
+
+@torch.no_grad()
+def correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """The number of correct predictions."""
+    return (logits.argmax(1) == labels).sum()
 
 
 class Step:
-    """Trains on a batch; nothing in it waits for the device, so that it can be captured."""
+    """Trains on a batch without waiting for the device, so that it can be captured as a CUDA graph."""
 
     def __init__(
         self, accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, objective: Objective, meter: Meter
     ):
         self.accelerator, self.model, self.optimizer = accelerator, model, optimizer
         self.objective, self.meter = objective, meter
-        # A loss or a gradient that is not finite must not reach the weights, which tell where it came from.
+        # Non-finite values must not reach the weights, which are used to find the failing layer.
         optimizer.found_inf = meter.found_bad  # type: ignore[attr-defined]
 
     def __call__(self, images: Tensor, labels: Tensor) -> None:
@@ -29,7 +155,7 @@ class Step:
 
     @torch.no_grad()
     def _largest_gradient(self) -> Tensor | None:
-        """Not finite if any gradient is not; None where processes hold gradients in shares."""
+        """The largest gradient; not finite if any is not, None for sharded gradients."""
         held = [parameter.grad for group in self.optimizer.param_groups for parameter in group["params"]]
         gradients = [gradient for gradient in held if gradient is not None]
         if not gradients or hasattr(gradients[0], "device_mesh"):

@@ -1,47 +1,138 @@
-"""The loop: from a config to a record and trained weights, through any number of interruptions."""
+"""The training loop: from a config to a record and trained weights, with checkpoints and resuming."""
 
+import dataclasses
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from dcnet.files import check_utf8
-from dcnet.training.checkpoints import Checkpoint, check_room, write_tensors
+from dcnet.interrupts import Interruption, interruptible
+from dcnet.training.checkpoints import (
+    MODEL,
+    Checkpoint,
+    check_room,
+    checkpoint_notes,
+    resume_record,
+    write_tensors,
+)
 from dcnet.training.config import RunConfig
-from dcnet.training.divergence import DivergenceError, first_bad_layer
-from dcnet.training.execution import Execution
-from dcnet.training.identity import Data, check_is_of, class_of
-from dcnet.training.interruption import Interruption, interruptible
-from dcnet.training.meter import Reading
-from dcnet.training.records import Clock, Record, add_point, go_on, new_record, notes_of, results, timings
-from dcnet.training.runs import Run, identified
-from dcnet.training.state import MODEL
-from dcnet.training.watching import Watcher
-from dcnet.training.workspace import Workspace, check_network
+from dcnet.training.identity import Data, check_same_run, class_of, identify
+from dcnet.training.record import Point, Record, Results, Timings, finite
+from dcnet.training.runs import Run
+from dcnet.training.setup import Execution, Setup, check_network
+from dcnet.training.step import Reading
 
-# Steps from one look at the device to the next: on a GPU it would have to wait for each.
-LOOK_EVERY = {"cpu": 1, "cuda": 50}
-# The first steps compile and capture.
+# Steps between two reads of the meter: on a GPU each read waits for the device.
+READ_EVERY = {"cpu": 1, "cuda": 50}
+# The first steps compile and capture; they are not timed as training.
 STARTING = 5
+PHASES = ("start", "training", "evaluation", "saving")
+
+
+class Callback:
+    """Notified of training progress; this one does nothing, see `dcnet.training.session.ProgressBar`."""
+
+    def on_start(self, name: str, done: int, total: int) -> None:
+        """A run starts, or resumes after `done` of its steps."""
+
+    def on_step(self, done: int, loss: float, accuracy: float, images_per_second: float) -> None:
+        """Steps are done; loss and accuracy are of the training images since the last evaluation."""
+
+    def on_evaluation(self, point: Point) -> None:
+        """The network was evaluated on the test set."""
+
+    def on_end(self, record: Record) -> None:
+        """The run is done or interrupted."""
+
+    def on_message(self, text: str) -> None:
+        """A message of one line."""
+
+
+class DivergenceError(ArithmeticError):
+    """The loss was not finite; the message names the step and the layer."""
+
+
+@torch.no_grad()
+def find_bad_layer(model: nn.Module, images: Tensor) -> str:
+    """Names the first layer whose weights, output for these images, or gradient are not finite."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            return f"the parameter {name!r} has values that are not finite"
+    found: list[str] = []
+    # Including containers: operations between their children belong to no other module.
+    handles = [
+        module.register_forward_hook(_record_bad_output(name or type(module).__name__, found))
+        for name, module in model.named_modules()
+    ]
+    try:
+        model(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if found:
+        return f"the output of the layer {found[0]!r} is the first that is not finite"
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            return f"all outputs are finite, but the gradient of {name!r} is not"
+    return "all layers give finite outputs, so it is the loss itself"
+
+
+def _record_bad_output(name: str, found: list[str]) -> object:
+    def hook(module: nn.Module, inputs: object, output: object) -> None:
+        tensors = (value for value in tree_leaves(output) if isinstance(value, Tensor))
+        if not all(value.isfinite().all() for value in tensors):
+            found.append(name)
+
+    return hook
+
+
+class Clock:
+    """Seconds per phase: start (with all compilation), training, evaluation and saving."""
+
+    def __init__(self, seconds: dict[str, float] | None = None):
+        self.seconds = dict.fromkeys(PHASES, 0.0) | (seconds or {})
+
+    @contextmanager
+    def measure(self, phase: str) -> Iterator[None]:
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - before
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+    def timings(self, steps: int, batch_size: int) -> Timings:
+        """All seconds, and the speed of `steps` steps in the training phase."""
+        training, steps = self.seconds["training"], max(steps, 0)
+        speed = {"step_ms": 1000 * training / max(steps, 1)}
+        speed["images_per_second"] = steps * batch_size / max(training, 1e-9)
+        return Timings.from_json({**self.seconds, "total": self.total, **speed})
 
 
 class Trainer:
-    """One run; `run` carries it out, from its newest checkpoint if it has one, or anew if it is to be done again.
+    """Trains one run, from its newest checkpoint if it has one.
 
-    `stopped` says afterwards whether somebody asked to stop, be it too late for this run. `config` is that of the
-    record: a custom network or dataset has its own name there, and a fingerprint, which make this another run.
+    After `run`, `stopped` is True if a signal requested to stop, even if the run was done by then. `config` is that of
+    the record: with a custom network or dataset it has their names and fingerprints.
 
     Args:
-        config: what is trained.
+        config: what to train.
         run: its folder; `Run.of(config, model=model, dataset=dataset)` gives one with the right name.
         execution: where and how to compute.
-        watcher: is told how it goes.
-        dataset: a custom dataset in place of that of the config.
-        model: a custom network in place of that of the config; it is given pixels from 0 to 1.
-        again: train anew what has been trained.
-        model_name: what to call the network; None for its class.
+        callback: notified of progress.
+        dataset: a custom dataset; None for that of the config.
+        model: a custom network, whose inputs are pixels in [0, 1]; None for that of the config.
+        again: train again if the run is done or has checkpoints.
+        model_name: the name of the custom network; None for its class.
     """
 
     def __init__(
@@ -49,208 +140,203 @@ class Trainer:
         config: RunConfig,
         run: Run,
         execution: Execution | None = None,
-        watcher: Watcher | None = None,
+        callback: Callback | None = None,
         dataset: Data | None = None,
         model: nn.Module | None = None,
         again: bool = False,
         model_name: str | None = None,
     ):
         check_network(model, config)
-        known = run.record_if_any()
-        own_data = None if dataset is None or _is_older(known, config, dataset) else dataset
-        given, config = config, identified(config, model, own_data, model_name)
+        known = run.record_or_none()
+        own_data = None if dataset is None or _lacks_fingerprint(known, config, dataset) else dataset
+        given, config = config, identify(config, model, own_data, model_name)
         self.config, self.folder, self.execution = config, run, execution or Execution()
-        self.watcher, self.stopped = watcher or Watcher(), False
+        self.callback, self.stopped = callback or Callback(), False
         for folder in (run.folder, self.execution.data_dir):
             check_utf8(folder or Path())
-        found, complaints = (None, []) if again else run.checkpoints.newest()
+        found, problems = (None, []) if again else run.checkpoints.newest()
         if known is not None and found is None:
-            check_is_of(known, config, run.folder)
-        self.space = Workspace(config, run, self.execution, dataset, model, begins=found is None)
-        self.record = new_record(config, self.space.dataset, self.space.image_size) | self.space.described()
-        self.record |= {} if model is None else {"network_class": class_of(model)}
-        self.total, self.done, self.begun_at = self.space.total_steps, 0, 0
+            check_same_run(known, config, run.folder)
+        self.setup = Setup(config, run.folder, self.execution, dataset, model, fresh=found is None)
+        self.record = self.setup.new_record(None if model is None else class_of(model))
+        self.total, self.done, self.started_at = self.setup.total_steps, 0, 0
         self.clock, self.last_saved = Clock(), time.monotonic()
-        self.look_every = LOOK_EVERY[self.space.device.type]
-        self.evaluate_every = config.evaluate_every or self.space.source.steps_per_epoch
+        self.read_every = READ_EVERY[self.setup.device.type]
+        self.evaluate_every = config.evaluate_every or self.setup.source.steps_per_epoch
         self.since, self.since_time, self.replaces = 0, 0.0, False
-        if self.space.is_first:
+        if self.setup.is_first:
             run.remove_leftovers()
         if config != given and run.folder.name == f"{given.name}-{given.hash}":
-            self.watcher.note(
+            self.callback.on_message(
                 f"{run.folder} is named after another run than {config.name}-{config.hash}, which it holds: "
                 "Run.of(config, model=..., dataset=...) gives a folder of that name"
             )
-        for complaint in complaints:
-            self.watcher.note(f"{complaint}; {'the one before it is used' if found else 'the run begins anew'}")
-        if self.space.loaded is not None:
-            self.watcher.note(f"{config.name}: {self.space.loaded}")
+        for problem in problems:
+            self.callback.on_message(f"{problem}; {'using the one before it' if found else 'the run starts again'}")
+        if self.setup.loaded is not None:
+            self.callback.on_message(f"{config.name}: {self.setup.loaded}")
         if found is not None:
-            self._go_on_from(found, given.hash)
-        elif self.space.is_first:
-            self._begin(again)
+            self._resume(found, given.hash)
+        elif self.setup.is_first:
+            self._start(again)
 
-    def _begin(self, again: bool) -> None:
-        check_room(self.folder.folder, self.space.model)
+    def _start(self, again: bool) -> None:
+        check_room(self.folder.folder, self.setup.model)
         if not again:
             self._write("running")
         self.replaces = again
 
-    def _replace_old(self) -> None:
-        """Removes what was trained before, when a step is done: until then anything may turn out to be missing."""
-        if self.replaces:
-            self.replaces = False
-            self.folder.empty()
-            self._write("running")
-
-    def _go_on_from(self, checkpoint: Checkpoint, given: str) -> None:
-        self.clock = go_on(self.record, checkpoint.notes, checkpoint.step, given)
-        self.space.restore_(checkpoint.step, checkpoint.tensors)
-        self.done = self.begun_at = checkpoint.step
+    def _resume(self, checkpoint: Checkpoint, given: str) -> None:
+        self.clock = Clock(resume_record(self.record, checkpoint.notes, checkpoint.step, given))
+        self.setup.restore_(checkpoint.step, checkpoint.tensors)
+        self.done = self.started_at = checkpoint.step
 
     def run(self) -> Record:
-        """Trains to the end, or to an interruption, and gives the record; see its status for which."""
-        accelerator, tracker = self.space.accelerator, self.execution.tracker
+        """Trains until the end or an interruption, and returns the record, whose status says which."""
+        accelerator, tracker = self.setup.accelerator, self.execution.tracker
         if tracker:
             accelerator.init_trackers("dcnet", {"name": self.config.name, "seed": self.config.seed})
-        self.watcher.starts(self._shown_name(), self.done, self.total)
-        with interruptible() as interruption, closing(self.space.source):
-            self._close(self._train(interruption))
-            self.stopped = self.space.any_process(interruption.asked)
-        self.watcher.ends(self.record)
+        adversary = self.setup.step.objective.adversary
+        cost = "" if adversary is None else f", {adversary.cost:g}x the passes"
+        self.callback.on_start(self.config.name + cost, self.done, self.total)
+        with interruptible() as interruption, closing(self.setup.source):
+            self._finish(self._train(interruption))
+            self.stopped = self.setup.any_process(interruption.requested)
+        self.callback.on_end(self.record)
         if tracker:
             accelerator.end_training()
         return self.record
 
-    def _shown_name(self) -> str:
-        adversary = self.space.step.objective.adversary
-        return self.config.name + ("" if adversary is None else f", {adversary.cost:g}x the passes")
-
-    def _close(self, status: str) -> None:
-        if status == "done":
-            self._keep_weights()
-        self._write(status)
-        if status == "done" and self.space.is_first:
-            self.folder.checkpoints.clear()
-
     def _train(self, interruption: Interruption) -> str:
-        self.space.model.train()
+        """Trains, evaluates and saves; returns the status of the run."""
+        self.setup.model.train()
         if self.done == 0:
-            self.space.start_statistics()
+            self.setup.init_statistics()
         self.since, self.since_time = self.done, time.perf_counter()
         while self.done < self.total:
-            due = self._one_step()
-            self._replace_old()
-            stops = interruption.asked
-            if self.space.processes > 1:
-                stops = self.done % self.look_every == 0 and self.space.any_process(stops)
+            evaluated = self._one_step()
+            self._remove_replaced()
+            stops = interruption.requested
+            if self.setup.processes > 1:
+                stops = self.done % self.read_every == 0 and self.setup.any_process(stops)
             if stops and self.done < self.total:
                 self.save()
                 return "interrupted"
-            self._save_if_due(due)
+            if self.done < self.total and self._save_is_due(evaluated):
+                self.save()
+                self._write("running")
         return "done"
 
     def _one_step(self) -> bool:
-        """Trains, and looks and evaluates where that is due; says whether it evaluated."""
-        starting = self.done - self.begun_at < STARTING
+        """One training step; reads the meter and evaluates if due. Returns whether it evaluated."""
+        starting = self.done - self.started_at < STARTING
         due = (self.done + 1) % self.evaluate_every == 0 or self.done + 1 == self.total
-        with self.clock.spent_on("start" if starting else "training"):
-            self.space.train_on(self.done, self.record["curves"]["train_loss"])
+        with self.clock.measure("start" if starting else "training"):
+            self.setup.train_step(self.done, self.record.curves.train_loss)
             self.done += 1
-            looks = starting or due or self.done % self.look_every == 0
-            reading = self._look() if looks else None
+            reads = starting or due or self.done % self.read_every == 0
+            reading = self._read_meter() if reads else None
         if due and reading is not None:
             self._evaluate(reading)
         return due
 
-    def _look(self) -> Reading:
-        """Waits for the device, and tells how it goes."""
-        reading = self.space.meter.read()
+    def _read_meter(self) -> Reading:
+        """Waits for the device, and reports progress; raises DivergenceError if a loss was not finite."""
+        reading = self.setup.meter.read()
         if reading.bad_step is not None:
-            self._diverged(reading.bad_step)
-        now = time.perf_counter()
-        images = (self.done - self.since) * self.config.batch_size
-        self.watcher.steps(self.done, reading.loss, reading.accuracy, images / max(now - self.since_time, 1e-9))
+            where = find_bad_layer(self.setup.model, self.setup.source.images(reading.bad_step))
+            self._write("diverged")
+            raise DivergenceError(
+                f"{self.config.name}: the loss or a gradient of step {reading.bad_step + 1} is not finite: {where}; "
+                "try a smaller --lr, or --precision float32"
+            )
+        now, images = time.perf_counter(), (self.done - self.since) * self.config.batch_size
+        self.callback.on_step(self.done, reading.loss, reading.accuracy, images / max(now - self.since_time, 1e-9))
         self.since, self.since_time = self.done, now
         return reading
 
-    def _diverged(self, step: int) -> None:
-        where = first_bad_layer(self.space.model, self.space.source.images(step))
-        self._write("diverged")
-        raise DivergenceError(
-            f"{self.config.name}: the loss or a gradient of step {step + 1} is not finite: {where}; "
-            "try a smaller --lr, or --precision float32"
-        )
-
     def _evaluate(self, train: Reading) -> None:
-        with self.clock.spent_on("evaluation"):
-            test = self.space.evaluate(self.done)
-        self.space.meter.reset()
-        point = {
-            "step": self.done,
-            "epoch": self.done / self.space.source.steps_per_epoch,
-            "learning_rate": self.space.rate,
-            "train_loss": train.loss,
-            "train_accuracy": train.accuracy,
-            "test_loss": test.loss,
-            "test_accuracy": test.accuracy,
-            "seconds": self.clock.total,
-        }
-        add_point(self.record, **point)
-        self.record["results"] = results(train, test)
-        self.watcher.evaluated(point)
+        with self.clock.measure("evaluation"):
+            test = self.setup.evaluate(self.done)
+        self.setup.meter.reset()
+        point = Point(
+            step=self.done,
+            epoch=self.done / self.setup.source.steps_per_epoch,
+            learning_rate=self.setup.rate,
+            train_loss=train.loss,
+            train_accuracy=train.accuracy,
+            test_loss=test.loss,
+            test_accuracy=test.accuracy,
+            seconds=self.clock.total,
+        )
+        self.record.curves.add(point)
+        # The final results are of the last step, never of the best step on the test set.
+        self.record.results = Results(
+            test_accuracy=test.accuracy,
+            test_error=100 - test.accuracy,
+            test_loss=finite(test.loss),
+            train_loss=train.loss,
+            train_accuracy=train.accuracy,
+            given=frozenset(["test_loss"]),
+        )
+        self.callback.on_evaluation(point)
         if self.execution.tracker:
-            self.space.accelerator.log(point, step=self.done)
+            self.setup.accelerator.log(vars(point), step=self.done)
         self.since_time = time.perf_counter()
 
     def save(self) -> None:
-        """Writes a checkpoint; all processes have to call it, and one of them writes."""
-        with self.clock.spent_on("saving"):
-            tensors = self.space.tensors()
+        """Writes a checkpoint; all processes have to call this, and the first one writes."""
+        with self.clock.measure("saving"):
+            tensors = self.setup.tensors()
             self.last_saved = time.monotonic()
-            if self.space.is_first:
-                self.folder.checkpoints.save(self.done, tensors, notes_of(self.config, self.record, self.clock))
+            if self.setup.is_first:
+                notes = checkpoint_notes(self.config, self.record, self.clock.seconds)
+                self.folder.checkpoints.save(self.done, tensors, notes)
 
-    def _save_if_due(self, evaluated: bool) -> None:
-        every = self.execution.checkpoint_every
-        if self.done == self.total:
-            return
-        if self.done % every == 0 if every else evaluated and self._waited():
-            self.save()
+    def _save_is_due(self, evaluated: bool) -> bool:
+        """Whether a checkpoint is due, by steps, or by time after an evaluation; the first process decides for all."""
+        if self.execution.checkpoint_every:
+            return self.done % self.execution.checkpoint_every == 0
+        if not evaluated:
+            return False
+        waited = time.monotonic() - self.last_saved >= self.execution.checkpoint_seconds
+        return self.setup.any_process(waited and self.setup.is_first)
+
+    def _finish(self, status: str) -> None:
+        if status == "done":
+            self._write_weights()
+        self._write(status)
+        if status == "done" and self.setup.is_first:
+            self.folder.checkpoints.clear()
+
+    def _write_weights(self) -> None:
+        tensors = self.setup.tensors()
+        weights = {name: value for name, value in tensors.items() if name.startswith(MODEL)}
+        if self.setup.is_first:
+            write_tensors(self.folder.model_file, weights, {"config": self.config.described()})
+            if self.setup.snapshots is not None:
+                write_tensors(self.folder.features_file, self.setup.snapshots.state(), {})
+
+    def _remove_replaced(self) -> None:
+        """Removes the old run after the first step of the new one: until then the setup may still fail."""
+        if self.replaces:
+            self.replaces = False
+            self.folder.clear()
             self._write("running")
 
-    def _waited(self) -> bool:
-        """Whether the last checkpoint was long ago; the first process decides for all."""
-        waited = time.monotonic() - self.last_saved >= self.execution.checkpoint_seconds
-        return self.space.any_process(waited and self.space.is_first)
-
-    def _keep_weights(self) -> None:
-        tensors = self.space.tensors()
-        weights = {name: value for name, value in tensors.items() if name.startswith(MODEL)}
-        if self.space.is_first:
-            write_tensors(self.folder.model_file, weights, {"config": self.config.described()})
-            if self.space.snapshots is not None:
-                write_tensors(self.folder.features_file, self.space.snapshots.state(), {})
-
-    def _timed_steps(self) -> int:
-        """The steps so far but the first ones of the run, and of each time that it went on."""
-        parts = pairwise([0, *self.record.get("resumed_at", []), self.done])
-        return self.done - sum(min(STARTING, after - before) for before, after in parts)
-
     def _write(self, status: str) -> None:
-        self.record |= {
-            "status": status,
-            "steps_done": self.done,
-            "timings": timings(self.clock, self._timed_steps(), self.config.batch_size),
-        }
-        described = self.record if status == "done" else self.record | {"results": None}
-        if self.space.is_first and not self.replaces:
-            self.folder.write(described)
+        parts = pairwise([0, *self.record.resumed_at, self.done])
+        timed = self.done - sum(min(STARTING, after - before) for before, after in parts)
+        self.record.status, self.record.steps_done = status, self.done
+        self.record.timings = self.clock.timings(timed, self.config.batch_size)
+        record = self.record if status == "done" else dataclasses.replace(self.record, results=None)
+        if self.setup.is_first and not self.replaces:
+            self.folder.write(record)
 
 
-def _is_older(record: Record | None, config: RunConfig, dataset: Data) -> bool:
-    """Whether a run on a folder of images has an identity without them, as all had once."""
+def _lacks_fingerprint(record: Record | None, config: RunConfig, dataset: Data) -> bool:
+    """Whether the record of a run on a folder of images is older than fingerprints of data in configs."""
     if record is None:
         return False
     loaded_by_name = dataset.origin is not None and dataset.origin.name == config.dataset
-    return loaded_by_name and config.data is None and record.get("hash") == config.hash
+    return loaded_by_name and config.data is None and record.hash == config.hash

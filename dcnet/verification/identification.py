@@ -1,26 +1,26 @@
-"""Who is it? Probes against a gallery of people, all of whom are known (closed set), or not (open set)."""
+"""Identification of probes in a gallery, of a closed or an open set, and retrieval of images of the same class."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dcnet.arrays import Numbers
-from dcnet.verification.curves import check_rate, roc, unresolved
-from dcnet.verification.embeddings import normalized
-from dcnet.verification.scores import BLOCK, checked_labels, cosines
+from dcnet.checks import Numbers, check_choice, check_whole
+from dcnet.verification.embeddings import BLOCK, check_sizes, checked_labels, cosines, normalized
+from dcnet.verification.roc_curve import check_rate, roc, unresolved
 
 POOLS = ("max", "mean")
 
 
 @dataclass(frozen=True)
 class Identified:
-    """What a gallery says of each of N probes.
+    """The most similar person in the gallery for each of N probes.
 
     Args:
-        scores: float32 [N], of the most similar person.
-        people: int64 [N], the label of that person, of equal ones the smallest.
-        ranks: int64 [N], of the right person, from 1; people who score the same come before. 0 where the right person
+        scores: of that person, float32 [N].
+        people: the label of that person, int64 [N]; the smallest label for equal scores.
+        ranks: the rank of the right person from 1, int64 [N], after people with the same score; 0 if the right person
             is not in the gallery.
     """
 
@@ -36,15 +36,15 @@ class Identified:
 
 @dataclass(frozen=True)
 class OpenSetRate:
-    """The share of known probes that are accepted and right, where at most `fpir` of the unknown ones are accepted.
+    """The true positive identification rate at a false positive identification rate of at most `fpir`.
 
     Args:
-        fpir: the rate that was asked for.
-        tpir: the share; None where there are too few unknown probes to tell.
-        threshold: a probe is accepted from there on; None where there is none to tell.
-        known: how many probes are of people in the gallery.
-        unknown: how many are not.
-        note: why there is none, in a sentence.
+        fpir: the share of unknown probes that may be accepted.
+        tpir: the share of known probes that are accepted and identified correctly; None with too few unknown probes.
+        threshold: the lowest score that is accepted, or None.
+        known: the number of probes of people in the gallery.
+        unknown: the number of other probes.
+        note: the reason for None, as a sentence.
     """
 
     fpir: float
@@ -67,22 +67,20 @@ def identify(
 
     Args:
         probes: embeddings [N, D].
-        probe_people: integers [N], who they are.
+        probe_people: labels of the probes, integers [N].
         gallery: embeddings [G, D].
-        gallery_people: integers [G].
-        pool: the score of a person: "max" or "mean" of the scores of the images of that person.
-        block: images that are compared at a time.
+        gallery_people: labels, integers [G].
+        pool: the score of a person: "max" or "mean" of the scores of the person's images.
+        block: images per block.
     """
-    if pool not in POOLS:
-        raise ValueError(f"pool must be one of {', '.join(POOLS)}, not {pool!r}")
-    if block < 1:
-        raise ValueError(f"block must be at least 1, not {block}")
+    check_choice("pool", pool, POOLS)
+    check_whole("block", block, 1)
     rows = normalized(probes)
     columns = normalized(gallery).to(rows.device)
     probe_people, gallery_people = checked_labels(probe_people, rows), checked_labels(gallery_people, columns)
     people, owner = gallery_people.unique(return_inverse=True)
     if pool == "mean":
-        # The mean of the cosines is the product with the mean; then there is one column for each person.
+        # The mean of cosines is the product with the mean embedding.
         columns, owner = _means(columns, owner, len(people)), torch.arange(len(people), device=owner.device)
     step = max(1, min(block, block * block // len(people)))
     parts = zip(rows.split(step), probe_people.split(step), strict=True)
@@ -91,20 +89,19 @@ def identify(
 
 
 def cmc(found: Identified, ranks: int = 10) -> tuple[float, ...]:
-    """Closed set: the shares of probes whose person is among the first 1, 2, ... of the gallery; ties count against.
+    """Closed set: the shares of probes whose person ranks among the first 1, 2, ... of the gallery, ties last.
 
     Args:
-        found: what `identify` gave; the gallery must have the person of every probe.
-        ranks: how many shares there are.
+        found: the result of `identify`; the gallery must have the person of every probe.
+        ranks: the number of shares.
     """
-    if ranks < 1:
-        raise ValueError(f"ranks must be at least 1, not {ranks}")
+    check_whole("ranks", ranks, 1)
     if not len(found.ranks):
-        raise ValueError("there are no probes, and so no shares of them: identify one or more")
+        raise ValueError("there are no probes: identify one or more")
     if strangers := int((~found.known).sum()):
         raise ValueError(
             f"the gallery must have the person of every probe, but {strangers} of {len(found.ranks)} are not in it: "
-            "leave them out, or see `open_set_rate`"
+            "leave them out, or use `open_set_rate`"
         )
     return tuple(float((found.ranks <= rank).double().mean()) for rank in range(1, ranks + 1))
 
@@ -113,14 +110,14 @@ def open_set_rate(found: Identified, fpir: float = 0.01) -> OpenSetRate:
     """Open set: the share of known probes that are accepted and identified correctly.
 
     Args:
-        found: what `identify` gave, of known and of unknown probes.
-        fpir: the threshold is the lowest one that accepts at most this share of the unknown probes.
+        found: the result of `identify` for known and unknown probes.
+        fpir: the share of unknown probes that the threshold may accept.
     """
     check_rate("fpir", fpir)
     known = int(found.known.sum())
     unknown = len(found.known) - known
     if not (known and unknown):
-        raise ValueError(f"an open set needs known and unknown probes, not {known} and {unknown} of them")
+        raise ValueError(f"an open set needs known and unknown probes, not {known} and {unknown}")
     if note := unresolved(fpir, unknown, "unknown probes"):
         return OpenSetRate(fpir, None, None, known, unknown, note)
     curve = roc(found.scores, found.known)
@@ -135,7 +132,7 @@ def _means(columns: Tensor, owner: Tensor, people: int) -> Tensor:
 
 
 def _by_person(rows: Tensor, columns: Tensor, owner: Tensor, people: int, block: int) -> Tensor:
-    """The highest score of each person's columns, [R, people]."""
+    """The highest score of each person, [R, people]."""
     best = torch.full((len(rows), people), -torch.inf, device=rows.device)
     for part, owners in zip(columns.split(block), owner.split(block), strict=True):
         scores = cosines(rows, part)
@@ -144,9 +141,114 @@ def _by_person(rows: Tensor, columns: Tensor, owner: Tensor, people: int, block:
 
 
 def _answers(scores: Tensor, who: Tensor, people: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Best score, best person, and rank of the right one, which is 0 where there is none."""
+    """The best score, its person, and the rank of the right person, 0 if that person is not in the gallery."""
     best, first = scores.max(1)
     right = people == who[:, None]
     own = scores.masked_fill(~right, -torch.inf).amax(1)
     ahead = ((scores >= own[:, None]) & ~right).sum(1)
     return best, people[first], torch.where(right.any(1), ahead + 1, 0)
+
+
+KS = (1, 5, 10)
+# Scores ranked at a time.
+RANKED = 1 << 22
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """Retrieval of images of the same class from a gallery; shares from 0 to 1.
+
+    Args:
+        recall: for each k the share of queries with an image of their class among the k most similar.
+        mean_average_precision: the mean over the queries of the average precision of the whole ranking (mAP).
+        queries: the number of queries with an image of their class in the gallery; only these count.
+        unmatched: the number of other queries.
+        gallery: the number of images that a query is compared with.
+    """
+
+    recall: dict[int, float]
+    mean_average_precision: float
+    queries: int
+    unmatched: int
+    gallery: int
+
+
+def retrieve(
+    embeddings: Numbers,
+    labels: Numbers,
+    gallery: Numbers | None = None,
+    gallery_labels: Numbers | None = None,
+    ks: Sequence[int] = KS,
+) -> Retrieved:
+    """Recall@k and mean average precision of a ranking by cosine.
+
+    Among equal scores, images of other classes rank first, so that constant embeddings have no early matches. Queries
+    without an image of their class in the gallery do not count. A k beyond the gallery takes all of it.
+
+    Args:
+        embeddings: of the queries, [N, D].
+        labels: of the queries, integers [N].
+        gallery: embeddings [G, D]; None to compare every query with the other queries.
+        gallery_labels: integers [G]; required with a gallery.
+        ks: the numbers k of recall@k.
+    """
+    _check_ks(ks)
+    if (gallery is None) != (gallery_labels is None):
+        raise ValueError("gallery and gallery_labels go together: give both, or neither")
+    rows = normalized(embeddings)
+    labels = checked_labels(labels, rows)
+    columns = rows if gallery is None else normalized(gallery).to(rows.device)
+    check_sizes(rows, columns)
+    owners = labels if gallery is None else checked_labels(gallery_labels, columns)
+    rows, columns = rows.double(), columns.double()
+    found = [
+        _ranked(rows[part], labels[part], columns, owners, part if gallery is None else None)
+        for part in torch.arange(len(rows), device=rows.device).split(max(1, RANKED // len(columns)))
+    ]
+    first, precision = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return _summary(first, precision, tuple(ks), len(columns) - (gallery is None))
+
+
+def _ranked(rows: Tensor, labels: Tensor, columns: Tensor, owners: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The rank of the first match of each query, from 1, and its average precision, both float64; 0 without a match.
+
+    `own` holds the indices of the queries in the gallery, if they are part of it.
+    """
+    # In float64 and then rounded, so that equal embeddings have equal scores in every block.
+    scores, right = (rows @ columns.T).float(), labels[:, None] == owners
+    if own is not None:
+        # A query ranks last in its own ranking, and is not a match.
+        scores.scatter_(1, own[:, None], -torch.inf)
+        right.scatter_(1, own[:, None], False)
+    # Other classes first, then stably by score: this keeps the order of equal scores.
+    others_first = right.byte().argsort(dim=1, stable=True)
+    order = scores.gather(1, others_first).argsort(dim=1, descending=True, stable=True)
+    right = right.gather(1, others_first.gather(1, order))
+    ranks = torch.arange(1, len(columns) + 1, dtype=torch.float64, device=rows.device)
+    count = right.sum(1)
+    precision = (right.cumsum(1) / ranks * right).sum(1) / count.clamp(min=1)
+    first = (right.byte().argmax(1) + 1) * (count > 0)
+    return first.double(), precision
+
+
+def _summary(first: Tensor, precision: Tensor, ks: tuple[int, ...], gallery: int) -> Retrieved:
+    matched = first > 0
+    queries = int(matched.sum())
+    if not queries:
+        raise ValueError(
+            f"none of the {len(first):,} queries has an image of its class in the gallery: give such images"
+        )
+    return Retrieved(
+        recall={int(k): float((first[matched] <= k).double().mean()) for k in ks},
+        mean_average_precision=float(precision[matched].mean()),
+        queries=queries,
+        unmatched=len(first) - queries,
+        gallery=gallery,
+    )
+
+
+def _check_ks(ks: Sequence[int]) -> None:
+    if not ks:
+        raise ValueError("ks must be one number or more, such as (1, 5, 10), not none")
+    for k in ks:
+        check_whole("each of ks", k, 1)

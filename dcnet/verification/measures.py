@@ -1,15 +1,21 @@
-"""How well pairs are told apart, as plain values: one shape for every record and every report."""
+"""Measures of verification as plain values for records: of pairs, of LFW, and of unseen classes of CIFAR-100."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dcnet.verification.curves import Roc, roc
-from dcnet.verification.pairs import Pairs, labels_by_folder
-from dcnet.verification.protocol import FoldAccuracy, fold_accuracy, make_folds
-from dcnet.verification.retrieval import retrieve
+from dcnet.data.cifar import OpenSet, cifar100_open
+from dcnet.data.dataset import Split
+from dcnet.data.image_folder import labels_of
+from dcnet.data.lfw import find_lfw, trained_people
+from dcnet.data.load import data_folder
+from dcnet.verification.embeddings import embed, pair_scores, score_histogram
+from dcnet.verification.identification import Identified, cmc, identify, open_set_rate, retrieve
+from dcnet.verification.pairs import LfwData, Pairs, labels_by_folder, people_disjoint, sample_pairs
+from dcnet.verification.roc_curve import FoldAccuracy, Roc, fold_accuracy, make_folds, roc, roc_of_histogram
 
 Record = dict[str, Any]
 RATES = (1e-1, 1e-2, 1e-3, 1e-4)
@@ -17,36 +23,36 @@ RATES = (1e-1, 1e-2, 1e-3, 1e-4)
 
 @dataclass(frozen=True)
 class Folds:
-    """The fold of each pair, int64 [P], and a note where they are not those of the list."""
+    """The fold of each pair, int64 [P], and a note if the folds are not from the list."""
 
     numbers: Tensor
     note: str = ""
 
     @classmethod
     def of(cls, pairs: Pairs) -> "Folds":
-        """Those of the list, if each has pairs of both kinds, without which it has no balanced accuracy."""
+        """The folds of the list if each has pairs of both kinds, which balanced accuracy needs; else random ones."""
         if pairs.folds is None:
-            return cls(make_folds(pairs.same), "the folds are made by chance, since the list has none")
+            return cls(make_folds(pairs.same), "the folds are random, since the list has none")
         kinds = [pairs.same[pairs.folds == fold] for fold in pairs.folds.unique()]
         if len(kinds) == 1:
             why = "all pairs are in one fold of the list"
         elif not all(kind.any() and not kind.all() for kind in kinds):
-            why = "one of the list has one kind of pairs"
+            why = "a fold of the list has only one kind of pairs"
         else:
             return cls(pairs.folds)
-        return cls(make_folds(pairs.same), f"the folds are made by chance, since {why}")
+        return cls(make_folds(pairs.same), f"the folds are random, since {why}")
 
 
-def counted(pairs: Pairs) -> Record:
-    """How many pairs of each kind there are."""
+def count_pairs(pairs: Pairs) -> Record:
+    """The number of pairs of each kind."""
     same = int(pairs.same.sum())
     return {"pairs": len(pairs), "same": same, "different": len(pairs) - same}
 
 
-def measured(scores: Tensor, same: Tensor, folds: Tensor, curve: Roc | None = None) -> Record:
+def pair_measures(scores: Tensor, same: Tensor, folds: Tensor, curve: Roc | None = None) -> Record:
     """All measures of pairs by their scores, answers and folds [P], as shares from 0 to 1.
 
-    The curve is that of scores and answers, for whoever has it already.
+    `curve` is the ROC curve of the scores, if it is known already.
     """
     curve = curve or roc(scores, same)
     return {
@@ -58,7 +64,7 @@ def measured(scores: Tensor, same: Tensor, folds: Tensor, curve: Roc | None = No
 
 
 def curve_measures(curve: Roc) -> Record:
-    """What needs no folds."""
+    """The measures that need no folds."""
     return {
         "auc": curve.auc(),
         "eer": curve.eer(),
@@ -67,7 +73,7 @@ def curve_measures(curve: Roc) -> Record:
 
 
 def retrieval_measures(embeddings: Tensor, pairs: Pairs) -> Record | None:
-    """Recall@k and mAP of the images of the pairs among themselves; None where their folders are no classes."""
+    """Recall@k and mAP of the images of the pairs among themselves; None if their folders are not classes."""
     labels = labels_by_folder(pairs)
     if labels is None:
         return None
@@ -83,3 +89,154 @@ def _accuracy(found: FoldAccuracy) -> Record:
         "folds": list(found.accuracies),
         "thresholds": list(found.thresholds),
     }
+
+
+DEVELOPMENT, FOLDS = "pairsDevTest", "pairs"
+BATCH = 256
+
+
+def evaluate_faces(model: nn.Module, folder: Path | str | None = None, device: torch.device | str = "cpu") -> Record:
+    """Measures on LFW of a network that was trained on `lfw`, with people it has not seen.
+
+    - "development": pairsDevTest, whose people are not in peopleDevTrain, in ten fixed folds.
+    - "development_all": every pair of its images, for rates that need more than 500 impostor pairs.
+    - "unseen": the ten folds of pairs without people of the training set. More impostor than genuine pairs remain: use
+      the balanced accuracy.
+
+    Args:
+        model: takes images of 96 x 96, and has `features`.
+        folder: of the dataset `lfw`; None as in `dcnet.data.load_dataset`.
+        device: where to compute.
+    """
+    data = LfwData(find_lfw(data_folder(folder)).root)
+    development = data.pairs(DEVELOPMENT)
+    unseen = people_disjoint(data.pairs(FOLDS), trained_people(data))
+    # Images of both lists are embedded once.
+    names = tuple(dict.fromkeys(development.names + unseen.pairs.names))
+    embeddings = embed(model, data.faces(names).stack().split(BATCH), device, names=names)
+    place = {name: at for at, name in enumerate(names)}
+    return {
+        "images": len(names),
+        "development": {"list": DEVELOPMENT, **_of_pairs(embeddings, development, place)},
+        "development_all": _of_all(embeddings, development, place),
+        "unseen": {"list": FOLDS, "left_out": unseen.left_out, **_of_pairs(embeddings, unseen.pairs, place)},
+    }
+
+
+def _of_pairs(embeddings: Tensor, pairs: Pairs, place: dict[str, int]) -> Record:
+    at = _places(pairs, place)
+    scores, folds = pair_scores(embeddings, at[pairs.first], at[pairs.second]), Folds.of(pairs)
+    return {**count_pairs(pairs), "fold_note": folds.note, **pair_measures(scores, pairs.same, folds.numbers)}
+
+
+def _of_all(embeddings: Tensor, pairs: Pairs, place: dict[str, int]) -> Record:
+    """Measures of all pairs of the images in the list."""
+    at = _places(pairs, place).to(embeddings.device)
+    histogram = score_histogram(embeddings[at], labels_of(pairs.names)[0])
+    same, different = int(histogram.genuine.sum()), int(histogram.impostor.sum())
+    counts = {"pairs": same + different, "same": same, "different": different}
+    return {**counts, **curve_measures(roc_of_histogram(histogram))}
+
+
+def _places(pairs: Pairs, place: dict[str, int]) -> Tensor:
+    """The indices of the embeddings of the images."""
+    return torch.tensor([place[name] for name in pairs.names], device="cpu")
+
+
+OPEN_SET_BATCH = 1000
+PAIRS = 20_000
+# Images per class in the gallery, of unseen and of known classes.
+ENROLLED, KNOWN = 10, 50
+FPIRS = (0.01, 0.1)
+
+
+def evaluate_open_set(
+    model: nn.Module, folder: Path | str | None = None, device: torch.device | str = "cpu", download: bool = True
+) -> Record:
+    """Measures on the 20 unseen classes of CIFAR-100 of a network that was trained on `cifar100-open`.
+
+    See `open_set_measures`; folder and download are as in `dcnet.data.load_dataset`.
+    """
+    return open_set_measures(model, cifar100_open(folder, download), device)
+
+
+def open_set_measures(
+    model: nn.Module,
+    parts: OpenSet,
+    device: torch.device | str = "cpu",
+    pairs: int = PAIRS,
+    enrolled: int = ENROLLED,
+    known: int = KNOWN,
+) -> Record:
+    """Open-set measures by cosine, as shares from 0 to 1.
+
+    - "verification": sampled pairs of the unseen classes, half of them genuine.
+    - "identification": some images of each unseen class are the gallery, all others are probes. "ranks" uses the
+      gallery of all classes; "open" uses every second class, and probes of the others are unknown.
+    - "detection": training images of the known classes are the gallery; the test set holds the known probes, the images
+      of unseen classes the unknown ones.
+
+    Args:
+        model: has `features`.
+        parts: known and unseen classes.
+        device: where to compute.
+        pairs: the number of sampled pairs.
+        enrolled: images of each unseen class in its gallery.
+        known: images of each known class in the gallery.
+    """
+    unseen = embed(model, parts.unseen.images.split(OPEN_SET_BATCH), device)
+    chosen = first_of_each(parts.known.train.labels, known)
+    gallery = Split(parts.known.train.images[chosen], parts.known.train.labels[chosen])
+    of_gallery, of_test = (
+        embed(model, part.images.split(OPEN_SET_BATCH), device) for part in (gallery, parts.known.test)
+    )
+    probes = torch.cat([of_test, unseen])
+    # Labels of unknown probes are in no gallery.
+    who = torch.cat([parts.known.test.labels, parts.unseen.labels + parts.known.num_classes])
+    detected = identify(probes, who, of_gallery, gallery.labels, pool="mean")
+    return {
+        "unseen_classes": list(parts.unseen_classes),
+        "unseen_images": len(parts.unseen),
+        "verification": _verification(unseen, parts.unseen.labels, pairs),
+        "identification": _identification(unseen, parts.unseen.labels, enrolled),
+        "detection": _detection(detected, len(gallery)),
+    }
+
+
+def _verification(embeddings: Tensor, labels: Tensor, count: int) -> Record:
+    pairs = sample_pairs(labels, count, seed=0)
+    scores = pair_scores(embeddings, pairs.first, pairs.second)
+    return {**count_pairs(pairs), **pair_measures(scores, pairs.same, make_folds(pairs.same))}
+
+
+def _identification(embeddings: Tensor, labels: Tensor, enrolled: int) -> Record:
+    inside = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
+    inside[first_of_each(labels, enrolled)] = True
+    probes, who = embeddings[~inside.to(embeddings.device)], labels[~inside]
+
+    def against(gallery: Tensor) -> Identified:
+        return identify(probes, who, embeddings[gallery.to(embeddings.device)], labels[gallery], pool="mean")
+
+    closed, opened = against(inside), against(inside & (labels % 2 == 0))
+    counts = {"gallery": int(inside.sum()), "probes": len(who)}
+    return {**counts, "ranks": list(cmc(closed, ranks=5)), "open": _rates(opened)}
+
+
+def _detection(found: Identified, gallery: int) -> Record:
+    """Whether a probe is of a known class, by the score of the most similar class, and which one."""
+    known = found.known
+    right = int((found.ranks == 1).sum()) / int(known.sum())
+    counts = {"gallery": gallery, "known": int(known.sum()), "unknown": int((~known).sum())}
+    return {**counts, "rank_1_of_known": right, **curve_measures(roc(found.scores, known)), "open": _rates(found)}
+
+
+def _rates(found: Identified) -> list[Record]:
+    return [vars(open_set_rate(found, fpir)) for fpir in FPIRS]
+
+
+def first_of_each(labels: Tensor, count: int) -> Tensor:
+    """The indices of the first `count` images of each class, int64, ascending."""
+    order = labels.argsort(stable=True)
+    ordered = labels[order]
+    within = torch.arange(len(labels), device="cpu") - torch.searchsorted(ordered, ordered)
+    return order[within < count].sort().values

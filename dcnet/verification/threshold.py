@@ -1,4 +1,4 @@
-"""A decision about a pair: the same, different, or too close to call, each with the error rate it was made for."""
+"""Decisions on pairs with calibrated error rates: same, different, or too close to call."""
 
 import dataclasses
 import math
@@ -9,23 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcnet.arrays import Numbers
+from dcnet.checks import Numbers
 from dcnet.files import read_json, write_json
-from dcnet.verification.curves import Roc, check_rate, in_double, roc
+from dcnet.verification.roc_curve import Roc, check_rate, in_double, roc
 
-SAME, DIFFERENT, OPEN = "the same", "different", "too close to call"
+SAME, DIFFERENT, OPEN = "same", "different", "too close to call"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of a pair.
+    """The verdict on a pair.
 
     Args:
-        words: "the same", "different" or "too close to call".
+        words: "same", "different" or "too close to call".
         score: of the pair.
-        same: True, False, or None where it is too close to call.
-        rate: the share of pairs of the other kind that were told the same, wrongly, in calibration; None without an
-            answer.
+        same: True, False, or None if it is too close to call.
+        rate: the share of pairs of the other kind with the same verdict in calibration; None if too close to call.
     """
 
     words: str
@@ -37,7 +36,7 @@ class Verdict:
         if self.rate is None:
             return f"{self.words} (score {self.score:.3f})"
         other = "impostor" if self.same else "genuine"
-        return f"{self.words} (score {self.score:.3f}; so were {100 * self.rate:.3g} % of {other} pairs)"
+        return f"{self.words} (score {self.score:.3f}; wrong for {100 * self.rate:.3g} % of {other} pairs)"
 
 
 @dataclass(frozen=True)
@@ -45,17 +44,17 @@ class Decision:
     """Same from `upper` on, different below `lower`, too close to call between.
 
     Args:
-        lower: where it begins to be too close to call.
-        upper: where it ends; the same as `lower` where one threshold holds both rates.
-        wanted_far: the share of impostor pairs that may be called the same.
-        wanted_frr: the share of genuine pairs that may be called different.
-        far: the share of impostor pairs that were called the same in calibration.
-        frr: the share of genuine pairs that were called different.
-        open_impostor: the share of impostor pairs that were too close to call.
-        open_genuine: the share of genuine pairs that were.
-        genuine: how many genuine pairs there were.
-        impostor: how many impostor pairs there were.
-        notes: sentences on what the pairs are too few for.
+        lower: the lower threshold.
+        upper: the upper threshold; equal to `lower` if one threshold meets both rates.
+        wanted_far: the largest share of impostor pairs that may be accepted.
+        wanted_frr: the largest share of genuine pairs that may be rejected.
+        far: the share of impostor pairs accepted in calibration.
+        frr: the share of genuine pairs rejected in calibration.
+        open_impostor: the share of impostor pairs too close to call.
+        open_genuine: the share of genuine pairs too close to call.
+        genuine: the number of genuine pairs in calibration.
+        impostor: the number of impostor pairs.
+        notes: a sentence for each rate with too few pairs.
     """
 
     lower: float
@@ -71,7 +70,7 @@ class Decision:
     notes: tuple[str, ...] = ()
 
     def decide(self, score: float) -> Verdict:
-        """What is said of a pair with that score."""
+        """The verdict on a pair with that score."""
         score = float(score)
         if not math.isfinite(score):
             raise ValueError(f"a score must be a finite number, not {score}")
@@ -81,13 +80,29 @@ class Decision:
             return Verdict(DIFFERENT, score, False, self.frr)
         return Verdict(OPEN, score, None, None)
 
+    def thresholds(self) -> list[dict[str, Any]]:
+        """Both thresholds, each with the error rates that it would have as the only one."""
+        upper = {
+            "verdict": "same from",
+            "threshold": self.upper,
+            "false_accepts": self.far,
+            "false_rejects": self.frr + self.open_genuine,
+        }
+        lower = {
+            "verdict": "different below",
+            "threshold": self.lower,
+            "false_accepts": self.far + self.open_impostor,
+            "false_rejects": self.frr,
+        }
+        return [upper, lower]
+
     def to_json(self) -> dict[str, Any]:
-        """Plain values, from which `from_json` makes the same again."""
+        """Plain values for `from_json`."""
         return {**dataclasses.asdict(self), "notes": list(self.notes)}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Decision":
-        """The decision of such values; others are an error."""
+        """The decision of the values of `to_json`."""
         names = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(values, dict) or set(values) != set(names):
             raise ValueError(f"a decision has the keys {', '.join(names)}, not {_keys(values)}")
@@ -103,12 +118,12 @@ class Decision:
         return cls(**{**values, "notes": tuple(notes)})
 
     def save(self, path: Path | str) -> None:
-        """Writes it as JSON, for instance beside a run."""
+        """Writes it as JSON."""
         write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path | str) -> "Decision":
-        """Reads what `save` wrote."""
+        """Reads a file written by `save`."""
         try:
             return cls.from_json(read_json(path))
         except (OSError, ValueError) as error:
@@ -120,13 +135,13 @@ def _keys(values: Any) -> str:
 
 
 def calibrate(genuine: Numbers, impostor: Numbers, far: float = 1e-3, frr: float = 1e-2) -> Decision:
-    """Thresholds that keep both error rates on the given pairs; see `calibrate_curve`.
+    """Thresholds that meet both error rates on the given pairs; see `calibrate_curve`.
 
     Args:
-        genuine: scores [P] of pairs that show the same.
-        impostor: scores [Q] of pairs that do not.
-        far: the share of impostor pairs that may be called the same.
-        frr: the share of genuine pairs that may be called different.
+        genuine: scores of genuine pairs, [P].
+        impostor: scores of impostor pairs, [Q].
+        far: the share of impostor pairs that may be accepted.
+        frr: the share of genuine pairs that may be rejected.
     """
     genuine, impostor = _scores("genuine", genuine), _scores("impostor", impostor)
     same = torch.cat([torch.ones(len(genuine), device="cpu"), torch.zeros(len(impostor), device="cpu")]).bool()
@@ -141,21 +156,21 @@ def _scores(kind: str, given: Numbers) -> Tensor:
 
 
 def calibrate_curve(curve: Roc, far: float = 1e-3, frr: float = 1e-2) -> Decision:
-    """The decision with as little as possible that is too close to call.
+    """The decision that meets both error rates and leaves as few pairs as possible too close to call.
+
+    Thresholds lie in the middle between two adjacent scores of the curve.
 
     Args:
-        curve: of pairs that nobody was trained on.
-        far: the share of impostor pairs that may be called the same.
-        frr: the share of genuine pairs that may be called different.
-
-    Thresholds lie in the middle between two neighbouring scores of the curve, where it has one on each side.
+        curve: of pairs outside of the training set.
+        far: the share of impostor pairs that may be accepted.
+        frr: the share of genuine pairs that may be rejected.
     """
     check_rate("far", far)
     check_rate("frr", frr)
     upper, lower = curve.lowest(far), int((curve.frr <= frr).nonzero()[0])
     highest, lowest = float(curve.thresholds[upper]), float(curve.thresholds[lower])
     if lowest >= highest:
-        # Every threshold up to there and above the next score holds both rates: take the middle, and none is open.
+        # One threshold meets both rates: take the middle of the range where it does.
         highest = lowest = curve.amid(upper, above=lowest)
         upper = lower = int((curve.thresholds >= highest).sum()) - 1
     else:
@@ -178,20 +193,62 @@ def calibrate_curve(curve: Roc, far: float = 1e-3, frr: float = 1e-2) -> Decisio
 def _notes(curve: Roc, upper: int, lower: int, far: float, frr: float) -> tuple[str, ...]:
     notes = [_too_few(curve.impostors, far, "impostor"), _too_few(curve.genuines, frr, "genuine")]
     if curve.genuine[upper] == 0:
-        notes.append(f"no genuine pair is called the same where at most {far:g} of the impostor pairs may be")
+        notes.append(f"no genuine pair is accepted at a false accept rate of at most {far:g}")
     if curve.impostor[lower] == curve.impostors:
-        notes.append(f"no impostor pair is called different where at most {frr:g} of the genuine pairs may be")
+        notes.append(f"no impostor pair is rejected at a false reject rate of at most {frr:g}")
     return tuple(note for note in notes if note)
 
 
 def _too_few(count: int, rate: float, kind: str) -> str:
-    """The rule of three: after none in n, the rate is below 3 / n with a confidence of 95 %."""
+    """The rule of three: with no error in n pairs, the rate is below 3 / n with a confidence of 95 %."""
     needed = 3 / rate
     if count >= needed:
         return ""
-    # Beyond that nobody counts, and of the smallest rates it is infinite.
+    # For the smallest rates it is infinite.
     pairs = f"{math.ceil(needed):,}" if needed < 1e15 else f"{needed:.0e}"
     return (
-        f"{count:,} {kind} pairs are too few to support a rate of {rate:g}: with no error among them it may still be "
-        f"{min(3 / count, 1):.2g} (rule of three, 95 %), and {pairs} would be needed"
+        f"{count:,} {kind} pairs are too few to support a rate of {rate:g}: without an error it may still be "
+        f"{min(3 / count, 1):.2g} (rule of three, 95 %); {pairs} are needed"
     )
+
+
+KEYS = {"decision": dict, "data": dict, "weights": str, "flip": bool}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The decision of a network, and the pairs and weights that it was calibrated with.
+
+    Args:
+        decision: thresholds and their error rates.
+        data: the pairs, described as plain values.
+        weights: the fingerprint of the weights.
+        flip: whether embeddings include the mirror image.
+    """
+
+    decision: Decision
+    data: dict[str, Any]
+    weights: str
+    flip: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"decision": self.decision.to_json(), "data": self.data, "weights": self.weights, "flip": self.flip}
+
+    def save(self, path: Path | str) -> None:
+        """Writes it as JSON, atomically."""
+        write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Calibration":
+        """Reads a file written by `save`."""
+        try:
+            values = read_json(path)
+            if not isinstance(values, dict) or {key: type(value) for key, value in values.items()} != KEYS:
+                raise ValueError(f"expected {', '.join(KEYS)}, and nothing else")
+            notes = values["data"].get("notes", [])
+            if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+                raise ValueError(f"notes of its data must be a list of sentences, not {notes!r}")
+            return cls(**{**values, "decision": Decision.from_json(values["decision"])})
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{str(path)!r} is not a calibration: {error}") from None

@@ -27,9 +27,9 @@ def test_other_texts_are_refused_with_an_example(text: str):
 
 
 def test_shapes_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="from 1 on, not 'N0xC64x32'"):
+    with pytest.raises(ValueError, match="1 or more, not 'N0xC64x32'"):
         Shape.parse("N0xC64x32")
-    with pytest.raises(ValueError, match=r"odd number after K.*'N1xC2x4xK2'"):
+    with pytest.raises(ValueError, match=r"filter size after K must be odd.*'N1xC2x4xK2'"):
         Shape.parse("N1xC2x4xK2")
 
 

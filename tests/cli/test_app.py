@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import dcnet
-from dcnet.cli import app, bench_options
+from dcnet import cli
+from dcnet.cli import app
+from dcnet.environment import choose_device
 
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,14 +31,14 @@ def test_help_lists_commands(capsys: pytest.CaptureFixture[str]):
     for arguments in ([], ["--help"]):
         text = help_of(capsys, *arguments)
         assert "Decoupled networks for PyTorch." in text
-        assert "bench Measure what decoupling costs on this machine." in text
+        assert "bench Measure the cost of decoupling on this machine." in text
 
 
 def test_help_of_the_group_says_what_each_command_does(capsys: pytest.CaptureFixture[str]):
     text = help_of(capsys, "bench", "--help")
     assert "layers Time single layers against nn.Conv2d, forward and forward + backward." in text
     assert "network Time training steps of a network, plain and decoupled." in text
-    assert "inference Time networks in evaluation, as trained and folded." in text
+    assert "inference Time networks in evaluation mode, as trained and folded." in text
 
 
 @pytest.mark.parametrize(
@@ -65,11 +67,11 @@ def test_help_explains_every_option(command: str, options: list[str], capsys: py
         (["layers", "--repeats", "1"], "--repeats must be 2 or more, not 1"),
         (["layers", "--threads", "0"], "--threads must be 1 or more, not 0"),
         (["layers", "--check-batch", "0"], "--check-batch must be 1 or more, not 0"),
-        (["layers", "--plot", "speed.xyz"], "--plot is written as .png or .svg, not as '.xyz'"),
+        (["layers", "--plot", "speed.xyz"], "--plot must be a file such as .png or .svg, not 'speed.xyz'"),
         (["network", "--mode", "graph"], "--mode graph is a CUDA graph, which the cpu does not have"),
-        (["network", "--model", "vgg"], "unknown network 'vgg', expected some of cnn9, "),
+        (["network", "--model", "vgg"], "unknown network 'vgg': known are cnn9, "),
         (["network", "--width", "0"], "--width must be a number above 0, not 0.0"),
-        (["inference", "--networks", "cnn9", "vgg"], "unknown network 'vgg', expected some of cnn9, "),
+        (["inference", "--networks", "cnn9", "vgg"], "unknown network 'vgg': known are cnn9, "),
         (["inference", "--batch", "1"], "--batch must be 2 or more, not 1"),
     ],
 )
@@ -90,8 +92,8 @@ def test_cuda_is_refused_where_there_is_none(command: str, capsys: pytest.Captur
 def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch):
     for there, expected in {True: "cuda", False: "cpu"}.items():
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        assert bench_options.chosen_device("auto") == expected
-        assert bench_options.chosen_device("cpu") == "cpu"
+        assert choose_device("auto") == expected
+        assert choose_device("cpu") == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -124,9 +126,7 @@ def test_the_version_is_that_of_the_package(option: str, capsys: pytest.CaptureF
     assert capsys.readouterr().out.startswith(f"dcnet {dcnet.__version__} (torch {torch.__version__}, Python 3.")
 
 
-@pytest.mark.parametrize(
-    "place", ["dcnet.bench.session.Session.run", "dcnet.cli.commands.bench.layers.Command.prepare"]
-)
+@pytest.mark.parametrize("place", ["dcnet.bench.benchmark.Session.run", "dcnet.cli.bench.Layers.prepare"])
 def test_an_interruption_ends_in_one_line(
     place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -158,7 +158,7 @@ def test_a_full_disk_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys
     def full(self: object) -> int:
         raise OSError(28, "No space left on device", "bench.json")
 
-    monkeypatch.setattr("dcnet.bench.session.Session.run", full)
+    monkeypatch.setattr("dcnet.bench.benchmark.Session.run", full)
     assert app.main(["bench", "layers", "--device", "cpu"]) == 1
     assert capsys.readouterr().err == "dcnet: No space left on device: 'bench.json'\n"
 
@@ -168,7 +168,7 @@ def test_lack_of_memory_is_told_in_one_line(capsys: pytest.CaptureFixture[str], 
     words = ["train", "--width", "1e13", "--device", "cpu", "--runs", str(tmp_path)]
     assert app.main(words) == 1
     told = capsys.readouterr().err
-    assert "dcnet: out of memory, and fewer images at once or a smaller network need less: " in told
+    assert "dcnet: out of memory; use a smaller batch or a smaller network: " in told
     assert "Traceback" not in told
 
 
@@ -176,23 +176,20 @@ def test_errors_of_another_kind_are_not_hidden(monkeypatch: pytest.MonkeyPatch):
     def wrong(self: object) -> int:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr("dcnet.bench.session.Session.run", wrong)
+    monkeypatch.setattr("dcnet.bench.benchmark.Session.run", wrong)
     with pytest.raises(RuntimeError, match="shapes differ"):
         app.main(["bench", "layers", "--device", "cpu"])
 
 
-def test_a_file_is_a_command_and_a_folder_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "added" / "group").mkdir(parents=True)
-    (tmp_path / "added" / "__init__.py").write_text('"""All."""')
-    (tmp_path / "added" / "group" / "__init__.py").write_text('"""A group."""')
+def test_a_module_is_a_command_or_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     command = (
         "from dataclasses import dataclass\n@dataclass\nclass Command:\n    '''Adds.'''\n    number: int = 1\n"
-        "    def prepare(self):\n        return lambda: self.number + 1\n"
+        "    without_torch = True\n    def prepare(self):\n        return lambda: self.number + 1\n"
     )
-    (tmp_path / "added" / "group" / "add_one.py").write_text(command)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    added = __import__("added")
-    monkeypatch.setattr(app, "commands", added)
+    (tmp_path / "add_one.py").write_text(command)
+    (tmp_path / "group.py").write_text(f"'''A group.'''\n{command}\nCOMMANDS = {{'add-one': Command}}\n")
+    monkeypatch.setattr(cli, "__path__", [*cli.__path__, str(tmp_path)])
+    assert app.main(["add-one", "--number", "4"]) == 5
     assert app.main(["group", "add-one", "--number", "4"]) == 5
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.cli_runs import answer, call, trained
 from PIL import Image
-from tiny_runs import answer, call, trained
 
-from dcnet.cli.attack_options import exact_words
-from dcnet.cli.attack_progress import Progress
+from dcnet.cli.attack import Progress
 from dcnet.robustness import subject
 from dcnet.robustness.subject import Effort
+from dcnet.robustness.task import format_epsilon
 from dcnet.training import Run
 from dcnet.training.checkpoints import read_tensors, write_tensors
 
@@ -43,17 +43,17 @@ def run(tmp_path: Path) -> Run:
     ],
 )
 def test_an_epsilon_is_written_so_that_it_can_be_read(epsilon: float, words: str):
-    assert exact_words(epsilon) == words
+    assert format_epsilon(epsilon, exact=True) == words
 
 
 def test_cards_of_epsilons_that_are_near_are_kept_apart(capsys: Capture, run: Run):
     options = ("--quick", "--images", "10", "--device", "cpu")
     for epsilon in ("0.05", "0.0501", "8/255"):
         answer(capsys, "attack", run.folder, "--epsilon", epsilon, *options)
-    kept = run.record()["evaluations"]
+    kept = run.record().evaluations
     names = {"attack-0.05-10-images-quick": 0.05, "attack-0.0501-10-images-quick": 0.0501}
     names["attack-8/255-10-images-quick"] = 8 / 255
-    assert {name: kept[name]["settings"]["epsilon"] for name in names} == names
+    assert {name: kept[name].settings["epsilon"] for name in names} == names
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_network_that_is_right_about_nothing_has_a_page(capsys: Capture, run: 
     write_tensors(run.model_file, tensors | {weight: torch.zeros_like(tensors[weight]), bias: nine}, notes)
     page = tmp_path / "zero.md"
     assert call("attack", run.folder, "--images", "2", "--quick", "--report", page, "--device", "cpu") == 0
-    assert "Nothing to attack: the network is right about 0.00 % of 2 images" in capsys.readouterr().out
+    assert "Nothing to attack: accuracy 0.00 % on 2 clean images" in capsys.readouterr().out
     text = page.read_text()
     assert "| 0 | 0.00 |" in text
     for picture in re.findall(r"!\[.+\]\((.+)\)", text):

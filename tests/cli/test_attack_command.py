@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.cli_runs import answer, call, colour_run, complaint, trained
 from PIL import Image
-from tiny_runs import answer, call, colour_run, complaint, trained
 
 from dcnet.data import load_dataset
+from dcnet.files import write_json
 from dcnet.robustness import accuracy, attacks, report_card, subject
-from dcnet.robustness.measurements import measurements
+from dcnet.robustness.report_card import measurements
 from dcnet.robustness.subject import Effort
 from dcnet.training import Run, load_model
 from dcnet.training.checkpoints import read_tensors, write_tensors
@@ -41,7 +42,7 @@ def source(tmp_path: Path) -> Run:
 
 def test_the_card_is_that_of_the_library_and_is_kept(capsys: Capture, run: Run, source: Run):
     found = answer(capsys, "attack", run.folder, "--source", source.folder, *QUICK)
-    test, (model, _) = load_dataset("digits").test.first(30, 10), load_model(run)
+    test, (model, _) = load_dataset("digits").test.subset(30, 10), load_model(run)
     x, y = test.images, test.labels
     results = found["results"]
     assert list(results) == list(measurements)
@@ -57,11 +58,11 @@ def test_the_card_is_that_of_the_library_and_is_kept(capsys: Capture, run: Run, 
     assert results["transfer"]["accuracies"]["fgsm"] == accuracy(model, made, y)
     assert results["transfer"]["source"]["run"] == "plain"
     assert results["smoothed_pgd"]["layers"] == 10
-    kept = run.record()["evaluations"][NAME]
+    kept = run.record().evaluations[NAME].to_json()
     assert kept == {key: value for key, value in found.items() if key not in ("run", "written")}
     assert (found["run"], found["network"]) == ("copied", "digits, cnn9-small, tanh-cos")
     assert found["settings"]["epsilon"] == 8 / 255
-    assert run.record()["results"] == trained()["tanh-cos"].record()["results"]
+    assert run.record().results == trained()["tanh-cos"].record().results
 
 
 def test_a_card_as_text_and_page(capsys: Capture, run: Run, tmp_path: Path):
@@ -81,7 +82,7 @@ def test_a_card_as_text_and_page(capsys: Capture, run: Run, tmp_path: Path):
     ):
         assert words in told.out
         assert words in text
-    verdict = run.record()["evaluations"]["attack-25.5/255-30-images-quick"]["verdict"]["words"]
+    verdict = run.record().evaluations["attack-25.5/255-30-images-quick"].extra["verdict"]["words"]
     assert all(sentence in told.out for sentence in verdict)
     assert all(f"- {sentence}\n" in text for sentence in verdict)
     assert told.out.endswith(
@@ -109,8 +110,8 @@ def test_an_interrupted_card_goes_on(capsys: Capture, run: Run, monkeypatch: pyt
     assert told.out == ""
     last = told.err.splitlines()[-1]
     goes_on = f"dcnet attack {run.folder} --images 30 --device cpu --quick"
-    assert last == f"dcnet: interrupted; what was measured is kept, go on with: {goes_on}"
-    kept = run.record()["evaluations"][NAME]
+    assert last == f"dcnet: interrupted; the measurements are stored, resume with: {goes_on}"
+    kept = run.record().evaluations[NAME].to_json()
     assert list(kept["results"]) == ["clean", "gradients", "surface", "fgsm"]
     assert "verdict" not in kept
 
@@ -122,7 +123,7 @@ def test_an_interrupted_card_goes_on(capsys: Capture, run: Run, monkeypatch: pyt
     found = answer(capsys, "attack", run.folder, *QUICK)
     assert begun == list(measurements)[4:]
     assert found["results"]["fgsm"] == kept["results"]["fgsm"]
-    assert "verdict" in run.record()["evaluations"][NAME]
+    assert "verdict" in run.record().evaluations[NAME].extra
 
 
 def test_other_weights_and_other_sources_are_measured_anew(capsys: Capture, run: Run, source: Run):
@@ -169,8 +170,8 @@ def test_a_run_that_one_may_only_read_is_attacked_as_well(capsys: Capture, run: 
     monkeypatch.setattr("dcnet.training.add_evaluation", refused)
     assert call("attack", run.folder, *QUICK) == 0
     out = capsys.readouterr().out
-    assert "note: the card is not kept in the record: [Errno 13] Permission denied: 'record.json'" in out
-    assert "kept in /" not in out
+    assert "note: the card is not stored in the record: [Errno 13] Permission denied: 'record.json'" in out
+    assert "stored in /" not in out
 
 
 def test_a_folder_of_images(capsys: Capture, tmp_path: Path):
@@ -183,14 +184,14 @@ def test_a_folder_of_images(capsys: Capture, tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--epsilon", "8"), "--epsilon must be above 0 and at most 1, since pixels are from 0 to 1, not 8"),
+        (("--epsilon", "8"), "--epsilon must be above 0 and at most 1, since pixels are in [0, 1], not 8"),
         (("--epsilon", "0"), "--epsilon must be above 0 and at most 1"),
         (("--epsilon", "-1/255"), "--epsilon must be above 0 and at most 1"),
         (("--epsilon", "nan"), "--epsilon must be above 0 and at most 1"),
         (("--epsilon", "8/0"), "--epsilon must be a number or a fraction such as 8/255, not '8/0'"),
         (("--epsilon", "much"), "--epsilon must be a number or a fraction such as 8/255, not 'much'"),
         (("--images", "0"), "--images must be 1 or more, not 0"),
-        (("--report", "card.txt"), "--report is written as .md, not as '.txt' of 'card.txt'"),
+        (("--report", "card.txt"), "--report must be a file such as .md, not 'card.txt'"),
         (("--source", "nowhere"), "there is no run 'nowhere'"),
     ],
 )
@@ -201,14 +202,15 @@ def test_wrong_options_are_one_sentence(capsys: Capture, run: Run, options: tupl
 def test_a_source_with_other_classes_is_refused(capsys: Capture, run: Run, source: Run, tmp_path: Path):
     colour = colour_run(tmp_path / "colour", tmp_path / "images")
     told = complaint(capsys, "attack", run.folder, "--source", colour.folder, *QUICK)
-    assert "--source 'colour' was trained on 2 classes, dark, light, and not on the 10 of the run, 0, 1, 2, ..." in told
+    assert "source 'colour' was trained on 2 classes, dark, light, and not on the 10 of the run, 0, 1, 2, ..." in told
     record = source.record()
-    source.write(record | {"data": record["data"] | {"channels": 3}})
+    record.data.channels = 3
+    source.write(record)
     told = complaint(capsys, "attack", run.folder, "--source", source.folder, *QUICK)
-    assert "--source 'plain' takes images of 8 pixels and 3 channels, and the run of 8 pixels and 1 channels" in told
-    source.write({key: value for key, value in record.items() if key != "data"})
+    assert "source 'plain' takes images of 8 pixels and 3 channels, not of 8 pixels and 1 channels" in told
+    write_json(source.record_file, {key: value for key, value in record.to_json().items() if key != "data"})
     told = complaint(capsys, "attack", run.folder, "--source", source.folder, *QUICK)
-    assert "does not describe its network: KeyError('data')" in told
+    assert "does not describe its network: it lacks data.classes" in told
 
 
 def test_a_run_without_weights_is_refused(capsys: Capture, run: Run):

@@ -1,5 +1,6 @@
 """Names from files on the terminal and in pictures: shown as they are, with nothing in them that steers either."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -7,16 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.cli_runs import call, trained
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
-from tiny_runs import call, trained
 
-from dcnet.escapes import literal, visible
 from dcnet.report.curves import run_curves
 from dcnet.report.feature_plots import feature_plots
 from dcnet.report.features import Features
-from dcnet.report.listing import print_json
+from dcnet.terminal import literal, print_json, visible
 from dcnet.training import Run
 
 Capture = pytest.CaptureFixture[str]
@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Run:
     copied = Run(tmp_path / "runs" / "copied")
     shutil.copytree(trained()["conv"].folder, copied.folder)
     record = copied.record()
-    record["data"]["classes"] = [f"{STEERING}{i}" for i in range(10)]
+    record.data.classes = [f"{STEERING}{i}" for i in range(10)]
     copied.write(record)
     return copied
 
@@ -97,9 +97,8 @@ def test_dollars_in_names_are_no_equations():
     assert texts.count("$a$") == 2
     assert any(text.startswith(f"title {EQUATION}") for text in texts)
     record = trained()["conv"].record()
-    record["config"]["model"] = EQUATION
-    other = json.loads(json.dumps(record))
-    other["config"]["operator"] = "$b$"
+    record.config["model"] = EQUATION
+    other = dataclasses.replace(record, config=record.config | {"operator": "$b$"})
     texts = drawn(run_curves([record, other]))
     assert any(EQUATION in text for text in texts)
     assert "$b$" in texts

@@ -1,5 +1,6 @@
 """`dcnet verify`: answers with their error rates, thresholds from pairs, and the report on pairs."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -7,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from tiny_runs import answer, call, colour_run
-from verify_cases import (
+from helpers.cli_runs import answer, call, colour_run
+from helpers.verify_cases import (
     IMAGES,
     PAIRS,
     copied,
@@ -21,10 +21,12 @@ from verify_cases import (
     margin_run,
     set_thresholds,
 )
+from PIL import Image
 
-from dcnet.cli.image_options import read_images
 from dcnet.data import load_dataset
-from dcnet.training import Run, load_model
+from dcnet.training import Record, Run, load_model
+from dcnet.training.image_input import ImageInput
+from dcnet.training.record import DataDescription
 from dcnet.verification import Calibration, Pairs, calibrate, fold_accuracy, make_folds, pair_scores, retrieve, roc
 from dcnet.verification.measures import Folds
 from dcnet.verification.pairs import labels_by_folder
@@ -128,7 +130,7 @@ def test_the_report_as_text_and_picture(capsys: Capture, run: Run, pairs: Path, 
     for words in ("accuracy, 10 folds", "balanced accuracy", "(AUC)", "(EER)", "at 1 % false accepts", "too few pairs"):
         assert words in text
     assert re.search(r"accuracy, 10 folds.*\d\d\.\d\d ± \d\.\d\d", text)
-    assert "note: the folds are made by chance, since the list has none" in text
+    assert "note: the folds are random, since the list has none" in text
     assert text.endswith(f"wrote {tmp_path / 'curve.svg'}\n")
     assert "</svg>" in (tmp_path / "curve.svg").read_text()
 
@@ -185,38 +187,37 @@ def test_a_report_is_kept_in_the_record(capsys: Capture, run: Run, pairs: Path, 
     before = run.record()
     found = answer(capsys, "verify", run.folder, "--pairs", pairs)
     answer(capsys, "verify", run.folder, "--pairs", pairs, "--no-flip")
-    record = run.record()
+    record = run.record().to_json()
     kept = record.pop("evaluations")
-    assert record == before
+    assert record == before.to_json()
     assert list(kept) == ["pairs-pairs", "pairs-pairs-no-flip"]
     assert kept["pairs-pairs"] == {key: value for key, value in found.items() if key not in ("run", "plot")}
     assert call("verify", run.folder, "--pairs", pairs) == 0
     text = capsys.readouterr().out
-    assert f"kept in {run.record_file} as 'pairs-pairs'" in "".join(text.splitlines())
+    assert f"stored in {run.record_file} as 'pairs-pairs'" in "".join(text.splitlines())
     people = lfw_folder(tmp_path / "lfw", ("Ada", "Bob", "Cy", "Di"))
     answer(capsys, "verify", run.folder, "--lfw", people, "--unseen")
     answer(capsys, "verify", run.folder, "--lfw", people, "--lfw-list", "pairsDevTest.txt")
-    assert list(run.record()["evaluations"])[2:] == ["lfw-pairs-unseen", "lfw-pairsDevTest"]
+    assert list(run.record().evaluations)[2:] == ["lfw-pairs-unseen", "lfw-pairsDevTest"]
     calibrated(capsys, run, pairs)
-    assert len(run.record()["evaluations"]) == 4
+    assert len(run.record().evaluations) == 4
 
 
 def test_a_run_whose_record_cannot_be_changed_is_reported_on(capsys: Capture, run: Run, pairs: Path):
-    run.write(run.record() | {"status": "running"})
+    run.write(dataclasses.replace(run.record(), status="running"))
     assert call("verify", run.folder, "--pairs", pairs) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "note: the report is not kept in the record: the run 'run' has nothing to evaluate" in text
-    assert "evaluations" not in run.record()
+    assert "note: the report is not stored in the record: the run 'run' has nothing to evaluate" in text
+    assert not run.record().evaluations
 
 
 def test_of_original_faces_the_middle_is_looked_at(tmp_path: Path):
     pixels = np.full((250, 250, 3), 255, dtype=np.uint8)
     pixels[61:189, 61:189] = 100
     Image.fromarray(pixels).save(tmp_path / "face.png")
-    data = {"channels": 3, "image_size": 96}
-    seen = {
-        name: read_images([tmp_path / "face.png"], {"data": data, "config": {"dataset": name}}, False) for name in NAMES
-    }
+    data = DataDescription(channels=3, image_size=96)
+    records = {name: Record(data=data, config={"dataset": name}) for name in NAMES}
+    seen = {name: ImageInput.of(record).read([tmp_path / "face.png"]) for name, record in records.items()}
     assert seen["lfw"].unique().tolist() == pytest.approx([100 / 255])
     assert seen["cifar10"].max() == 1
 
@@ -226,7 +227,7 @@ def test_folds_of_a_list_that_lack_a_kind_are_made_anew():
     as_listed, anew = (Folds.of(Pairs.of_names(rows, folds)) for folds in ([0, 1, 0, 1], [0, 0, 1, 1]))
     assert (as_listed.numbers.tolist(), as_listed.note) == ([0, 1, 0, 1], "")
     assert sorted(anew.numbers[:2].tolist()) == sorted(anew.numbers[2:].tolist()) == [0, 1]
-    assert anew.note == "the folds are made by chance, since one of the list has one kind of pairs"
+    assert anew.note == "the folds are random, since a fold of the list has only one kind of pairs"
 
 
 def test_help_says_what_there_is_to_do(capsys: Capture):
@@ -235,7 +236,7 @@ def test_help_says_what_there_is_to_do(capsys: Capture):
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for option in ("--pairs", "--images", "--lfw", "--calibrate", "--far", "--frr", "--unseen", "--out", "--json"):
         assert f"{option} " in text
-    assert "dcnet verify RUN a.jpg b.jpg says the same, different, or too close to call" in text
+    assert "dcnet verify RUN a.jpg b.jpg prints the same, different, or too close to call" in text
     assert "None" not in text
 
 
@@ -258,7 +259,7 @@ def test_a_report_has_recall_and_precision_where_folders_are_classes(capsys: Cap
     assert {at["k"]: at["recall"] for at in found["recall"]} == pytest.approx(expected.recall)
     assert found["mean_average_precision"] == pytest.approx(expected.mean_average_precision)
     assert (found["queries"], found["gallery"]) == (IMAGES, IMAGES - 1)
-    assert run.record()["evaluations"]["pairs-pairs"]["retrieval"] == found
+    assert run.record().evaluations["pairs-pairs"].extra["retrieval"] == found
     capsys.readouterr()
     assert call("verify", run.folder, "--pairs", sorted_by_class) == 0
     shown = capsys.readouterr().out

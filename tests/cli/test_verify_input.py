@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import answer, colour_run, complaint
+from helpers.cli_runs import answer, colour_run, complaint
+from helpers.verify_cases import copied, digit_pairs, lfw_folder, listed
 from torch import Tensor, nn
-from verify_cases import copied, digit_pairs, lfw_folder, listed
 
-from dcnet.models import normalized
+from dcnet.models import blocks
 from dcnet.training import Run
 from dcnet.training.checkpoints import read_tensors, write_tensors
 
@@ -33,7 +33,7 @@ def with_zeros(run: Run) -> None:
 
 def test_a_run_without_a_calibration_says_how_to_make_one(capsys: Capture, run: Run, pairs: Path):
     told = complaint(capsys, "verify", run.folder, pairs.parent / "0.png", pairs.parent / "1.png")
-    assert "the run 'run' is not calibrated, so that no score can be called same or different" in told
+    assert "the run 'run' is not calibrated, so it has no thresholds" in told
     assert f"use `dcnet verify {run.folder} --calibrate --pairs FILE --images FOLDER`" in told
 
 
@@ -66,7 +66,7 @@ def test_a_list_with_a_missing_image_is_told_by_its_line(capsys: Capture, run: R
     file = listed(pairs.parent / "missing.csv", [("0.png", "1.png", True), ("2.png", "none.png", False)])
     for option in ((), ("--calibrate",)):
         told = complaint(capsys, "verify", run.folder, "--pairs", file, *option)
-        assert f"{file}, line 2: '2.png,none.png,0': expected images that are there" in told
+        assert f"{file}, line 2: '2.png,none.png,0': expected existing images" in told
     lfw = lfw_folder(tmp_path / "lfw", ("Ada", "Bob", "Cy", "Di"))
     (lfw / "Cy" / "Cy_0002.jpg").unlink()
     told = complaint(capsys, "verify", run.folder, "--lfw", lfw)
@@ -80,7 +80,7 @@ def test_lists_that_have_too_little_are_refused(capsys: Capture, run: Run, pairs
         assert f"{file} has no pair that is {kind}, of 3 pairs: both kinds are needed" in told
     few = listed(pairs.parent / "few.csv", [("0.png", "1.png", True), ("2.png", "3.png", False)])
     told = complaint(capsys, "verify", run.folder, "--pairs", few)
-    assert "folds need two pairs or more of the same and two of different ones, not 1 and 1" in told
+    assert "folds need two pairs or more of each kind, not 1 and 1" in told
     lfw = lfw_folder(tmp_path / "lfw", ("Ada", "dark", "Cy", "light"))
     trained = colour_run(tmp_path / "colour", tmp_path / "images")
     told = complaint(capsys, "verify", trained.folder, "--lfw", lfw, "--unseen")
@@ -95,7 +95,7 @@ def test_an_embedding_of_zero_is_told_by_its_image(capsys: Capture, run: Run, pa
     told = complaint(capsys, "verify", run.folder, "--pairs", pairs)
     first = pairs.read_text().partition(",")[0]
     assert f"the norm of embedding 0 ({pairs.parent / first}) is zero, and of 60 of 60 in all" in told
-    assert "a cosine needs finite embeddings other than zero" in told
+    assert "a cosine needs embeddings that are finite and not zero" in told
 
 
 class NoFeatures(nn.Module):
@@ -104,7 +104,7 @@ class NoFeatures(nn.Module):
 
 
 def test_a_network_without_features_is_refused(capsys: Capture, run: Run, pairs: Path, monkeypatch: pytest.MonkeyPatch):
-    model = normalized.Normalized(NoFeatures(), [0.0], [1.0])
+    model = blocks.Normalized(NoFeatures(), [0.0], [1.0])
     monkeypatch.setattr("dcnet.training.load_model", lambda run: (model, run.record()))
     told = complaint(capsys, "verify", run.folder, "--pairs", pairs)
     assert "the run 'run' has no features to compare: its network, NoFeatures, has no method `features`" in told
@@ -114,19 +114,19 @@ def test_a_network_without_features_is_refused(capsys: Capture, run: Run, pairs:
     ("options", "message"),
     [
         ([], "give two images, or a list of pairs by --pairs or --lfw, not nothing"),
-        (["a.png"], "two images are compared, not 1"),
-        (["a.png", "b.png", "c.png"], "two images are compared, not 3"),
+        (["a.png"], "give two images to compare, not 1"),
+        (["a.png", "b.png", "c.png"], "give two images to compare, not 3"),
         (["a.png", "b.png", "--pairs", "p.csv"], "give two images, or a list of pairs by --pairs or --lfw, not both"),
-        (["a.png", "b.png", "--calibrate"], "--calibrate needs pairs whose answers are known"),
-        (["--pairs", "p.csv", "--lfw", "lfw"], "--pairs and --lfw both name pairs"),
-        (["--lfw", "lfw", "--images", "."], "--images goes with --pairs"),
-        (["--pairs", "p.csv", "--lfw-list", "pairs"], "--lfw-list goes with --lfw"),
-        (["--pairs", "p.csv", "--images", "none"], "--images is 'none', which is no folder"),
-        (["--pairs", "p.csv", "--far", "0.1"], "--far goes with --calibrate, and has no meaning here"),
+        (["a.png", "b.png", "--calibrate"], "--calibrate needs labeled pairs"),
+        (["--pairs", "p.csv", "--lfw", "lfw"], "--pairs and --lfw exclude each other"),
+        (["--lfw", "lfw", "--images", "."], "--images needs --pairs"),
+        (["--pairs", "p.csv", "--lfw-list", "pairs"], "--lfw-list needs --lfw"),
+        (["--pairs", "p.csv", "--images", "none"], "--images must be a folder with the images, not 'none'"),
+        (["--pairs", "p.csv", "--far", "0.1"], "--far is only for --calibrate"),
         (["--pairs", "p.csv", "--calibrate", "--frr", "1.5"], "--frr must be above 0 and below 1, not 1.5"),
-        (["--pairs", "p.csv", "--calibrate", "--out", "a.png"], "--out goes with a report"),
-        (["a.png", "b.png", "--unseen"], "--unseen goes with --pairs or --lfw"),
-        (["a.png", "b.png", "--no-flip"], "--no-flip goes with --pairs or --lfw"),
+        (["--pairs", "p.csv", "--calibrate", "--out", "a.png"], "--out is only for a report"),
+        (["a.png", "b.png", "--unseen"], "--unseen is only for --pairs or --lfw"),
+        (["a.png", "b.png", "--no-flip"], "--no-flip is only for --pairs or --lfw"),
         (["--pairs", "p.csv"], "p.csv cannot be read as a list"),
         (["--lfw", "none"], "there is no folder 'none'"),
     ],
@@ -137,4 +137,4 @@ def test_options_that_do_not_go_together(capsys: Capture, run: Run, options: lis
 
 def test_pictures_of_other_kinds_are_refused(capsys: Capture, run: Run, pairs: Path):
     told = complaint(capsys, "verify", run.folder, "--pairs", pairs, "--out", "a.gif")
-    assert "--out is written as .png or .svg, not as '.gif'" in told
+    assert "--out must be a file such as .png or .svg, not 'a.gif'" in told

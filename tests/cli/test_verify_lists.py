@@ -3,15 +3,23 @@
 from pathlib import Path
 
 import pytest
-from tiny_runs import answer, call, colour_run, complaint
-from verify_cases import copied, digit_pairs, lfw_folder, listed
+from helpers.cli_runs import answer, call, colour_run, complaint
+from helpers.verify_cases import copied, digit_pairs, lfw_folder, listed
 
+from dcnet.report import drawing, verification_report
 from dcnet.training import Run
 from dcnet.verification import Pairs
 from dcnet.verification.measures import Folds
 
 Capture = pytest.CaptureFixture[str]
 PEOPLE = ("Ada", "Bob", "Cy", "Di")
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """test_verify_command.py draws them."""
+    monkeypatch.setattr(drawing, "save", lambda figure, path: None)
+    monkeypatch.setattr(verification_report, "roc_plot", lambda *arguments: None)
 
 
 @pytest.fixture
@@ -41,7 +49,7 @@ def other_list(pairs: Path, rows: int) -> Path:
 def test_a_report_on_another_list_of_the_same_name_is_not_replaced_without_a_word(
     capsys: Capture, run: Run, pairs: Path
 ):
-    kept = f"kept in {run.record_file} as 'pairs-pairs'"
+    kept = f"stored in {run.record_file} as 'pairs-pairs'"
     assert f"{kept}wrote" in said(capsys, run.folder, "--pairs", pairs)
     # The same list again is a newer report, and no loss.
     assert f"{kept}wrote" in said(capsys, run.folder, "--pairs", pairs)
@@ -51,7 +59,7 @@ def test_a_report_on_another_list_of_the_same_name_is_not_replaced_without_a_wor
     assert f"{kept}wrote" in said(capsys, *options)
     found = answer(capsys, "verify", run.folder, "--pairs", pairs)
     assert (found["replaced"]["pairs"], found["replaced"]["list_file"]) == (40, str(other))
-    assert "replaced" not in run.record()["evaluations"]["pairs-pairs"]
+    assert "replaced" not in run.record().evaluations["pairs-pairs"].extra
     assert "replaced" not in answer(capsys, "verify", run.folder, "--pairs", pairs)
 
 
@@ -118,4 +126,4 @@ def test_a_report_with_mirror_images_after_a_calibration_without_them_says_so(ca
 def test_a_list_with_one_fold_is_said_to_have_one():
     rows = [("a", "b", True), ("a", "c", True), ("b", "d", False), ("c", "d", False)]
     found = Folds.of(Pairs.of_names(rows, [0, 0, 0, 0]))
-    assert found.note == "the folds are made by chance, since all pairs are in one fold of the list"
+    assert found.note == "the folds are random, since all pairs are in one fold of the list"

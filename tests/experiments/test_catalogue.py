@@ -1,4 +1,4 @@
-"""Every table of the paper is there, whole, and can be run."""
+"""Every table of the paper is complete and can be run."""
 
 import collections
 import dataclasses
@@ -6,16 +6,20 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-import tyro
+from PIL import Image
 from torch import nn
 
-from dcnet.cli.commands.train import Command
-from dcnet.experiments import chosen, experiment, experiments
-from dcnet.experiments.catalogue import attacks
-from dcnet.experiments.catalogue.attacks import source_of
+from dcnet.cli.app import parse
+from dcnet.experiments import experiments, get_experiment, select_experiments
+from dcnet.experiments.catalogue import attack_tables
+from dcnet.experiments.catalogue.attack_tables import source_of
+from dcnet.experiments.catalogue.imagenet_table import top_5_of
 from dcnet.experiments.experiment import NOT_CONVERGED
+from dcnet.robustness.report_card import evaluate_attacks
+from dcnet.training import Record, RunConfig
 from dcnet.training.build import build_model
 from dcnet.training.recipes import command_of
 
@@ -32,15 +36,15 @@ SIZES = {
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_tables_of_the_paper_are_whole(name):
-    (experiment,) = chosen([name])
+def test_tables_of_the_paper_are_complete(name):
+    experiment = get_experiment(name)
     assert (len(experiment.cells), sum(cell.config is not None for cell in experiment.cells)) == SIZES[name]
     assert all(cell.paper is not None for cell in experiment.cells)
 
 
 @pytest.mark.parametrize("name", sorted(experiments))
-def test_no_place_is_taken_twice_and_no_two_cells_of_one_metric_share_their_runs(name):
-    (experiment,) = chosen([name])
+def test_cells_are_unique(name):
+    experiment = get_experiment(name)
     assert experiment.name == name
     places = collections.Counter((cell.row, cell.column) for cell in experiment.cells)
     assert max(places.values()) == 1
@@ -48,42 +52,46 @@ def test_no_place_is_taken_twice_and_no_two_cells_of_one_metric_share_their_runs
     assert max(runs.values()) == 1
 
 
-@pytest.mark.parametrize("name", sorted(experiments))
-def test_the_command_of_every_run_is_that_run(name):
-    (experiment,) = chosen([name])
-    for config in {cell.config for cell in experiment.cells if cell.config}:
-        words = shlex.split(command_of(config))[2:]
-        command = tyro.cli(Command, args=words, config=(tyro.conf.FlagCreatePairsOff,))
+def configs_of_all_experiments():
+    cells = [cell for experiment in select_experiments(["all"]) for cell in experiment.cells]
+    return list(dict.fromkeys(cell.config for cell in cells if cell.config))
+
+
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_command_of_every_run_round_trips(every):
+    for config in configs_of_all_experiments()[::every]:
+        words = shlex.split(command_of(config))[1:]
+        command = parse(words)
         assert command._configs() == [config]
 
 
 def test_some_cells_by_hand():
-    cell = chosen(["table3"])[0].cell("seg", "sqcos, no ReLU")
+    cell = get_experiment("table3").cell("seg", "sqcos, no ReLU")
     assert (cell.paper, cell.config.operator, cell.config.activation) == (24.29, "seg-sqcos", "none")
     assert (cell.config.model, cell.config.steps, cell.config.projection_every) == ("cnn9", 42_500, 100)
-    cell = chosen(["table2"])[0].cell("linear", "sqcos")
+    cell = get_experiment("table2").cell("linear", "sqcos")
     assert (cell.paper, cell.config.norm, cell.config.activation) == (NOT_CONVERGED, "none", None)
-    cell = chosen(["table1"])[0].cell("weighted gradients", "tanh-cos")
+    cell = get_experiment("table1").cell("weighted gradients", "tanh-cos")
     assert (cell.config.projection_every, cell.config.weighted_gradients) == (0, "gradient")
-    assert chosen(["table4"])[0].columns == ["linear", "cos", "sqcos"]
+    assert get_experiment("table4").columns == ["linear", "cos", "sqcos"]
 
 
 def test_tables_share_their_runs():
-    projected = chosen(["table1"])[0].cell("weight projection", "tanh-cos").config
-    assert projected == chosen(["table4"])[0].cell("tanh", "cos").config
-    assert projected == chosen(["table5"])[0].cell("DCNet-32, tanh-cos", "cifar100").config
+    projected = get_experiment("table1").cell("weight projection", "tanh-cos").config
+    assert projected == get_experiment("table4").cell("tanh", "cos").config
+    assert projected == get_experiment("table5").cell("DCNet-32, tanh-cos", "cifar100").config
 
 
-def test_causes_change_networks_of_tables_2_to_4_and_leave_the_rest_of_them_alone():
-    (causes,) = chosen(["causes"])
-    tables = {cell.config for table in chosen(["table2", "table3", "table4"]) for cell in table.cells}
+def test_causes_change_one_part_of_the_recipe():
+    causes = get_experiment("causes")
+    tables = {cell.config for table in select_experiments(["table2", "table3", "table4"]) for cell in table.cells}
     own = {(cell.row, cell.column): cell.config for cell in causes.cells if cell.config not in tables}
     changed = {
         place: _changed(config, causes.cell(place[0].split(",")[0], place[1]).config) for place, config in own.items()
     }
     assert changed == {
         ("plain, no decay", "CNN-9"): {"weight_decay": 0.0},
-        ("plain, no normalisation", "CNN-9, no ReLU"): {"norm": "none"},
+        ("plain, no normalization", "CNN-9, no ReLU"): {"norm": "none"},
         ("linear-cos, no projection", "CNN-9"): {"projection_every": 0},
         ("linear-cos, no projection", "ResNet-32"): {"projection_every": 0},
         ("linear-cos, no constraint", "CNN-9"): {"orthonormal": 0.0},
@@ -97,15 +105,15 @@ def _changed(config, base):
     return {name: value for name, value in dataclasses.asdict(config).items() if value != given[name]}
 
 
-def test_the_experiment_of_the_docs_can_be_chosen(monkeypatch):
-    monkeypatch.setattr(experiment, "experiments", dict(experiment.experiments))
+def test_the_experiment_of_the_docs_can_be_selected(monkeypatch):
+    monkeypatch.setattr(experiments, "_entries", dict(experiments))
     (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     exec(code, {})
-    (found,) = chosen(["widths"])
+    found = get_experiment("widths")
     assert (found.rows, found.columns) == (["conv", "tanh-cos"], ["width 0.25", "width 0.5"])
 
 
-def test_the_docs_name_every_experiment_and_its_runs():
+def test_the_docs_list_every_experiment_and_its_runs():
     rows = re.findall(r"\| `(\w+)` \|.*\| (\d+) \|", DOCS.read_text())
     counts = {}
     for name, make in experiments.items():
@@ -114,28 +122,31 @@ def test_the_docs_name_every_experiment_and_its_runs():
     assert {name: int(count) for name, count in rows} == counts
 
 
-def test_all_are_chosen_at_once_and_none_twice():
-    names = [experiment.name for experiment in chosen(["all"])]
+def test_select_all_and_without_duplicates():
+    names = [experiment.name for experiment in select_experiments(["all"])]
     assert sorted(names) == sorted(experiments)
     assert names[:8] == [f"table{number}" for number in range(1, 9)]
-    assert [experiment.name for experiment in chosen(["table2", "table1", "table2"])] == ["table2", "table1"]
+    assert [experiment.name for experiment in select_experiments(["table2", "table1", "table2"])] == [
+        "table2",
+        "table1",
+    ]
 
 
-def test_an_unknown_experiment_is_an_error_that_names_the_others():
+def test_error_for_an_unknown_experiment():
     with pytest.raises(ValueError, match=r"table33.*table3"):
-        chosen(["table33"])
+        select_experiments(["table33"])
 
 
-@pytest.mark.parametrize("cell", chosen(["table2"])[0].cells, ids=lambda cell: f"{cell.row}-{cell.column}")
-def test_networks_that_do_not_converge_without_normalisation_give_nothing_at_all(cell):
+@pytest.mark.parametrize("cell", get_experiment("table2").cells, ids=lambda cell: f"{cell.row}-{cell.column}")
+def test_networks_that_do_not_converge_have_zero_logits(cell):
     torch.manual_seed(0)
     model = build_model(dataclasses.replace(cell.config, width=0.25), 100, 3, 32).train()
     logits = model(torch.rand(4, 3, 32, 32))
     assert (logits.abs().max() == 0) == (cell.paper == NOT_CONVERGED)
 
 
-def test_black_box_attacks_come_from_networks_that_are_trained_and_are_not_under_attack():
-    (table,) = chosen(["table8"])
+def test_sources_of_black_box_attacks_are_trained_and_not_attacked():
+    table = get_experiment("table8")
     runs = {config for cell in table.cells for config in cell.configs(table.seeds)}
     attacked = {config for cell in table.cells if cell.evaluation for config in cell.configs(table.seeds)}
     sources = {source_of(config) for config in attacked}
@@ -144,23 +155,104 @@ def test_black_box_attacks_come_from_networks_that_are_trained_and_are_not_under
     assert {config.adversary for config in sources} == {None, "fgsm(epsilon=6/255)"}
 
 
-def test_attacks_are_measured_away_from_labels_and_from_answers(monkeypatch, tmp_path):
-    """A linear network of two classes, of which it is known how far each image is from the other one."""
+def test_fgsm_away_from_labels_and_from_predictions(monkeypatch, tmp_path):
+    """On a linear network of two classes, for which the distance to the boundary is known."""
     torch.manual_seed(0)
     linear = nn.Linear(16, 2)
     linear.bias.data = -0.5 * linear.weight.data.sum(1)
     model = nn.Sequential(nn.Flatten(), linear).eval()
     images, labels = 0.3 + 0.4 * torch.rand(200, 1, 4, 4), torch.randint(2, (200,))
-    monkeypatch.setattr(attacks, "load_model", lambda run: (model, {}))
-    monkeypatch.setattr(attacks, "images_to_attack", lambda *_: (images, labels))
-    config = attacks.config("baseline", "natural")
-    found = attacks.attacks_of(model, {"config": config.described()}, tmp_path, None)
+    monkeypatch.setattr(attack_tables, "load_model", lambda run: (model, {}))
+    monkeypatch.setattr(attack_tables, "images_to_attack", lambda *_: (images, labels))
+    config = attack_tables.config("baseline", "natural")
+    found = attack_tables.attacks_of(model, Record(config=config.described()), tmp_path, None)
     difference = (linear.weight[1] - linear.weight[0]).detach()
     margin = ((images - 0.5).flatten(1) @ difference) * (2 * labels - 1)
-    reach = attacks.EPSILON * difference.abs().sum()
+    reach = attack_tables.EPSILON * difference.abs().sum()
     assert found["clean"] == pytest.approx((margin > 0).double().mean().item())
     assert found["white_box"]["fgsm"] == pytest.approx((margin > reach).double().mean().item())
     # Those that are wrong are moved away from the wrong class, too, and some of them over to the right one.
     right = (margin > reach) | ((margin < 0) & (margin > -reach))
     assert found["fgsm_by_answer"] == pytest.approx(right.double().mean().item())
     assert found["fgsm_by_answer"] != found["white_box"]["fgsm"]
+
+
+# --- the choice of the attacks' settings ---
+
+
+def numbers(fgsm, bim, other_fgsm, other_bim):
+    return {"white_box": {"fgsm": fgsm, "bim": bim}, "black_box": {"fgsm": other_fgsm, "bim": other_bim}}
+
+
+def test_distance_sums_over_four_numbers():
+    assert attack_tables.distance(numbers(0.1882, 0.0867, 0.5090, 0.3622)) == pytest.approx(0)
+    assert attack_tables.distance(numbers(0.1782, 0.1067, 0.5390, 0.3222)) == pytest.approx(0.01 + 0.02 + 0.03 + 0.04)
+
+
+def test_the_settings_of_the_tables_are_compared():
+    assert round(attack_tables.EPSILON * 255) in attack_tables.EPSILONS
+    assert attack_tables.BIM_STEPS in attack_tables.STEPS
+    table = get_experiment("attack_choice")
+    (source,) = table.cell("test error", "its source").configs(1)
+    assert source == attack_tables.source_of(table.cells[0].configs(1)[0])
+
+
+def test_choices_use_their_epsilon_and_steps(monkeypatch, tmp_path):
+    torch.manual_seed(0)
+    model, source = (nn.Sequential(nn.Flatten(), nn.Linear(16, 10)).eval() for _ in range(2))
+    images, labels = torch.rand(200, 1, 4, 4), torch.randint(10, (200,))
+    monkeypatch.setattr(attack_tables, "load_model", lambda run: (source, {}))
+    monkeypatch.setattr(attack_tables, "images_to_attack", lambda *_: (images, labels))
+    monkeypatch.setattr(attack_tables, "CHOICE_IMAGES", 100)
+    record = Record(config=attack_tables.config("baseline", "natural").described())
+    found = attack_tables.choices_of(model, record, tmp_path, None)
+    wanted = evaluate_attacks(model, images[:100], labels[:100], source, epsilon=7 / 255, steps=3)
+    assert found["7/255"]["3"] == {**wanted, "distance": attack_tables.distance(wanted)}
+    table = get_experiment("attack_choice")
+    value = table.cell("7/255", "3 steps").value(Record.from_json({"evaluations": {attack_tables.CHOICE: found}}))
+    assert value == pytest.approx(100 * attack_tables.distance(wanted))
+
+
+# --- ImageNet ---
+
+CLASSES, PER_CLASS = 8, 2
+
+
+@pytest.fixture
+def images(tmp_path):
+    """The gray level of an image is its class, of eight."""
+    for part in ("train", "val"):
+        for label in range(CLASSES):
+            folder = tmp_path / part / f"class{label}"
+            folder.mkdir(parents=True)
+            for number in range(PER_CLASS):
+                Image.fromarray(np.full((16, 16, 3), 30 * label, np.uint8)).save(folder / f"{number}.png")
+    return tmp_path
+
+
+class Likes(nn.Module):
+    """Ranks the favorite classes in their order, for every image."""
+
+    def __init__(self, favorites):
+        super().__init__()
+        self.favorites, self.weight = favorites, nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        scores = torch.zeros(len(x), CLASSES)
+        scores[:, self.favorites] = torch.arange(len(self.favorites), 0, -1.0)
+        return scores + self.weight
+
+
+@pytest.mark.parametrize(("favorites", "error"), [([0, 1, 2, 3, 4], 37.5), ([7, 6, 5, 0, 1, 2, 3, 4], 37.5)])
+def test_top_5_error(images, favorites, error):
+    config = RunConfig(dataset="imagefolder", model="resnet18", image_size=14, batch_size=5, steps=1)
+    found = top_5_of(Likes(favorites), Record(config=config.described()), images, images)
+    assert found == {"error": error}
+
+
+def test_table6_runs_with_a_folder_of_images(images, tmp_path):
+    table = get_experiment("table6")
+    assert "it needs ImageNet" in table.not_run
+    assert table.with_data(tmp_path / "nowhere").not_run == table.not_run
+    assert table.with_data(images).not_run is None
+    assert {cell.metric for cell in table.cells} == {("evaluations", "top-5", "error")}

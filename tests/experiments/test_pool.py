@@ -1,231 +1,273 @@
-"""Tasks side by side: all are done, none takes another with it, and what is interrupted goes on."""
+"""Worker processes: all tasks are done, one failure does not stop the others, interrupted runs resume."""
 
-import dataclasses
 import io
+import multiprocessing
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
-from fake_records import small
+from helpers.fake_records import small
 from processes import wait_until
 from rich.console import Console
 
-from dcnet.experiments import evaluations
-from dcnet.experiments.board import Board
-from dcnet.experiments.pool import Pool
+from dcnet.experiments import tasks
+from dcnet.experiments.pool import PipeCallback, Pool, ProgressBoard, WorkerSettings, run_task, spawn_worker
 from dcnet.experiments.tasks import Task
-from dcnet.experiments.worker import Place, Teller, attempt
-from dcnet.training import Execution, Run, Watcher
+from dcnet.training import Callback, Evaluation, Execution, Run
 
 LONG = 100_000
 
 
-def carried_out(tasks, root, jobs=2, board=Board):
+def run_pool(tasks, root, jobs=2, board=ProgressBoard, spawn=spawn_worker):
     log = io.StringIO()
-    place = Place(root, Execution(device="cpu"), threads=1)
+    settings = WorkerSettings(root, Execution(device="cpu"), threads=1)
     with board(Console(file=log, width=200), len(tasks)) as shown:
-        pool = Pool(tasks, place, jobs, shown)
+        pool = Pool(tasks, settings, jobs, shown, spawn)
         finished = pool.run()
     return pool.outcomes, finished, log.getvalue()
 
 
-class KillsAfter(Board):
-    """Kills the process of the first task when it has begun to train; the pool is `pool`."""
-
-    signal = signal.SIGKILL
-
-    def hears(self, task, kind, *values):
-        super().hears(task, kind, *values)
-        if kind == "steps" and task.config.steps == LONG:
-            os.kill(workers()[0], self.signal)
-
-
-class PressesCtrlC(Board):
-    def hears(self, task, kind, *values):
-        super().hears(task, kind, *values)
-        if kind == "steps" and not getattr(self, "pressed", False):
-            self.pressed = True
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-def workers():
-    """The processes that this one has started to work."""
-    pids = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    return [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
-def first_worker():
-    """The first that was started, as soon as it is Python."""
-    return wait_until(workers)[0]
-
-
-class CtrlCReachesAWorker(Board):
-    """As a terminal sends it, to all processes, one of which has only just begun."""
-
-    def begins(self, task):
-        super().begins(task)
-        os.kill(first_worker(), signal.SIGINT)
-
-
-class LosesOneWhileStopping(Board):
-    def begins(self, task):
-        super().begins(task)
-        pid = first_worker()
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-
-
-def alone(config, root):
-    assert attempt(Task(config), Place(root, Execution(device="cpu")), Watcher()) == ("done", "")
+def run_alone(config, root):
+    assert run_task(Task(config), WorkerSettings(root, Execution(device="cpu")), Callback()) == ("done", "")
     return Run.of(config, root)
 
 
-def test_all_tasks_are_done_and_said_and_give_the_same_as_alone(tmp_path):
-    tasks = [Task(small(seed=seed)) for seed in range(3)]
-    outcomes, finished, log = carried_out(tasks, tmp_path)
+# --- the logic of the pool, with threads in place of processes ---
+
+
+class FakeProcess(threading.Thread):
+    """Answers tasks with a function: an outcome and a problem, or None to exit silently."""
+
+    pid = exitcode = None
+
+    def __init__(self, answer, pipe):
+        super().__init__(daemon=True)
+        self.answer, self.pipe = answer, pipe
+
+    def run(self):
+        while (task := self.pipe.recv()) is not None:
+            found = self.answer(task)
+            if found is None:
+                break
+            self.pipe.send(("ended", *found))
+        self.pipe.close()
+
+    def kill(self):
+        raise AssertionError("no worker hangs")
+
+
+def fake_workers(answer):
+    def spawn(settings):
+        own, others = multiprocessing.Pipe()
+        process = FakeProcess(answer, others)
+        process.start()
+        return process, own
+
+    return spawn
+
+
+def started(log):
+    return [line.partition(": starts")[0] for line in log.splitlines() if ": starts" in line]
+
+
+def evaluation(config, *before):
+    return Task(config, ("unknown",), frozenset(task.name for task in before))
+
+
+def test_evaluations_start_after_the_runs_that_they_need(tmp_path):
+    first, other, last = Task(small()), Task(small(seed=1)), Task(small(seed=2))
+    asked = evaluation(first.config, first, other)
+    spawn = fake_workers(lambda task: ("failed", "a problem") if task.evaluations else ("done", ""))
+    outcomes, finished, log = run_pool([first, other, asked, last], tmp_path, 1, spawn=spawn)
     assert finished
-    assert outcomes == {task.name: "done" for task in tasks}
-    assert log.count(": done, ") == 3
-    assert "done, 3 of 3" in log
-    for task in tasks:
-        beside = Run.of(task.config, tmp_path)
-        assert beside.model_file.read_bytes() == alone(task.config, tmp_path / "alone").model_file.read_bytes()
+    assert outcomes == {task.name: "done" for task in (first, other, last)} | {asked.label: "failed"}
+    assert started(log) == [first.name, other.name, asked.label, last.name]
+    _, _, log = run_pool([asked, last, first, other], tmp_path, 1, spawn=spawn)
+    assert started(log) == [last.name, first.name, other.name, asked.label]
 
 
-def test_a_task_that_fails_is_one_sentence_and_the_others_are_done(tmp_path):
-    good = Task(small())
-    bad = Task(small("conv", pretrained=str(tmp_path / "nowhere")))
-    outcomes, finished, log = carried_out([bad, good], tmp_path, jobs=1)
+def test_networks_that_diverged_are_not_evaluated(tmp_path):
+    lost = Task(small(lr=1e30, steps=5))
+    asked, other = evaluation(lost.config, lost), Task(small())
+    spawn = fake_workers(lambda task: ("done", "") if task.config == other.config else ("diverged", "not finite"))
+    outcomes, finished, log = run_pool([lost, asked, other], tmp_path, 1, spawn=spawn)
     assert finished
-    assert outcomes == {bad.name: "failed", good.name: "done"}
-    assert "nowhere" in log
-    assert "Traceback" not in log
+    assert outcomes[lost.name] == "diverged"
+    assert asked.label not in outcomes
+    assert "2 of 2" in log
 
 
-def test_a_process_that_is_killed_loses_its_own_task_alone(tmp_path):
-    killed, other = Task(small(steps=LONG)), Task(small())
-    outcomes, finished, log = carried_out([killed, other], tmp_path, jobs=1, board=KillsAfter)
+def test_a_worker_starts_again_for_tasks_that_had_to_wait(tmp_path):
+    """Of two workers, one has nothing to do until the other ends; then there is work for both."""
+    first = Task(small())
+    asked = [evaluation(first.config, first), evaluation(small(seed=1), first)]
+    both = threading.Barrier(2, timeout=60)
+
+    def answer(task):
+        if task.evaluations:
+            both.wait()
+        return "done", ""
+
+    outcomes, finished, log = run_pool([first, *asked], tmp_path, 2, spawn=fake_workers(answer))
     assert finished
-    assert outcomes == {killed.name: "failed", other.name: "done"}
-    assert "its process ended with -9; the same command goes on" in log
+    assert outcomes == {task.label: "done" for task in (first, *asked)}
+    assert started(log)[0] == first.label
 
 
-def test_ctrl_c_saves_what_is_under_way_and_begins_nothing_more(tmp_path):
-    task, other = Task(small(steps=LONG)), Task(small())
-    outcomes, finished, _ = carried_out([task, other], tmp_path, jobs=1, board=PressesCtrlC)
-    assert not finished
-    assert outcomes == {task.name: "interrupted"}
-    run = Run.of(task.config, tmp_path)
-    assert run.record()["status"] == "interrupted"
-    assert run.checkpoints.newest()[0].step == run.record()["steps_done"] > 0
-    assert not Run.of(other.config, tmp_path).exists
+def test_a_worker_that_exits_loses_its_own_task_only(tmp_path):
+    lost, other = Task(small()), Task(small(seed=1))
+    spawn = fake_workers(lambda task: None if task.config == lost.config else ("done", ""))
+    outcomes, finished, log = run_pool([lost, other], tmp_path, 1, spawn=spawn)
+    assert finished
+    assert outcomes == {lost.name: "failed", other.name: "done"}
+    assert "its process ended with None; run the same command again to resume" in log
 
 
-def test_ctrl_c_is_not_for_the_workers(tmp_path, capfd):
-    """They are told by the pool; while they import torch, it would end them with a traceback."""
-    task = Task(small())
-    outcomes, _, _ = carried_out([task], tmp_path, board=CtrlCReachesAWorker)
-    assert outcomes == {task.name: "done"}
-    assert capfd.readouterr().err == ""
+class InterruptsAtStart(ProgressBoard):
+    def start(self, task):
+        super().start(task)
+        os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_nobody_is_hired_for_one_that_is_lost_while_stopping(tmp_path):
+@pytest.mark.parametrize(("answer", "outcome"), [(("done", ""), "done"), (None, "failed")])
+def test_after_an_interruption_no_task_starts(answer, outcome, tmp_path):
     tasks = [Task(small(seed=seed)) for seed in range(2)]
-    outcomes, finished, log = carried_out(tasks, tmp_path, jobs=1, board=LosesOneWhileStopping)
+    spawn = fake_workers(lambda task: answer)
+    outcomes, finished, log = run_pool(tasks, tmp_path, 1, InterruptsAtStart, spawn)
     assert not finished
-    assert outcomes == {tasks[0].name: "failed"}
-    assert log.count(": begins, ") == 1
+    assert outcomes == {tasks[0].name: outcome}
+    assert started(log) == [tasks[0].name]
 
 
-def test_a_run_that_was_interrupted_goes_on(tmp_path):
-    config = small(steps=40)
-    outcomes, _, _ = carried_out([Task(config)], tmp_path, jobs=1, board=PressesCtrlC)
-    assert outcomes[Task(config).name] in ("interrupted", "done")
-    assert carried_out([Task(config)], tmp_path)[0] == {Task(config).name: "done"}
-    again = alone(config, tmp_path / "alone")
-    assert Run.of(config, tmp_path).model_file.read_bytes() == again.model_file.read_bytes()
+# --- one task, in this process ---
 
 
-def test_a_run_that_diverges_says_so(tmp_path):
-    outcome, problem = attempt(Task(small(lr=1e30, steps=5)), Place(tmp_path, Execution(device="cpu")), Watcher())
+def test_a_run_that_diverges_has_a_reason(tmp_path):
+    settings = WorkerSettings(tmp_path, Execution(device="cpu"))
+    outcome, problem = run_task(Task(small(lr=1e30, steps=5)), settings, Callback())
     assert outcome == "diverged"
     assert "is not finite" in problem
 
 
 @pytest.fixture
 def counted(monkeypatch):
-    """An evaluation by the name of "counted", and how often it was asked for."""
+    """An evaluation named "counted", and its calls."""
     calls = []
 
     def evaluate(model, record, runs, data_dir):
         assert not model.training
-        calls.append(record["name"])
+        calls.append(record.name)
         return {"value": 5.0}
 
-    monkeypatch.setitem(evaluations.evaluations, "counted", evaluate)
+    monkeypatch.setitem(tasks.evaluations, "counted", evaluate)
     return calls
 
 
-def test_evaluations_are_written_into_the_record_once(tmp_path, counted):
-    task, place = Task(small(), ("counted",)), Place(tmp_path, Execution(device="cpu"))
+def test_evaluations_are_stored_in_the_record_once(tmp_path, counted):
+    task, settings = Task(small(), ("counted",)), WorkerSettings(tmp_path, Execution(device="cpu"))
     for _ in range(2):
-        assert attempt(task, place, Watcher()) == ("done", "")
+        assert run_task(task, settings, Callback()) == ("done", "")
     assert counted == [task.config.name]
-    assert Run.of(task.config, tmp_path).record()["evaluations"] == {"counted": {"value": 5.0}}
-
-
-def evaluated(config, *before):
-    return Task(config, ("unheard",), frozenset(task.name for task in before))
-
-
-def test_evaluations_begin_once_the_runs_that_they_need_are_at_their_end(tmp_path):
-    first, other, last = Task(small()), Task(small(seed=1)), Task(small(seed=2))
-    # Nobody knows the evaluation, so that it fails, which takes nothing else with it.
-    asked = evaluated(first.config, first, other)
-    outcomes, finished, log = carried_out([first, other, asked, last], tmp_path, jobs=1)
-    assert finished
-    assert outcomes == {task.name: "done" for task in (first, other, last)} | {asked.label: "failed"}
-    begun = [line.partition(": begins")[0] for line in log.splitlines() if ": begins" in line]
-    assert begun == [first.name, other.name, asked.label, last.name]
-    (tmp_path / "again").mkdir()
-    outcomes, _, log = carried_out([asked, last, first, other], tmp_path / "again", jobs=1)
-    begun = [line.partition(": begins")[0] for line in log.splitlines() if ": begins" in line]
-    assert begun == [last.name, first.name, other.name, asked.label]
-
-
-def test_networks_that_came_to_nothing_are_not_evaluated(tmp_path):
-    lost = Task(small(lr=1e30, steps=5))
-    asked, other = evaluated(lost.config, lost), Task(small())
-    outcomes, finished, log = carried_out([lost, asked, other], tmp_path, jobs=1)
-    assert finished
-    assert outcomes == {lost.name: "diverged", other.name: "done"}
-    assert "done, 2 of 2" in log
-
-
-def test_a_worker_is_hired_again_for_what_had_to_wait(tmp_path):
-    """Of two, one has nothing to do until the other ends, and then there is work for both."""
-    first = Task(small())
-    asked = [evaluated(first.config, first), evaluated(small(seed=1), first)]
-    outcomes, finished, log = carried_out([first, *asked], tmp_path, jobs=2)
-    assert finished
-    assert outcomes.keys() == {first.label, *(task.label for task in asked)}
-    last_begins = max(log.index(f"{task.label}: begins") for task in asked)
-    assert last_begins < log.index("unknown evaluation")
-
-
-def test_an_evaluation_that_nobody_knows_is_an_error(tmp_path):
-    task = dataclasses.replace(Task(small()), evaluations=("unheard",))
-    outcome, problem = attempt(task, Place(tmp_path, Execution(device="cpu")), Watcher())
+    assert Run.of(task.config, tmp_path).record().evaluations == {"counted": Evaluation(extra={"value": 5.0})}
+    outcome, problem = run_task(Task(small(), ("unknown",)), settings, Callback())
     assert outcome == "failed"
-    assert "unheard" in problem
+    assert "unknown evaluation 'unknown'" in problem
 
 
-def test_nothing_is_lost_if_nobody_listens_any_more(tmp_path):
+def test_a_broken_pipe_ends_the_worker(tmp_path):
     class Gone:
         def send(self, message):
             raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        attempt(Task(small()), Place(tmp_path, Execution(device="cpu")), Teller(Gone()))
+        run_task(Task(small()), WorkerSettings(tmp_path, Execution(device="cpu")), PipeCallback(Gone()))
+
+
+# --- with processes ---
+
+
+def test_tasks_give_the_same_as_alone_and_one_that_fails_is_one_sentence(tmp_path):
+    good = [Task(small(seed=seed)) for seed in range(2)]
+    bad = Task(small("conv", pretrained=str(tmp_path / "nowhere")))
+    outcomes, finished, log = run_pool([bad, *good], tmp_path)
+    assert finished
+    assert outcomes == {bad.name: "failed"} | {task.name: "done" for task in good}
+    assert log.count(": done, ") == 2
+    assert ", 3 of 3" in log
+    assert "nowhere" in log
+    assert "Traceback" not in log
+    for task in good:
+        parallel = Run.of(task.config, tmp_path)
+        assert parallel.model_file.read_bytes() == run_alone(task.config, tmp_path / "alone").model_file.read_bytes()
+
+
+class PressesCtrlC(ProgressBoard):
+    """Interrupts this process at the first steps."""
+
+    def update(self, task, kind, *values):
+        super().update(task, kind, *values)
+        if kind == "steps" and not getattr(self, "pressed", False):
+            self.pressed = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_saves_the_run_and_starts_nothing_more(tmp_path):
+    task, other = Task(small(steps=LONG)), Task(small())
+    outcomes, finished, _ = run_pool([task, other], tmp_path, jobs=1, board=PressesCtrlC)
+    assert not finished
+    assert outcomes == {task.name: "interrupted"}
+    run = Run.of(task.config, tmp_path)
+    assert run.record().status == "interrupted"
+    assert run.checkpoints.newest()[0].step == run.record().steps_done > 0
+    assert not Run.of(other.config, tmp_path).exists
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_resumes(tmp_path):
+    config = small(steps=40)
+    outcomes, _, _ = run_pool([Task(config)], tmp_path, jobs=1, board=PressesCtrlC)
+    assert outcomes[Task(config).name] in ("interrupted", "done")
+    assert run_pool([Task(config)], tmp_path)[0] == {Task(config).name: "done"}
+    again = run_alone(config, tmp_path / "alone")
+    assert Run.of(config, tmp_path).model_file.read_bytes() == again.model_file.read_bytes()
+
+
+def workers():
+    """The worker processes of this one."""
+    pids = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    return [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+class KillsAWorker(ProgressBoard):
+    def update(self, task, kind, *values):
+        super().update(task, kind, *values)
+        if kind == "steps" and task.config.steps == LONG:
+            os.kill(workers()[0], signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_its_own_task_only(tmp_path):
+    killed, other = Task(small(steps=LONG)), Task(small())
+    outcomes, finished, log = run_pool([killed, other], tmp_path, jobs=1, board=KillsAWorker)
+    assert finished
+    assert outcomes == {killed.name: "failed", other.name: "done"}
+    assert "its process ended with -9; run the same command again to resume" in log
+
+
+class InterruptsAWorker(ProgressBoard):
+    """Sends Ctrl-C to a worker that has just started, as a terminal does to all processes."""
+
+    def start(self, task):
+        super().start(task)
+        os.kill(wait_until(workers)[0], signal.SIGINT)
+
+
+@pytest.mark.slow
+def test_workers_ignore_ctrl_c(tmp_path, capfd):
+    """The pool stops them; while they import torch, Ctrl-C would end them with a traceback."""
+    task = Task(small())
+    outcomes, _, _ = run_pool([task], tmp_path, board=InterruptsAWorker)
+    assert outcomes == {task.name: "done"}
+    assert capfd.readouterr().err == ""

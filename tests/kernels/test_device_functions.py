@@ -1,4 +1,4 @@
-"""Device functions against torch: the equation of each part, and its derivatives by argument and constants."""
+"""Device functions compared with torch: the equation of each part, and its derivatives by argument and constants."""
 
 import itertools
 import math
@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from side_by_side import DEVICE, ON_GPU, quiet_numpy
+from helpers.kernel_comparison import DEVICE, ON_GPU, quiet_numpy
 
 import dcnet
 
@@ -52,7 +52,7 @@ def evaluate_weighting(norm, h, scale, results, size, function: tl.constexpr, bl
 
 
 def on_device(function, part, argument, constants, fast=False):
-    """The value, the derivative by the argument and those by the constants, as the device function gives them."""
+    """The value and the derivatives by argument and constants, from the device function."""
     names = list(part.slots())
     given = [constants[name] for name in names] + [torch.full_like(argument, x) for x in part.fixed_numbers()]
     stacked = torch.stack([argument, *given]).to(DEVICE, torch.float32)
@@ -64,7 +64,7 @@ def on_device(function, part, argument, constants, fast=False):
 
 
 def by_autograd(value, argument, constants):
-    """The same by torch in float64."""
+    """The same from torch in float64."""
     leaves = [tensor.clone().requires_grad_() for tensor in (argument, *constants.values())]
     output = value(leaves[0], **dict(zip(constants, leaves[1:], strict=True)))
     slopes = torch.autograd.grad(output.sum(), leaves, materialize_grads=True)
@@ -72,7 +72,7 @@ def by_autograd(value, argument, constants):
 
 
 def as_float32(values):
-    """Numbers that float32 can hold, in float64."""
+    """Numbers representable in float32, in float64."""
     return torch.tensor(values).float().double()
 
 
@@ -96,7 +96,7 @@ NORMS = as_float32([1e-19, 1e-10, 1e-4, 0.009, 0.011, 0.2, 0.3, 0.77, 1.3, 2.1, 
 
 @pytest.mark.parametrize("part", MAGNITUDES, ids=lambda part: part.spec())
 def test_magnitudes(part):
-    """Values to float32's digits, however small the norm is, and slopes to digits of the largest of them."""
+    """Values with the precision of float32 for any norm; slopes relative to the largest of them."""
     n, constants = grid(NORMS, part, (0.31, 1.07, 2.6))
     wanted = by_autograd(part.value, n, constants)
     found = on_device(part.device, part, n, constants)
@@ -131,7 +131,7 @@ def test_angles(part):
 
 @pytest.mark.parametrize("part", [part for part in ANGLES if part.device_inverse], ids=lambda part: part.spec())
 def test_inverses_of_angles(part):
-    """From g back to the cosine, as far as g tells it, and to the slopes there."""
+    """From g back to the cosine, where g determines it, and to the slopes there."""
     cos, constants = grid(COSINES, part, (0.06, 0.3, 1.0, 3.0))
     wanted = by_autograd(part.value, cos, constants)
     found = on_device(part.device_inverse, part, wanted[0], constants)
@@ -141,7 +141,7 @@ def test_inverses_of_angles(part):
 
 @pytest.mark.parametrize("part", ANGLES, ids=lambda part: part.spec())
 def test_cosines_beyond_one_are_no_worse_than_one(part):
-    """Rounding may lead there; what comes of it is finite and off by no more than the rounding itself."""
+    """Rounding may give such values; the result is finite and off by no more than the rounding."""
     cos, constants = grid(as_float32([1.004, -1.004]), part, (0.06, 0.3, 3.0))
     found = on_device(part.device, part, cos, constants)
     assert found.isfinite().all()
@@ -157,7 +157,7 @@ def test_weightings(name):
     weighting = dcnet.weighting.registry[name]
     rows = list(itertools.product((0.01, 0.4, 3.0), (0.2, 1.0, -0.5), (0.3, 2.0, -1.5)))
     norm, h, scale = as_float32(rows).T.contiguous().requires_grad_().unbind()
-    a = weighting.factor(norm, lambda _: h, scale) + 0 * norm
+    a = weighting.factor(norm, h, scale) + 0 * norm
     b = weighting.argument(norm, torch.ones_like(norm)) + 0 * norm
     by_norm, by_h, by_scale = torch.autograd.grad(a.sum(), (norm, h, scale), retain_graph=True, materialize_grads=True)
     (argument_by_norm,) = torch.autograd.grad(b.sum(), norm, materialize_grads=True)

@@ -1,4 +1,4 @@
-"""Cosines with the weights of classes, and their gradients, against plain loops and autograd."""
+"""Cosines with class weights and their gradients, compared with loops and autograd."""
 
 import math
 
@@ -19,13 +19,13 @@ def drawn(features=5, classes=7, size=4, dtype=torch.float64, seed=0):
 
 
 def plainly(unit, weight, labels):
-    """The same by operations that autograd knows."""
+    """The same with operations of torch."""
     norms = (weight.square().sum(1) + cosine.EPS).sqrt()
     cos = unit @ (weight / norms[:, None]).T
     return cos, cos[torch.arange(len(labels)), labels], norms
 
 
-def test_they_are_what_a_loop_finds():
+def test_cosines_equal_those_of_a_loop():
     unit, weight, labels = drawn()
     cos, own, norms = cosines(unit, weight, labels)
     for row, feature in enumerate(unit.tolist()):
@@ -49,7 +49,7 @@ def test_first_and_second_derivatives(labels):
     st.integers(1, 6), st.integers(2, 40), st.integers(1, 9), st.sampled_from([1e-3, 1.0, 1e3]), st.integers(1, 9),
     st.integers(1, 30),
 )  # fmt: skip
-def test_gradients_are_those_of_plain_operations_in_however_many_parts(features, classes, size, length, parts, least):
+def test_gradients_equal_those_of_autograd_for_any_number_of_parts(features, classes, size, length, parts, least):
     unit, weight, labels = drawn(features, classes, size)
     weight = (weight.detach() * length).requires_grad_()
     before = cosine.PARTS, cosine.LEAST
@@ -63,7 +63,7 @@ def test_gradients_are_those_of_plain_operations_in_however_many_parts(features,
 
 
 def gradients(of, unit, weight, labels):
-    """By a sum of all three results with weights of their own."""
+    """Gradients of a weighted sum of all three results."""
     chance = torch.Generator().manual_seed(1)
     results = of(unit, weight, labels)
     total = sum((each * torch.randn(each.shape, dtype=each.dtype, generator=chance)).sum() for each in results)
@@ -102,7 +102,7 @@ def test_autocast_around_the_backward_pass_changes_nothing():
 
 
 @pytest.mark.parametrize("margin", ["softmax", "arcface", "sphereface2"])
-def test_a_head_is_compiled_in_one_piece(margin):
+def test_a_head_compiles_without_graph_breaks(margin):
     torch.manual_seed(0)
     head, labels = MarginSoftmax(6, 9, margin), torch.tensor([0, 8, 3, 3])
     features = torch.randn(4, 6, requires_grad=True)
@@ -120,7 +120,7 @@ def test_a_head_is_differentiated_by_torch_func(margin):
     expected = torch.autograd.grad(head.eval()(features, labels), head.weight)
 
     def loss(weight):
-        # Copies of the buffers, since torch.func lets nothing be written from within, as with batch normalisation.
+        # Copies of the buffers, since torch.func lets nothing be written from within, as in batch normalization.
         given = {**{name: value.clone() for name, value in head.named_buffers()}, "weight": weight}
         return torch.func.functional_call(head, given, (features, labels))
 

@@ -1,11 +1,11 @@
-"""Where features stand, in numbers and in words, and when nothing can be said."""
+"""Diagnosis of features: numbers, text and advice, and inputs without a diagnosis."""
 
 import dataclasses
 import math
 
 import pytest
 import torch
-from heads_and_batches import head_and_batch
+from helpers.heads_and_batches import head_and_batch
 
 from dcnet.losses import ASoftmax, Diagnosis, MarginSoftmax, ShardedMarginSoftmax
 
@@ -39,7 +39,7 @@ def test_effective_multiples_beyond_half_a_turn():
 
 
 @pytest.mark.parametrize("kind", [MarginSoftmax, ShardedMarginSoftmax])
-def test_there_is_nothing_to_diagnose_in_an_empty_batch(kind: type[MarginSoftmax]):
+def test_an_empty_batch_has_no_diagnosis(kind: type[MarginSoftmax]):
     with pytest.raises(ValueError, match=r"an empty batch has no angles to diagnose: give the features of one sample"):
         kind(3, 4).diagnose(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
 
@@ -48,12 +48,12 @@ def test_there_is_nothing_to_diagnose_in_an_empty_batch(kind: type[MarginSoftmax
 def test_features_that_are_not_finite_have_no_diagnosis(value: float):
     head, x, labels = head_and_batch("a-softmax")
     x[3, 1] = value
-    with pytest.raises(ValueError, match="sample 3 has no angles, since its features or weights of the head are not"):
+    with pytest.raises(ValueError, match="sample 3 has no angles: its features or the weights of the head are not"):
         head.diagnose(x, labels)
 
 
 def two_classes(degrees: list[float], margin: str = "a-softmax(m=2)") -> Diagnosis:
-    """Features at these angles to their class, and at what is left of 90 degrees to the other one."""
+    """Features at these angles to their class, and at 90 degrees minus the angle to the other class."""
     head = MarginSoftmax(2, 2, margin, annealing=None)
     with torch.no_grad():
         head.weight.copy_(torch.eye(2))
@@ -64,30 +64,28 @@ def two_classes(degrees: list[float], margin: str = "a-softmax(m=2)") -> Diagnos
 @pytest.mark.parametrize(
     ("degrees", "margin"), [([60.0, 70.0, 50.0], "a-softmax(m=2)"), ([10.0, 60.0, 20.0], "softmax")], ids=str
 )
-def test_what_is_nearer_to_another_class_does_not_meet_the_margin(degrees: list[float], margin: str):
+def test_samples_nearer_to_another_class_do_not_satisfy_the_margin(degrees: list[float], margin: str):
     found = two_classes(degrees, margin)
     assert found.inside == 0
-    assert found.advice == "The margin has something to do."
+    assert found.advice == "The margin is effective."
 
 
-def test_nor_does_what_is_right_but_inside():
+def test_correct_samples_inside_the_margin_do_not_satisfy_it():
     found = two_classes([5.0, 35.0, 44.0])
     assert (found.right, found.inside) == (1, pytest.approx(2 / 3))
-    assert found.advice == "The margin has something to do."
+    assert found.advice == "The margin is effective."
 
 
 def test_features_that_do_not_point_to_their_class_need_more_training():
     assert two_classes([85.0, 81.0, 5.0]).advice.startswith("Features do not point to their class yet: train longer")
 
 
-def test_a_margin_that_all_meet_may_be_larger():
-    assert two_classes([5.0, 10.0, 20.0]).advice == (
-        "The margin is met by nearly all of them: a larger one may be tried."
-    )
+def test_a_margin_that_all_satisfy_may_be_larger():
+    assert two_classes([5.0, 10.0, 20.0]).advice == ("Nearly all samples satisfy the margin: try a larger one.")
 
 
 def test_features_along_the_weights_are_at_no_angle():
-    """In float32 some cosines are a little beyond 1 or -1, of which there is no angle."""
+    """In float32 some cosines are slightly beyond 1 or -1, where there is no angle."""
     torch.manual_seed(0)
     head = MarginSoftmax(7, 300, "arcface")
     weight, labels = head.weight.detach(), torch.arange(300)

@@ -1,4 +1,4 @@
-"""The networks against the paper's architecture table, row by row, and against every choice that there is."""
+"""The networks compared with the architecture table of the paper, and with all settings."""
 
 import copy
 import io
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dcnet import Operator
 from dcnet.layers import Decoupled, DecoupledLinear
 from dcnet.models import Network, create_model, networks, register, register_prefix
-from dcnet.models.registry import prefixes
+from dcnet.models.create import prefixes
 
 NAMES = list(networks)
 CLASSES = 7
@@ -29,7 +29,7 @@ def images(count: int = 4, size: int = 32, channels: int = 3) -> Tensor:
 
 
 def stage_outputs(model: Network, input: Tensor) -> list[torch.Size]:
-    """The shape of what each stage gives: conv0, conv1, ..."""
+    """The output shape of each stage: conv0, conv1, ..."""
     found: list[torch.Size] = []
     for key, part in model.body.named_children():
         if key.startswith("conv"):
@@ -39,13 +39,13 @@ def stage_outputs(model: Network, input: Tensor) -> list[torch.Size]:
 
 
 def chain(source: int, *widths: int) -> int:
-    """Weights of 3x3 convolutions, each on the output of the one before."""
+    """The number of weights of a sequence of 3x3 convolutions."""
     sources = [source, *widths]
     return sum(9 * sources[i] * width for i, width in enumerate(widths))
 
 
-# Name -> classes, weights without normalisation and activation, channels of every normalised layer on the way, and of
-# every normalised shortcut. The rows are those of the table.
+# Name -> classes, weights without normalization and activation, channels of every normalized layer on the way, and of
+# every normalized shortcut. The rows are those of the table.
 TABLE = {
     "cnn9": (
         100,
@@ -107,7 +107,7 @@ def test_known_totals() -> None:
     assert parameters("resnet18-modified", **modified) == relu + slopes
 
 
-def test_layers_that_carry_weights_number_as_the_names_say() -> None:
+def test_the_number_of_layers_matches_the_name() -> None:
     for name, count in {"resnet32": 32, "resnet18": 18, "resnet18-modified": 18}.items():
         model = small(name)
         layers = [key for key, part in model.named_modules() if isinstance(part, nn.Conv2d | nn.Linear)]
@@ -177,7 +177,7 @@ def test_every_choice_trains(name: str, given: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_classes_give_features(name: str) -> None:
+def test_zero_classes_return_features(name: str) -> None:
     model, classified = small(name, num_classes=0).eval(), small(name).eval()
     features = model(images())
     assert features.shape == (4, model.num_features)
@@ -213,7 +213,7 @@ def test_shortcuts_are_identities_where_shapes_agree(name: str) -> None:
         assert isinstance(layer.norm, nn.BatchNorm2d)
 
 
-def test_what_follows_root_and_addition() -> None:
+def test_activations_after_root_and_addition() -> None:
     own = {"resnet32": (None, nn.ReLU), "resnet18": (nn.ReLU, nn.ReLU), "resnet18-modified": (nn.PReLU, nn.Identity)}
     for name, (root, addition) in own.items():
         body = small(name).body
@@ -222,7 +222,7 @@ def test_what_follows_root_and_addition() -> None:
         assert not hasattr(body.conv1.unit1.second, "activation")
 
 
-def test_a_unit_is_its_parts() -> None:
+def test_a_unit_computes_its_equation() -> None:
     unit = small("resnet32", operator="conv").eval().body.conv2.unit1
     x = torch.randn(2, unit.first.conv.in_channels, 8, 8)
     first = unit.first.norm(unit.first.conv(x)).relu()
@@ -231,7 +231,7 @@ def test_a_unit_is_its_parts() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_plain_and_decoupled_twins_start_alike(name: str) -> None:
+def test_plain_and_decoupled_networks_start_with_the_same_weights(name: str) -> None:
     plain, decoupled = small(name, operator="conv").state_dict(), small(name).state_dict()
     assert set(plain) < set(decoupled)
     assert all(torch.equal(plain[key], decoupled[key]) for key in plain)
@@ -242,7 +242,7 @@ def test_plain_and_decoupled_twins_start_alike(name: str) -> None:
     }
 
 
-def test_weights_start_as_the_authors_do() -> None:
+def test_initial_weights_follow_the_authors() -> None:
     torch.manual_seed(0)
     cifar = create_model("resnet32", "conv", width=0.5)
     for layer in (cifar.body.conv1.unit1.first.conv, cifar.body.conv3.unit1.shortcut.conv, cifar.classifier):
@@ -282,7 +282,7 @@ def test_normalized_classifier_gives_norm_times_cosine() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_copies_are_the_same_model(name: str) -> None:
+def test_copies_equal_the_model(name: str) -> None:
     model = small(name)
     model(images())
     model.eval()
@@ -314,15 +314,15 @@ def test_names_say_where_a_weight_is() -> None:
         ({"name": "nobody:resnet50"}, "unknown network 'nobody:resnet50'"),
         ({"norm": "layer"}, "unknown norm 'layer': known are batch, none"),
         ({"activation": "rely"}, "unknown activation 'rely'.*did you mean 'relu'"),
-        ({"activation": False}, "unknown activation 'False'"),
+        ({"activation": False}, "unknown activation False"),
         ({"classifier": "cosine", "num_classes": 0}, "unknown classifier 'cosine': known are linear, normalized"),
         ({"width": 0}, "width must be positive, not 0"),
         ({"width": -0.5}, "width must be positive, not -0.5"),
-        ({"num_classes": -1}, "num_classes must be 0 or more, not -1"),
-        ({"in_channels": 0}, "in_channels must be 1 or more, not 0"),
-        ({"image_size": 7}, "image_size must be 8 or more here, not 7"),
+        ({"num_classes": -1}, "num_classes must be a whole number, 0 or more, not -1"),
+        ({"in_channels": 0}, "in_channels must be a whole number, 1 or more, not 0"),
+        ({"image_size": 7}, "image_size must be 8 or more, not 7"),
         ({"norm_eps": 0.0}, "norm_eps must be positive, not 0.0"),
-        ({"norm_momentum": 1.5}, "norm_momentum must be at most 1, not 1.5"),
+        ({"norm_momentum": 1.5}, r"norm_momentum must be in \(0, 1\], not 1.5"),
         ({"operator": "tahn-cos"}, "unknown magnitude 'tahn'"),
     ],
 )
@@ -332,12 +332,12 @@ def test_errors_say_what_was_wrong(given: dict[str, object], said: str) -> None:
 
 
 def test_counts_are_whole_numbers() -> None:
-    with pytest.raises(TypeError, match=r"num_classes must be a whole number, not 10\.0"):
+    with pytest.raises(ValueError, match=r"num_classes must be a whole number, 0 or more, not 10\.0"):
         create_model("cnn9", num_classes=10.0)
 
 
-def test_images_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="leave 8 x 8 pixels after pooling, which does not fit image_size=32"):
+def test_images_that_do_not_fit_are_rejected() -> None:
+    with pytest.raises(ValueError, match="image_size=32 does not fit the images, of which 8 x 8 pixels are left"):
         small("cnn9")(images(2, 64))
     with pytest.raises(ValueError, match=r"input of shape \[3, 32, 32\] must be a batch of images"):
         small("resnet32")(images()[0])
@@ -350,5 +350,5 @@ def test_a_network_and_a_prefix_are_one_function_each(monkeypatch: pytest.Monkey
         create_model("own:")
     with pytest.raises(ValueError, match="'own' is taken"):
         register_prefix("own")(small)
-    with pytest.raises(ValueError, match="'cnn9' is taken: cnn9 is a network"):
+    with pytest.raises(ValueError, match="'cnn9' is taken"):
         register("cnn9")(networks["resnet32"].build)

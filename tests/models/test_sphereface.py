@@ -36,8 +36,8 @@ def test_any_input_size(size):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_units_add_to_what_comes_in():
-    """With filters of zeros nothing is added."""
+def test_units_add_to_their_input():
+    """With zero filters a unit is the identity."""
     model = dcnet.create_model("sphereface20", "conv", 7, width=0.1, image_size=16)
     unit = model.body.conv2.unit2
     x = torch.randn(2, unit.first.conv.in_channels, 5, 5)
@@ -54,9 +54,9 @@ def test_features_have_no_activation():
     assert (found > 0).any()
 
 
-def test_other_sizes_than_it_was_made_for_are_told():
+def test_other_image_sizes_are_rejected():
     model = dcnet.create_model("sphereface20", "conv", 7, width=0.1, image_size=32)
-    with pytest.raises(ValueError, match="does not fit image_size=32"):
+    with pytest.raises(ValueError, match="image_size=32 does not fit"):
         model(torch.randn(1, 3, 64, 64))
 
 

@@ -5,11 +5,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-import chromium
 from PIL import Image
 
 from dcnet.cli.app import main as dcnet
 from dcnet.files import write_atomically
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from helpers import chromium
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "images" / "report.png"

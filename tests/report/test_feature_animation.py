@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dcnet.report import animation
+from dcnet.report import feature_plots
 from dcnet.report.features import Features
 
 
@@ -32,17 +32,17 @@ def pixels(image, frame):
 
 @pytest.mark.parametrize("dimensions", [2, 3])
 def test_a_frame_for_each_evaluation(dimensions):
-    image = opened(animation.feature_animation([moving(3, dimensions=dimensions)]))
+    image = opened(feature_plots.feature_animation([moving(3, dimensions=dimensions)]))
     assert (image.n_frames, image.info["loop"]) == (3, 0)
     durations = []
     for i in range(3):
         image.seek(i)
         durations.append(image.info["duration"])
-    assert durations == [animation.MILLISECONDS] * 2 + [animation.LAST_MILLISECONDS]
+    assert durations == [feature_plots.MILLISECONDS] * 2 + [feature_plots.LAST_MILLISECONDS]
 
 
 def test_axes_stay_where_they_are():
-    image = opened(animation.feature_animation([moving(3)]))
+    image = opened(feature_plots.feature_animation([moving(3)]))
     # What is black in all frames alike is the frame around the axes: four long lines.
     black = torch.stack([(pixels(image, i) < 80).all(2) for i in range(3)]).all(0)
     assert (black.float().mean(1) > 0.7).sum() >= 2
@@ -50,7 +50,7 @@ def test_axes_stay_where_they_are():
 
 
 def test_a_shorter_run_waits_at_its_end():
-    image = opened(animation.feature_animation([moving(3, "long"), moving(2, "short")]))
+    image = opened(feature_plots.feature_animation([moving(3, "long"), moving(2, "short")]))
     assert image.n_frames == 3
     half = image.width // 2
     assert torch.equal(pixels(image, 1)[:, half + 20 :], pixels(image, 2)[:, half + 20 :])
@@ -58,15 +58,15 @@ def test_a_shorter_run_waits_at_its_end():
 
 
 def test_of_many_evaluations_some_are_left_out():
-    found = animation._some(1000, animation.MOST_FRAMES)
-    assert len(found) == animation.MOST_FRAMES
+    found = feature_plots._some(1000, feature_plots.MOST_FRAMES)
+    assert len(found) == feature_plots.MOST_FRAMES
     assert found[-1] == 999
-    assert animation._some(3, 40) == [0, 1, 2]
+    assert feature_plots._some(3, 40) == [0, 1, 2]
 
 
 def test_frames_are_left_out_until_it_is_small(monkeypatch):
-    whole = len(animation.feature_animation([moving(4)]))
-    monkeypatch.setattr(animation, "MOST_BYTES", whole - 1)
-    content = animation.feature_animation([moving(4)])
+    whole = len(feature_plots.feature_animation([moving(4)]))
+    monkeypatch.setattr(feature_plots, "MOST_BYTES", whole - 1)
+    content = feature_plots.feature_animation([moving(4)])
     assert len(content) < whole
     assert opened(content).n_frames == 2

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from dcnet.report import feature_docs
+from dcnet.report import feature_plots
 from dcnet.report.features import Features, frames_of, record_of, write_features
-from dcnet.training.snapshots import History
+from dcnet.training.evaluation import History
+from dcnet.training.record import DataDescription, Record
 
 
 def made(
@@ -24,7 +25,7 @@ def made(
     config |= {"steps": 1200, "batch_size": 128, "seed": 0}
     config |= {"operator": operator, "margin": margin, "annealing": annealing, "adversary": adversary}
     points = Features(f"{operator}, {margin}", torch.randn(20, 2), torch.arange(20) % 2, ("a", "b"), accuracy=accuracy)
-    return record_of(points, {"config": config, "data": {"test_images": 10_000}})
+    return record_of(points, Record(config=config, data=DataDescription(test_images=10_000)))
 
 
 RECORDS = [
@@ -38,7 +39,7 @@ RECORDS = [
 
 
 def test_a_row_for_each_record_in_order():
-    rows = [line.split(" | ") for line in feature_docs.features(RECORDS).splitlines() if line.startswith("| `")]
+    rows = [line.split(" | ") for line in feature_plots.features(RECORDS).splitlines() if line.startswith("| `")]
     assert [(row[0], row[1]) for row in rows] == [
         ("| `conv`", "`softmax`"),
         ("| `conv`", "`a-softmax`"),
@@ -55,7 +56,7 @@ def test_a_row_for_each_record_in_order():
 def test_losses_on_the_plain_network_and_networks_by_one_loss(tmp_path: Path):
     for i, record in enumerate(RECORDS):
         write_features(tmp_path / "features" / f"{i}.json", record)
-    found = feature_docs.pictures(tmp_path)
+    found = feature_plots.pictures(tmp_path)
     titles = {name: [axes.get_title().split(":")[0] for axes in figure.axes] for name, figure in found.items()}
     assert titles == {
         "features_losses.png": ["conv, softmax", "conv, a-softmax", "conv, a-softmax"],
@@ -65,13 +66,13 @@ def test_losses_on_the_plain_network_and_networks_by_one_loss(tmp_path: Path):
 
 
 def test_no_records_no_pictures(tmp_path: Path):
-    assert feature_docs.pictures(tmp_path) == {}
+    assert feature_plots.pictures(tmp_path) == {}
 
 
 def test_records_are_small(tmp_path: Path):
     many = Features("x", torch.randn(1000, 2) * 30, torch.arange(1000) % 10, tuple("0123456789"), torch.randn(10, 2))
     path = tmp_path / "x.json"
-    write_features(path, record_of(many, {"config": {}, "data": {}}))
+    write_features(path, record_of(many, Record()))
     assert path.stat().st_size < 30_000
     points = torch.tensor(json.loads(path.read_text())["points"])
     torch.testing.assert_close(points, many.points, rtol=5e-4, atol=0)
@@ -81,7 +82,7 @@ def test_frames_have_the_epoch_and_the_accuracy_of_their_step():
     history = History(torch.tensor([5, 9]), torch.arange(4) % 2, torch.randn(2, 4, 2), torch.randn(2, 2, 2))
     curves = {"step": [5, 9], "epoch": [0.5, 0.9], "test_accuracy": [60.0, 70.0]}
     config = {"operator": "conv", "margin": "softmax", "annealing": None}
-    frames = frames_of(history, {"config": config, "curves": curves, "data": {"classes": ["a", "b"]}})
+    frames = frames_of(history, Record.from_json({"config": config, "curves": curves, "data": {"classes": ["a", "b"]}}))
     assert [(frame.title, frame.accuracy) for frame in frames] == [
         ("conv, softmax, epoch 0.5", 60.0),
         ("conv, softmax, epoch 0.9", 70.0),

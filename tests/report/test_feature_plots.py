@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from dcnet.report.feature_plots import feature_plots, reach_of
-from dcnet.report.features import Features
-from dcnet.report.spread import spread_of
+from dcnet.report.features import Features, spread_of
 
 CLASSES = ("a", "b", "c", "d")
 
@@ -60,11 +59,11 @@ def test_a_few_far_out_do_not_make_the_others_small():
 
 
 def test_networks_of_other_classes_do_not_share_a_picture():
-    with pytest.raises(ValueError, match="one and two have other classes: draw them one by one"):
+    with pytest.raises(ValueError, match="one and two have different classes: draw them one by one"):
         feature_plots([panel(), panel("two", classes=("e", "f", "g", "h"))])
 
 
 def test_more_features_than_can_be_drawn():
-    says = "x has 512 features, of which 2 or 3 can be drawn: train with --margin softmax --features 2"
+    says = "only 2 or 3 features can be drawn, and x has 512: train with --margin softmax --features 2"
     with pytest.raises(ValueError, match=says):
         Features("x", torch.randn(5, 512), torch.arange(5), CLASSES)

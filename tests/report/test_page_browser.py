@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import chromium
 import pytest
 import torch
-from page_records import a_run, features, put, real_page
+from helpers import chromium
+from helpers.page_records import a_run, features, put, real_page
 
-from dcnet import Operator
+from dcnet import Operator, angle, magnitude
 from dcnet.report.page import Sources, page
 
 pytestmark = chromium.NEEDED
 DESK, PHONE = (1200, 900), (390, 844)
-CONSTANTS = {"alpha": 1.3, "beta": 0.4, "rho": 0.7, "k": 0.2}
+CONSTANTS = {"alpha": 1.3, "beta": 0.4, "rho": 0.7, "k": 0.2, "q": 0.3}
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +75,9 @@ def test_the_formulas_of_the_page_are_those_of_the_library(opened: chromium.Chro
         f"(c => {{ const all = {table}; const own = dcnetOperators; "
         f"return {{h: all(own.magnitudes, {norms}), g: all(own.angles, {angles})}} }})({json.dumps(CONSTANTS)})"
     )
-    assert {"sphere", "ball", "tanh", "linear", "seg", "log", "mix"} <= told["h"].keys()
-    assert {"linear", "cos", "sigmoid", "sqcos", "relucos"} <= told["g"].keys()
-    settings = {"scale": 1.3, "slope": 0.4, "log_scale": 0.4, "radius": 0.7, "k": 0.2}
+    assert told["h"].keys() == magnitude.registry.keys()
+    assert told["g"].keys() == angle.registry.keys() - {"spline"}
+    settings = {"scale": 1.3, "slope": 0.4, "log_scale": 0.4, "radius": 0.7, "k": 0.2, "offset": 0.3}
     for name, values in told["h"].items():
         op = parsed(f"{name}-cos", name, settings)
         expected = op.h(torch.tensor(norms, dtype=torch.float64), op.constants({}))

@@ -8,21 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_records import RESULTS, a_run, drawn, features, put, real_tree, values_of
-from page_tree import read
+from helpers.page_records import RESULTS, a_run, drawn, features, put, real_tree, values_of
+from helpers.page_tree import read
 
 from dcnet import angle, magnitude
-from dcnet.cli import commands
-from dcnet.cli.app import make_application
+from dcnet.cli.app import parse
 from dcnet.experiments import Cell, CellStatus, Experiment
-from dcnet.report.page.cells import Found
-from dcnet.report.page.charts import Bars, Words, bar_chart
-from dcnet.report.page.charts.scales import Scale, spelled
-from dcnet.report.page.curves_in import curves_in
+from dcnet.report.chart import BarChart, BarGroup
+from dcnet.report.page import paper_sections
+from dcnet.report.page.charts import Scale, bar_chart, spelled
 from dcnet.report.page.markup import data
-from dcnet.report.page.origin import bench_command
-from dcnet.report.page.sections import tables
-from dcnet.report.page.sections.operators import SLIDERS
+from dcnet.report.page.operator_sections import sliders
+from dcnet.report.page.page_sources import CellResult
+from dcnet.report.page.provenance import bench_command
+from dcnet.report.page.robustness_sections import curves_in
 from dcnet.training import recipe
 
 
@@ -58,7 +57,11 @@ def test_more_lines_than_can_be_seen_wait_for_their_button(tmp_path: Path):
 
 def test_all_operators_are_drawn_and_all_sliders_are_there():
     part = real_tree().one("section", id="operators")
-    assert {node.attributes["data-symbol"] for node in part.all("input")} == set(SLIDERS)
+    assert (
+        {node.attributes["data-symbol"] for node in part.all("input")}
+        == set(sliders())
+        == {"alpha", "beta", "rho", "q", "k"}
+    )
     for figure, registry in (("chart-magnitudes", magnitude.registry), ("chart-angles", angle.registry)):
         groups = [node for node in part.one("figure", id=figure).all("g") if "data-part" in node.attributes]
         assert [node.attributes["data-part"] for node in groups] == list(registry)
@@ -79,12 +82,12 @@ def test_features_are_points_with_their_numbers_and_command(tmp_path: Path, dime
 def test_what_lacks_seeds_is_told_apart_from_what_is_missing():
     cells = tuple(Cell(name, "error", recipe("digits", width=width)) for name, width in (("a", 1.0), ("b", 0.5)))
     experiment = Experiment("two", "two", cells, seeds=2)
-    told = {"Of 2 cells, 1 are missing and 1 lack seeds, which dcnet reproduce two runs.": [(5.0,), ()]}
-    told |= {"Of 2 cells, 2 lack seeds, which dcnet reproduce two runs.": [(5.0,), (5.0,)]}
-    told |= {"All cells are there.": [(5.0, 6.0), (5.0, 6.0)]}
+    told = {"2 cells, 1 missing and 1 with fewer seeds: run dcnet reproduce two.": [(5.0,), ()]}
+    told |= {"2 cells, 2 with fewer seeds: run dcnet reproduce two.": [(5.0,), (5.0,)]}
+    told |= {"All cells are done.": [(5.0, 6.0), (5.0, 6.0)]}
     for words, values in told.items():
-        found = [Found(CellStatus(cell, own, 0, 2), ()) for cell, own in zip(cells, values, strict=True)]
-        assert re.sub("<[^>]*>", "", tables._missing(experiment, found)) == words
+        found = [CellResult(CellStatus(cell, own, 0, 2), ()) for cell, own in zip(cells, values, strict=True)]
+        assert re.sub("<[^>]*>", "", paper_sections._missing(experiment, found)) == words
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -145,7 +148,9 @@ def test_speed_has_the_ratios_of_the_records():
 
 @pytest.mark.parametrize("most", [0.4, 1.4, 2.7, 10.0, 300.0])
 def test_the_line_that_all_are_compared_with_is_there_whatever_the_marks(most: float):
-    chart = read(bar_chart(Words("some", "Some"), [Bars("one", {"eager": most, "compiled": most / 2})], "x", base=1.0))
+    chart = read(
+        bar_chart("some", BarChart("Some", "x", [BarGroup("one", {"eager": most, "compiled": most / 2})], base=1.0))
+    )
     (line,) = [line for line in chart.all("line") if line.attributes.get("class") == "base"]
     longest = chart.all("rect")[0].attributes
     start, width = float(longest["x"]), float(longest["width"])
@@ -164,7 +169,7 @@ def test_heads_have_times_and_memory():
 def test_the_command_of_a_benchmark_gives_its_config(name: str):
     record = json.loads((RESULTS / f"{name}.json").read_text())
     words = shlex.split(bench_command(record))[1:]
-    command = make_application(commands, words).cli(args=words)
+    command = parse(words)
     session: Any = command.prepare().__self__
     assert session.benchmark.described() == record["config"]
 
@@ -172,9 +177,9 @@ def test_the_command_of_a_benchmark_gives_its_config(name: str):
 def test_scales_and_their_marks():
     scale = Scale(0, 10, 0, 100)
     assert (scale(0), scale(5), scale(10)) == (0, 50, 100)
-    assert scale.marks() == [0, 2, 4, 6, 8, 10]
+    assert scale.ticks() == [0, 2, 4, 6, 8, 10]
     powers = Scale(0.5, 2e3, 0, 100, log=True)
-    assert powers.marks() == [1, 10, 100, 1000]
+    assert powers.ticks() == [1, 10, 100, 1000]
     assert math.isclose(powers(2e3), 100)
     words = {0: "0", 0.25: "0.25", 20000: "20,000", 1e6: "1e6", 10.0: "10", 0.0001: "0.0001"}
     assert {value: spelled(value) for value in words} == words

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from page_records import a_run, put
+from helpers.page_records import a_run, put
 
 from dcnet.cli.app import main
 
@@ -29,9 +29,9 @@ def test_runs_that_are_not_at_their_end(tmp_path: Path, capsys: Capture):
     (tmp_path / "cut" / "record.json").write_text("{")
     words = ["--runs", str(tmp_path), "--out", str(tmp_path / "page.html")]
     assert main(["report", "begun", *words]) == 2
-    assert "the run 'begun' is not at its end" in capsys.readouterr().err
+    assert "the run 'begun' is not finished" in capsys.readouterr().err
     assert main(["report", *words]) == 0
-    assert capsys.readouterr().out.endswith("from 1 runs, without what is not at its end: begun, cut\n")
+    assert capsys.readouterr().out.endswith("from 1 runs, without unfinished runs: begun, cut\n")
 
 
 def test_records_that_were_copied_in_part_are_named(tmp_path: Path, capsys: Capture):
@@ -39,11 +39,11 @@ def test_records_that_were_copied_in_part_are_named(tmp_path: Path, capsys: Capt
     cut = tmp_path / "brought" / "cut.json"
     cut.write_text("{")
     assert main(["report", "--records", str(tmp_path / "brought"), "--out", str(tmp_path / "page.html")]) == 0
-    assert capsys.readouterr().out.endswith(f"from 1 runs, without what cannot be read: {cut}\n")
+    assert capsys.readouterr().out.endswith(f"from 1 runs, without unreadable files: {cut}\n")
 
 
 def test_a_folder_without_runs_gives_a_page_that_says_so(tmp_path: Path, capsys: Capture):
     (tmp_path / "runs").mkdir()
     out = tmp_path / "page.html"
     assert main(["report", "--runs", str(tmp_path / "runs"), "--out", str(out)]) == 0
-    assert "There are no records" in out.read_text()
+    assert "No records of" in out.read_text()

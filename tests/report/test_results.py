@@ -1,12 +1,16 @@
-"""`make results`: what is stale is made anew and named, and what is not is left alone."""
+"""`make results`: stale files are updated and named, others are left alone."""
 
 import io
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from dcnet.experiments import experiments, get_experiment
 from dcnet.report import results
 
 ROOT = Path(__file__).parent.parent.parent
@@ -18,7 +22,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").symlink_to(ROOT / "results")
     (tmp_path / "README.md").write_text("a\n<!-- digits -->\nold\n<!-- /digits -->\nb\n")
-    monkeypatch.setattr(results.tables, "FILES", ("README.md",))
+    monkeypatch.setattr(results, "FILES", ("README.md",))
+    monkeypatch.setattr(results.listing, "store_operators", lambda: False)
     monkeypatch.setattr(results, "pictures", lambda: iter([("line.png", line(1.0))]))
     return tmp_path
 
@@ -33,8 +38,8 @@ def test_what_is_stale_is_named_once_and_made_anew(place: Path, capsys: pytest.C
     assert results.main() == 1
     told = capsys.readouterr().err
     assert told.splitlines() == [
-        "README.md was stale and has been made anew",
-        "docs/images/line.png was stale and has been made anew",
+        "README.md was stale and has been updated",
+        "docs/images/line.png was stale and has been updated",
     ]
     assert "| `conv` |" in (place / "README.md").read_text()
     before = {path: path.stat().st_mtime_ns for path in (place / "README.md", place / "docs/images/line.png")}
@@ -85,3 +90,66 @@ def test_pictures_of_other_sizes_are_not_the_same():
         contents.append(content.getvalue())
     assert results.same_picture(contents[0], contents[0])
     assert not results.same_picture(*contents)
+
+
+@pytest.mark.parametrize("file", results.FILES)
+def test_files_hold_the_tables_of_the_records(file: str):
+    text = (ROOT / file).read_text()
+    assert results.fill(text, ROOT / "results") == text
+
+
+def test_every_page_that_has_a_table_is_kept_up_to_date():
+    names = {*results.TABLES, *experiments}
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    marked = {page for page in pages for name in re.findall(r"<!-- (\w+) -->\n", page.read_text()) if name in names}
+    assert {str(page.relative_to(ROOT)) for page in marked} <= set(results.FILES)
+
+
+@pytest.mark.parametrize("name", results.TABLES)
+def test_every_record_has_its_table_and_every_table_its_record(name: str):
+    text = "".join((ROOT / file).read_text() for file in results.FILES)
+    there = (ROOT / "results" / f"{name}.json").exists() or (ROOT / "results" / name).is_dir()
+    marks = text.count(f"<!-- {name} -->\n")
+    assert marks == text.count(f"\n<!-- /{name} -->")
+    assert (marks > 0) == there
+
+
+def test_a_changed_record_changes_the_table(tmp_path: Path):
+    (tmp_path / "digits").mkdir()
+    for file in (ROOT / "results" / "digits").iterdir():
+        record: dict[str, Any] = json.loads(file.read_text())
+        if record["config"]["operator"] == "conv":
+            record["results"]["test_accuracy"] = 12.34
+        (tmp_path / "digits" / file.name).write_text(json.dumps(record))
+    filled = results.fill("x\n<!-- digits -->\nold\n<!-- /digits -->\ny\n", tmp_path)
+    assert re.search(r"\| `conv` \| [\d,]+ \| 12.34 ± 0.00 \|", filled)
+    assert "old" not in filled
+    assert filled.startswith("x\n")
+    assert filled.endswith("y\n")
+
+
+def test_an_experiment_has_all_seeds_that_there_are(tmp_path: Path):
+    (tmp_path / "brought").mkdir()
+    (cell,) = [cell for cell in get_experiment("table3").cells if (cell.row, cell.column) == ("seg", "sqcos, no ReLU")]
+    for config, error in zip(cell.configs(2), (24.0, 26.0), strict=True):
+        record = {"name": config.name, "hash": config.hash, "status": "done", "results": {"test_error": error}}
+        (tmp_path / "brought" / f"{config.hash}.json").write_text(json.dumps(record | {"config": {}, "curves": {}}))
+    filled = results.fill("<!-- table3 -->\nold\n<!-- /table3 -->\n", tmp_path)
+    assert "| 25.00 ± 1.41 (24.29, +0.71) |" in filled
+    assert "| sphere | missing (33.31) |" in filled
+    assert "old" not in filled
+
+
+def test_a_table_without_a_record_is_left_out(tmp_path: Path):
+    assert results.fill("text\n", tmp_path) == "text\n"
+
+
+def test_the_record_of_an_interrupted_run_is_no_record(tmp_path: Path):
+    (tmp_path / "layers_cpu.json").write_text(json.dumps({"benchmark": "layers", "complete": False}))
+    with pytest.raises(ValueError, match=r"layers_cpu.json' is the record of an interrupted run"):
+        results.fill("", tmp_path)
+    (tmp_path / "layers_cpu.json").unlink()
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / "x.json").write_text(json.dumps({"status": "interrupted"}))
+    with pytest.raises(ValueError, match=r"x.json' is the record of an interrupted run"):
+        results.fill("", tmp_path)

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import chromium
 import pytest
 import screenshot
-from page_records import real_page
+from helpers import chromium
+from helpers.page_records import real_page
 from PIL import Image
 
 

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from dcnet.files import open_regular
-from dcnet.training.checkpoints import KEPT, Checkpoints, _sum, check_room, read_tensors, write_tensors
-from dcnet.training.records import go_on
+from dcnet.training.checkpoints import KEPT, Checkpoints, _sum, check_room, read_tensors, resume_record, write_tensors
+from dcnet.training.record import DataDescription, Record
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b.c": torch.tensor(3), "half": torch.ones(5, dtype=torch.bfloat16)}
 
@@ -105,7 +105,7 @@ def test_what_is_in_the_place_of_one_is_not_taken_for_damaged(tmp_path, kind):
 
 def test_files_of_others_are_refused(tmp_path):
     save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match=r"x.safetensors' is not of dcnet, .* expected model.safetensors of a run"):
+    with pytest.raises(ValueError, match=r"x.safetensors' was not written by dcnet: expected model"):
         read_tensors(tmp_path / "x.safetensors")
     save_file({"x": torch.ones(2)}, tmp_path / "y.safetensors", {"dcnet": '{"notes": "{}", "sum": 1}'})
     with pytest.raises(ValueError, match="is damaged"):
@@ -126,7 +126,9 @@ CRAFTED = {
 @pytest.mark.parametrize("metadata", CRAFTED.values(), ids=CRAFTED)
 def test_crafted_metadata_is_one_sentence(tmp_path, metadata):
     save_file({"x": torch.ones(2)}, tmp_path / "step-00000001.safetensors", {"dcnet": metadata})
-    with pytest.raises(ValueError, match=r"step-00000001.safetensors' is not (of dcnet|a whole file)") as caught:
+    with pytest.raises(
+        ValueError, match=r"step-00000001.safetensors' (was not written by dcnet|is not a whole file)"
+    ) as caught:
         read_tensors(tmp_path / "step-00000001.safetensors")
     assert len(str(caught.value)) < 1000
     assert Checkpoints(tmp_path).newest()[0] is None
@@ -143,8 +145,8 @@ def test_crafted_notes_are_one_sentence(tmp_path, notes):
 
 @pytest.mark.parametrize("notes", [{}, {"hash": "1", "resumed_at": 5, "curves": {}, "seconds": {}}])
 def test_notes_of_another_kind_cannot_be_gone_on_from(notes):
-    with pytest.raises(ValueError, match="the checkpoint at step 7 does not say what was done"):
-        go_on({"hash": "1", "data": {"classes": [], "train_images": 1}}, notes, 7)
+    with pytest.raises(ValueError, match="the checkpoint at step 7 lacks the state of training"):
+        resume_record(Record(hash="1", data=DataDescription(train_images=1)), notes, 7)
 
 
 def test_a_write_that_fails_leaves_the_old_one(tmp_path, monkeypatch):

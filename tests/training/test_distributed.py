@@ -1,14 +1,17 @@
-"""Two processes give what one gives."""
+"""Two processes train as one does."""
 
 from pathlib import Path
 
 import pytest
+import torch
+from helpers.small_runs import tiny, train
 from processes import launch
-from small_runs import tiny, train
 
+from dcnet.data import load_dataset
 from dcnet.training import Run
+from dcnet.training.sources import make_source
 
-HERE = Path(__file__).parent
+HELPERS = Path(__file__).parents[1] / "helpers"
 SMALL = ["--train-images", "60", "--batch-size", "20", "--width", "0.25", "--steps", "12", "--norm", "none"]
 TRICKS = ["--projection-every", "4", "--orthonormal", "1e-3", "--weight-decay", "1e-3"]
 
@@ -22,10 +25,11 @@ COMMAND = ["train", *SMALL, *TRICKS, "--device", "cpu"]
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
+    """The run, and the output of its processes."""
     root = tmp_path_factory.mktemp("two")
-    launch(2, "-m", "dcnet", *COMMAND, "--runs", root)
+    done = launch(2, HELPERS / "exiting_command.py", *COMMAND, "--runs", root)
     assert len(list(root.iterdir())) == 1
-    return Run.of(the_config(), root)
+    return Run.of(the_config(), root), done.stdout
 
 
 def test_two_processes_have_the_loss_curve_of_one_with_the_joint_batch(two_processes, tmp_path):
@@ -34,39 +38,41 @@ def test_two_processes_have_the_loss_curve_of_one_with_the_joint_batch(two_proce
     After so few steps some images stand so near to two classes that rounding decides: accuracies may differ by two.
     """
     _, one = train(the_config(), tmp_path)
-    two = two_processes.record()
-    assert (one["execution"]["processes"], two["execution"]["processes"]) == (1, 2)
+    two = two_processes[0].record()
+    assert (one.execution["processes"], two.execution["processes"]) == (1, 2)
     for part in ("train", "test"):
-        assert one["curves"][f"{part}_loss"] == pytest.approx(two["curves"][f"{part}_loss"], rel=1e-5)
-        images = 200.001 / one["data"][f"{part}_images"]
-        assert one["curves"][f"{part}_accuracy"] == pytest.approx(two["curves"][f"{part}_accuracy"], abs=images)
+        losses, accuracies = (
+            [record.curves.get(f"{part}_{name}") for record in (one, two)] for name in ("loss", "accuracy")
+        )
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+        assert accuracies[0] == pytest.approx(accuracies[1], abs=200.001 / one.data.get(f"{part}_images"))
 
 
-def test_two_processes_go_on_where_two_were_stopped(two_processes, tmp_path):
-    """One of them is told to stop, and both do."""
-    launch(2, HERE / "stopping.py", *COMMAND, "--runs", tmp_path, fails=True)
+@pytest.mark.slow
+def test_two_processes_resume_where_two_were_stopped(two_processes, tmp_path):
+    """One of them gets the signal, and both stop."""
+    whole, _ = two_processes
+    launch(2, HELPERS / "stopping_command.py", *COMMAND, "--runs", tmp_path, fails=True)
     run = Run.of(the_config(), tmp_path)
-    assert (run.record()["status"], run.record()["steps_done"]) == ("interrupted", 5)
+    assert (run.record().status, run.record().steps_done) == ("interrupted", 5)
     launch(2, "-m", "dcnet", *COMMAND, "--runs", tmp_path)
-    assert run.model_file.read_bytes() == two_processes.model_file.read_bytes()
-    expected, found = two_processes.record()["curves"], run.record()["curves"]
+    assert run.model_file.read_bytes() == whole.model_file.read_bytes()
+    expected, found = whole.record().curves, run.record().curves
     for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
-        # Sums of an epoch that was interrupted are added up in another order.
-        assert found[name] == pytest.approx(expected[name], rel=1e-12)
+        # The sums of an interrupted epoch are added up in another order.
+        assert found.get(name) == pytest.approx(expected.get(name), rel=1e-12)
 
 
-def test_each_process_ends_before_python_shuts_down(tmp_path):
-    """With torch's threads still there, one was aborted now and then, and with it the whole run."""
-    done = launch(2, HERE / "ending.py", *COMMAND, "--runs", tmp_path)
-    assert "wrote" in done.stdout
-    assert "Python shuts down" not in done.stdout
+def test_each_process_exits_without_finalization(two_processes):
+    """Threads of torch would sometimes abort a process, and with it the whole run."""
+    assert "wrote" in two_processes[1]
+    assert "Python shuts down" not in two_processes[1]
 
 
-def test_weights_and_moments_that_are_shared_out():
-    assert launch(2, HERE / "shards.py").stdout.count("equal") == 2
+def test_sharded_weights_and_moments_are_gathered_and_restored():
+    assert launch(2, HELPERS / "sharded_state.py").stdout.count("equal") == 2
 
 
-def test_batches_that_cannot_be_shared(tmp_path):
-    command = ["train", "--batch-size", "21", "--device", "cpu", "--runs", tmp_path]
-    done = launch(2, "-m", "dcnet", *command, fails=True)
-    assert "cannot be shared by 2 processes" in done.stderr
+def test_batches_must_be_a_multiple_of_the_processes():
+    with pytest.raises(ValueError, match="batch_size must be a multiple of the number of processes, 2"):
+        make_source(load_dataset("digits"), tiny(batch_size=21), torch.device("cpu"), (0, 2), False, 0)

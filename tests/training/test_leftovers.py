@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import ON_CPU, InterruptsAt, tiny, train
+from helpers.small_runs import ON_CPU, InterruptsAt, tiny, train
 
 import dcnet
 from dcnet.cli.app import main
@@ -14,34 +14,34 @@ from dcnet.training import DivergenceError, Execution, Run, Trainer, find_run, l
 from dcnet.training.checkpoints import Checkpoints, read_tensors, write_tensors
 from dcnet.training.runs import runs_root
 from dcnet.training.session import Session
-from dcnet.training.workspace import Workspace
+from dcnet.training.setup import Setup
 
 SMALL = ["--train-images", "60", "--batch-size", "20", "--width", "0.1", "--epochs", "1", "--device", "cpu"]
 
 
 def test_damaged_checkpoints_of_later_steps_do_not_push_out_new_ones(tmp_path):
     config = tiny(epochs=3)
-    run, _ = train(config, tmp_path, watcher=InterruptsAt(8))
+    run, _ = train(config, tmp_path, callback=InterruptsAt(8))
     for file in run.checkpoints.files():
         file.write_bytes(b"")
     damaged = [file.name for file in run.checkpoints.files()]
     assert damaged
-    run, record = train(config, tmp_path, watcher=InterruptsAt(4))
-    assert record["steps_done"] == 4
+    run, record = train(config, tmp_path, callback=InterruptsAt(4))
+    assert record.steps_done == 4
     assert [file.name for file in run.checkpoints.files()] == ["step-00000004.safetensors"]
     assert Trainer(config, run, ON_CPU).done == 4
 
 
 def test_a_checkpoint_that_cannot_be_read_ends_the_run_and_stays(tmp_path, capsys):
     config = tiny(epochs=3)
-    run, _ = train(config, tmp_path, watcher=InterruptsAt(4))
+    run, _ = train(config, tmp_path, callback=InterruptsAt(4))
     good = {file: file.read_bytes() for file in run.checkpoints.files()}
     newer = run.checkpoints.folder / "step-00000008.safetensors"
     newer.mkdir()
     assert Session([(config, run)], ON_CPU).run() == 1
     assert capsys.readouterr().err.startswith(f"dcnet train: Is a directory: '{newer}'\n")
     assert {file: file.read_bytes() for file in good} == good
-    assert run.record()["status"] == "interrupted"
+    assert run.record().status == "interrupted"
 
 
 def test_a_folder_that_is_not_utf8_is_refused_at_the_start(tmp_path, capsys):
@@ -65,17 +65,17 @@ def test_checkpoints_of_a_run_that_is_done_are_removed_later(tmp_path, monkeypat
 def test_a_run_is_kept_until_a_step_of_the_new_one_is_done(tmp_path, monkeypatch):
     run, _ = train(tiny(epochs=1), tmp_path)
     before = {file: file.read_bytes() for file in (run.record_file, run.model_file)}
-    right = Workspace.train_on
+    right = Setup.train_step
 
-    def refuses(space, step, losses):
+    def refuses(setup, step, losses):
         raise RuntimeError("expected another size")
 
-    def diverges(space, step, losses):
-        torch.nn.init.constant_(next(space.model.parameters()), float("nan"))
-        right(space, step, losses)
+    def diverges(setup, step, losses):
+        torch.nn.init.constant_(next(setup.model.parameters()), float("nan"))
+        right(setup, step, losses)
 
-    for train_on, expected in ((refuses, RuntimeError), (diverges, DivergenceError)):
-        monkeypatch.setattr(Workspace, "train_on", train_on)
+    for train_step, expected in ((refuses, RuntimeError), (diverges, DivergenceError)):
+        monkeypatch.setattr(Setup, "train_step", train_step)
         with pytest.raises(expected):
             train(tiny(epochs=1), tmp_path, again=True)
     assert {file: file.read_bytes() for file in before} == before
@@ -84,12 +84,12 @@ def test_a_run_is_kept_until_a_step_of_the_new_one_is_done(tmp_path, monkeypatch
 def test_the_speed_is_that_of_the_steps_that_were_timed(tmp_path):
     config = tiny(steps=24)
     for step in (4, 8, 12):
-        train(config, tmp_path, watcher=InterruptsAt(step))
+        train(config, tmp_path, callback=InterruptsAt(step))
     _, record = train(config, tmp_path)
-    seconds = record["timings"]["training"]
+    seconds = record.timings.training
     # Of the last part all but the first five.
-    assert record["timings"]["images_per_second"] == pytest.approx(7 * 20 / seconds)
-    assert record["timings"]["step_ms"] == pytest.approx(1000 * seconds / 7)
+    assert record.timings.images_per_second == pytest.approx(7 * 20 / seconds)
+    assert record.timings.step_ms == pytest.approx(1000 * seconds / 7)
 
 
 def test_again_replaces_a_run_whose_record_cannot_be_read(tmp_path, capsys):
@@ -107,7 +107,7 @@ def test_the_record_of_a_run_goes_first(tmp_path, monkeypatch):
     gone = []
     unlink = Path.unlink
     monkeypatch.setattr(Path, "unlink", lambda self, **how: (gone.append(self.name), unlink(self, **how)))
-    run.empty()
+    run.clear()
     assert gone[0] == "record.json"
 
 
@@ -136,9 +136,9 @@ def test_statistics_of_the_same_operator_are_kept_and_those_of_another_are_not(t
 
     def variances(operator):
         config = tiny(steps=1, lr=1e-12, norm_momentum=1e-6, operator=operator, pretrained=str(before.folder))
-        model = Trainer(config, Run.of(config, tmp_path), ON_CPU).space
+        model = Trainer(config, Run.of(config, tmp_path), ON_CPU).setup
         model.model.train()
-        model.start_statistics()
+        model.init_statistics()
         return [value for name, value in model.model.named_buffers() if name.endswith("running_var")]
 
     kept = variances("tanh-cos")
@@ -149,7 +149,7 @@ def test_statistics_of_the_same_operator_are_kept_and_those_of_another_are_not(t
 
 def norms_to_begin_with(operator, before, folder):
     config = tiny(steps=1, operator=operator, pretrained=str(before.folder))
-    model = Trainer(config, Run.of(config, folder), ON_CPU).space.model
+    model = Trainer(config, Run.of(config, folder), ON_CPU).setup.model
     return [value.item() for name, value in model.named_buffers() if name.endswith("mean_norm")]
 
 

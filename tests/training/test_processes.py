@@ -1,7 +1,6 @@
-"""Runs as processes: killed, interrupted, short of disk, side by side."""
+"""Runs in separate processes: killed, interrupted, out of disk space, and locked."""
 
 import itertools
-import json
 import multiprocessing
 import os
 import random
@@ -14,17 +13,18 @@ import time
 import numpy
 import pytest
 import torch
+from helpers.small_runs import tiny, train
 from PIL import Image
 from processes import PATIENCE, wait_until
-from small_runs import tiny
 
 from dcnet.training import Execution, Run, RunConfig, Trainer
+from dcnet.training.runs import run_lock
 
 STEPS = 60
 
 
 def dcnet_train(root, *arguments, **options):
-    """`dcnet train` in a process of its own."""
+    """Starts `dcnet train` in a process."""
     small = ["--train-images", "60", "--batch-size", "20", "--width", "0.1", "--steps", str(STEPS)]
     command = [sys.executable, "-m", "dcnet", "train", *small, "--device", "cpu", "--runs", str(root), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -53,13 +53,13 @@ def wait_for_checkpoint(run, process, before=()):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    root = tmp_path_factory.mktemp("whole")
-    finish(dcnet_train(root))
-    return the_run(root).model_file.read_bytes()
+    run, _ = train(tiny(steps=STEPS), tmp_path_factory.mktemp("whole"))
+    return run.model_file.read_bytes()
 
 
-def test_kill_9_at_any_moment_and_the_same_bits_in_the_end(uninterrupted, tmp_path):
-    """The processes die wherever they are: in a step, in a write, or before there is anything to go on from."""
+@pytest.mark.slow
+def test_a_run_that_is_killed_at_random_times_ends_with_the_same_bits(uninterrupted, tmp_path):
+    """In a step, in a write, or before the first checkpoint."""
     run, chance = the_run(tmp_path), random.Random()
     for _ in range(3):
         before = run.checkpoints.files()
@@ -68,65 +68,56 @@ def test_kill_9_at_any_moment_and_the_same_bits_in_the_end(uninterrupted, tmp_pa
         time.sleep(chance.uniform(0, 0.3))
         process.kill()
         process.communicate(timeout=PATIENCE)
-        assert run.record()["status"] in ("running", "done")
+        assert run.record().status in ("running", "done")
     finish(dcnet_train(tmp_path, "--resume", str(run.folder)))
-    assert run.record()["status"] == "done"
+    assert run.record().status == "done"
     assert run.model_file.read_bytes() == uninterrupted
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(uninterrupted, tmp_path):
+def test_a_run_that_is_killed_and_interrupted_ends_with_the_same_bits(uninterrupted, tmp_path):
     run = the_run(tmp_path)
     process = dcnet_train(tmp_path, "--checkpoint-every", "1")
     wait_for_checkpoint(run, process)
+    process.kill()
+    process.communicate(timeout=PATIENCE)
+    assert run.record().status == "running"
+    before = run.checkpoints.files()
+    process = dcnet_train(tmp_path, "--checkpoint-every", "1")
+    wait_for_checkpoint(run, process, before)
     process.send_signal(signal.SIGINT)
     out, _ = finish(process, code=130)
     record = run.record()
-    assert record["status"] == "interrupted"
-    assert f"stopped after {record['steps_done']} of {STEPS} steps" in out
+    assert record.status == "interrupted"
+    assert f"stopped after {record.steps_done} of {STEPS} steps" in out
     words = out[out.index("dcnet train --resume") :].split("\n")[0].split()
     assert words[2] == "--resume"
-    out, _ = finish(dcnet_train(tmp_path, *words[2:]))
-    assert f"goes on after step {record['steps_done']}" in out
+    resumed, _ = train(tiny(steps=STEPS), tmp_path)
+    assert resumed.record().resumed_at[-1] == record.steps_done
     assert run.model_file.read_bytes() == uninterrupted
 
 
 def limit_files():
-    """A write beyond so many bytes fails, as it does on a disk that is full."""
+    """Makes larger writes fail, as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
 
 
-def test_a_write_that_fails_is_told_and_loses_nothing(tmp_path):
-    """Weights alone are smaller than the limit; with what the optimizer remembers they are not."""
+def test_a_write_that_fails_is_reported_and_loses_nothing(tmp_path):
+    """Weights are below the limit, and checkpoints with the state of the optimizer above it."""
     _, err = finish(dcnet_train(tmp_path, "--checkpoint-every", "5", preexec_fn=limit_files), code=1)
     assert "Traceback" not in err
     assert "File too large" in err
     run = the_run(tmp_path)
-    assert run.record()["status"] == "running"
+    assert run.record().status == "running"
     assert not run.checkpoints.files()
     assert not list((run.folder / "checkpoints").glob(".*"))
-    finish(dcnet_train(tmp_path))
+    assert train(tiny(steps=STEPS), tmp_path)[1].status == "done"
 
 
 def test_two_processes_do_not_write_the_same_run(tmp_path):
-    run = the_run(tmp_path)
-    first = dcnet_train(tmp_path, "--checkpoint-every", "1")
-    wait_for_checkpoint(run, first)
-    # Held, since it could be done before the other has begun.
-    first.send_signal(signal.SIGSTOP)
-    try:
+    with run_lock(the_run(tmp_path).folder):
         _, err = finish(dcnet_train(tmp_path), code=2)
-    finally:
-        first.send_signal(signal.SIGCONT)
-        finish(first)
     assert "another process is working on" in err
-
-
-def test_json_is_all_there_is_on_stdout(tmp_path):
-    out, err = finish(dcnet_train(tmp_path, "--operators", "conv", "tanh-cos", "--json"))
-    records = json.loads(out)
-    assert [record["status"] for record in records] == ["done", "done"]
-    assert "step 60" in err
 
 
 @pytest.fixture
@@ -144,8 +135,8 @@ def photos(tmp_path):
 PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
-def test_a_signal_to_all_processes_leaves_the_workers_to_the_one_that_saves(photos, tmp_path):
-    """As from `timeout` and from the queues of clusters."""
+def test_a_signal_to_the_whole_process_group_does_not_kill_the_workers(photos, tmp_path):
+    """As from `timeout` and cluster schedulers."""
     small = "--image-size 16 --batch-size 4 --width 0.1 --steps 2000 --device cpu --workers 1 --checkpoint-every 1"
     command = [sys.executable, "-m", "dcnet", "train", "--dataset", "imagefolder", *small.split()]
     command += ["--data-dir", str(photos), "--runs", str(tmp_path / "runs")]
@@ -153,10 +144,10 @@ def test_a_signal_to_all_processes_leaves_the_workers_to_the_one_that_saves(phot
     wait_until(lambda: list((tmp_path / "runs").glob("*/checkpoints/step-*")), process)
     os.killpg(process.pid, signal.SIGTERM)
     out, _ = finish(process, code=130)
-    assert "go on with: dcnet train --resume" in out
+    assert "resume with: dcnet train --resume" in out
 
 
-# The batches, and with them the workers, are kept until Python ends, as in many a program of users.
+# The iterator, and with it the workers, lives until Python exits.
 RAISES = """
 import sys
 from pathlib import Path

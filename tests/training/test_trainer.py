@@ -1,12 +1,19 @@
-"""Runs: what they leave behind, and that interruptions change nothing."""
+"""The trainer: records, checkpoints, and runs that resume to the same bits."""
+
+import dataclasses
+import shutil
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
-from small_runs import ON_CPU, InterruptsAt, Noisy, Remembers, tiny, train, weights
+from helpers.small_runs import ON_CPU, InterruptsAt, Noisy, Remembers, tiny, train, weights
 
-from dcnet.training import Execution, Run, Trainer, load_model, read_record
-from dcnet.training.records import CURVES
+from dcnet.data import load_dataset
+from dcnet.training import Callback, Execution, Run, Trainer, load_model, read_record
+from dcnet.training.record import Curves
 from dcnet.training.schedules import Plateau
+from dcnet.training.step import Meter
 
 
 @pytest.fixture(scope="module")
@@ -18,17 +25,17 @@ def test_a_record_says_it_all(finished):
     run, record = finished
     assert record == run.record() == read_record(run.folder)
     assert run.folder.name == f"digits-cnn9-small-tanh-cos-seed0-{tiny().hash}"
-    assert (record["status"], record["steps"], record["steps_done"], record["steps_per_epoch"]) == ("done", 6, 6, 3)
-    assert record["config"] == tiny().described()
-    assert record["data"]["classes"] == [str(digit) for digit in range(10)]
-    assert (record["data"]["train_images"], record["data"]["test_images"]) == (60, 1197)
-    assert set(record["curves"]) == set(CURVES)
-    assert record["curves"]["step"] == [3, 6]
-    assert record["curves"]["epoch"] == [1, 2]
-    assert record["results"]["test_accuracy"] == record["curves"]["test_accuracy"][-1]
-    assert record["results"]["test_error"] == pytest.approx(100 - record["results"]["test_accuracy"])
-    assert record["environment"]["torch"] == torch.__version__
-    assert record["timings"]["total"] > 0
+    assert (record.status, record.steps, record.steps_done, record.steps_per_epoch) == ("done", 6, 6, 3)
+    assert record.config == tiny().described()
+    assert record.data.classes == [str(digit) for digit in range(10)]
+    assert (record.data.train_images, record.data.test_images) == (60, 1197)
+    assert set(record.curves.to_json()) == set(Curves.names())
+    assert record.curves.step == [3, 6]
+    assert record.curves.epoch == [1, 2]
+    assert record.results.test_accuracy == record.curves.test_accuracy[-1]
+    assert record.results.test_error == pytest.approx(100 - record.results.test_accuracy)
+    assert record.environment["torch"] == torch.__version__
+    assert record.timings.total > 0
     assert not (run.folder / "checkpoints").exists()
 
 
@@ -42,29 +49,29 @@ def test_the_trained_network_comes_back(finished):
     test = load_dataset("digits").test
     with torch.no_grad():
         right = (model(test.images.float() / 255).argmax(1) == test.labels).float().mean().item()
-    assert 100 * right == pytest.approx(record["results"]["test_accuracy"], abs=1e-4)
+    assert 100 * right == pytest.approx(record.results.test_accuracy, abs=1e-4)
 
 
 def test_the_same_config_gives_the_same_bits(finished, tmp_path):
     again, record = train(tiny(), tmp_path)
     assert weights(again) == weights(finished[0])
-    assert record["curves"]["train_loss"] == finished[1]["curves"]["train_loss"]
+    assert record.curves.train_loss == finished[1].curves.train_loss
     other, _ = train(tiny(seed=1), tmp_path)
     assert weights(other) != weights(again)
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 5])
 def test_an_interrupted_run_goes_on_to_the_same_bits(finished, tmp_path, step):
-    run, record = train(tiny(), tmp_path, watcher=InterruptsAt(step))
-    assert (record["status"], record["steps_done"], record["results"]) == ("interrupted", step, record["results"])
-    assert run.record()["results"] is None
+    run, record = train(tiny(), tmp_path, callback=InterruptsAt(step))
+    assert (record.status, record.steps_done, record.results) == ("interrupted", step, record.results)
+    assert run.record().results is None
     assert not run.model_file.exists()
     run, record = train(tiny(), tmp_path)
-    assert record["status"] == "done"
-    assert record["resumed_at"] == [step]
+    assert record.status == "done"
+    assert record.resumed_at == [step]
     assert weights(run) == weights(finished[0])
     same = ("step", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "learning_rate")
-    assert all(record["curves"][name] == finished[1]["curves"][name] for name in same)
+    assert all(getattr(record.curves, name) == getattr(finished[1].curves, name) for name in same)
 
 
 @pytest.mark.parametrize(
@@ -82,30 +89,30 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(finished, tmp_path, step):
 def test_all_that_a_run_remembers_is_in_its_checkpoint(tmp_path, changes):
     config = tiny(**changes)
     whole, _ = train(config, tmp_path / "whole")
-    train(config, tmp_path / "parts", watcher=InterruptsAt(2))
-    train(config, tmp_path / "parts", watcher=InterruptsAt(5))
+    train(config, tmp_path / "parts", callback=InterruptsAt(2))
+    train(config, tmp_path / "parts", callback=InterruptsAt(5))
     parts, record = train(config, tmp_path / "parts")
-    assert record["resumed_at"] == [2, 5]
+    assert record.resumed_at == [2, 5]
     assert weights(parts) == weights(whole)
 
 
 def test_a_network_of_ones_own_with_dropout(tmp_path):
     config = tiny(operator="conv")
     whole, record = train(config, tmp_path / "whole", model=Noisy())
-    assert record["parameters"] == 64 * 16 + 16 + 160 + 10
-    train(config, tmp_path / "parts", watcher=InterruptsAt(4), model=Noisy())
+    assert record.parameters == 64 * 16 + 16 + 160 + 10
+    train(config, tmp_path / "parts", callback=InterruptsAt(4), model=Noisy())
     parts, _ = train(config, tmp_path / "parts", model=Noisy())
     assert weights(parts) == weights(whole)
 
 
 def test_chance_is_another_at_each_step_and_for_each_seed(tmp_path):
     """Dropout that dropped the same features in every step would never train the others."""
-    spaces = [Trainer(tiny(seed=seed), Run.of(tiny(seed=seed), tmp_path), ON_CPU).space for seed in (0, 1)]
+    setups = [Trainer(tiny(seed=seed), Run.of(tiny(seed=seed), tmp_path), ON_CPU).setup for seed in (0, 1)]
     drawn = []
-    for space in spaces:
-        space.source.train = lambda step, train_step: drawn.append(torch.rand(()).item())
+    for setup in setups:
+        setup.source.train = lambda step, train_step: drawn.append(torch.rand(()).item())
         for step in (0, 1, 2, 1):
-            space.train_on(step, [])
+            setup.train_step(step, [])
     assert len(set(drawn)) == 6
     assert (drawn[3], drawn[7]) == (drawn[1], drawn[5])
 
@@ -115,17 +122,147 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(finished, tmp_p
     run, _ = train(tiny(), tmp_path, every, InterruptsAt(4))
     newest = run.checkpoints.files()[-1]
     newest.write_bytes(newest.read_bytes()[:-100])
-    watcher = Remembers()
-    run, record = train(tiny(), tmp_path, every, watcher)
-    assert record["resumed_at"] == [3]
-    assert any(newest.name in note and "the one before it is used" in note for note in watcher.notes)
+    callback = Remembers()
+    run, record = train(tiny(), tmp_path, every, callback)
+    assert record.resumed_at == [3]
+    assert any(newest.name in note and "using the one before it" in note for note in callback.notes)
     assert weights(run) == weights(finished[0])
 
 
 def test_checkpoints_of_another_config_are_refused(tmp_path):
-    run, _ = train(tiny(), tmp_path, watcher=InterruptsAt(2))
+    run, _ = train(tiny(), tmp_path, callback=InterruptsAt(2))
     with pytest.raises(ValueError, match="of another config"):
         Trainer(tiny(lr=0.5), run, ON_CPU)
 
 
 # --- what is trained ---
+
+
+def test_the_start_is_not_needed_any_more(tmp_path):
+    plain, _ = train(tiny(operator="conv"), tmp_path)
+    config = tiny(pretrained=str(plain.folder))
+    whole, _ = train(config, tmp_path / "whole")
+    train(config, tmp_path / "parts", callback=InterruptsAt(4))
+    shutil.rmtree(plain.folder)
+    parts, record = train(config, tmp_path / "parts")
+    assert record.status == "done"
+    assert parts.model_file.read_bytes() == whole.model_file.read_bytes()
+
+
+def test_other_classes_are_refused(tmp_path):
+    data = load_dataset("digits")
+    train(tiny(), tmp_path, callback=InterruptsAt(4), dataset=data)
+    other = dataclasses.replace(data, classes=tuple("abcdefghij"))
+    with pytest.raises(ValueError, match=r"started with the classes 0, 1, 2, \.\.\., and the data have a, b, c"):
+        train(tiny(), tmp_path, dataset=other)
+
+
+def test_other_images_than_at_the_start_are_refused(tmp_path):
+    """Epochs would change their length on the way, as where files were added to a folder."""
+    data, config = load_dataset("digits"), tiny(train_images=None, steps=5)
+    run, _ = train(config, tmp_path, callback=InterruptsAt(4), dataset=data)
+    fewer = dataclasses.replace(data, train=data.train.subset(590, 10))
+    with pytest.raises(ValueError, match="the run started with 600 training images, and there are 590 now"):
+        train(config, tmp_path, dataset=fewer)
+    # What is there of the run is left for those who have its images.
+    assert run.record().status == "interrupted"
+    assert train(config, tmp_path, dataset=data)[1].status == "done"
+
+
+def test_the_only_checkpoint_is_damaged(tmp_path):
+    run, _ = train(tiny(), tmp_path, callback=InterruptsAt(4))
+    (only,) = run.checkpoints.files()
+    only.write_bytes(b"")
+    callback = Remembers()
+    _, record = train(tiny(), tmp_path, callback=callback)
+    assert record.status == "done"
+    assert not record.resumed_at
+    assert callback.notes[0].endswith("; the run starts again")
+
+
+def test_what_interrupted_writes_left_behind_is_removed(tmp_path):
+    run = Run.of(tiny(), tmp_path)
+    run.folder.mkdir()
+    leftovers = [run.folder / name for name in (".record.json.1.tmp", ".model.safetensors.1.tmp")]
+    for path in leftovers:
+        path.write_text("")
+    Trainer(tiny(), run, ON_CPU)
+    assert not any(path.exists() for path in leftovers)
+
+
+def test_what_others_put_beside_the_checkpoints_stays(tmp_path):
+    run, _ = train(tiny(), tmp_path, callback=InterruptsAt(4))
+    kept = run.checkpoints.folder / "kept.safetensors"
+    shutil.copy(run.checkpoints.files()[0], kept)
+    _, record = train(tiny(), tmp_path)
+    assert record.status == "done"
+    assert list(run.checkpoints.folder.iterdir()) == [kept]
+
+
+def test_of_several_processes_one_takes_the_sums_over():
+    """A checkpoint has the sums of all, which must be there once when they go on."""
+    cpu = torch.device("cpu")
+    saved = Meter(cpu, join=lambda value: 2 * value)
+    saved.add(torch.tensor(1.0), torch.tensor(3), 10)
+    state = saved.state()
+    assert state["meter.totals"].tolist() == [20, 6, 20]
+    totals = []
+    for is_first in (True, False):
+        meter = Meter(cpu, is_first=is_first)
+        meter.restore_(state)
+        assert meter.step == 1
+        totals.append(meter.totals.tolist())
+    assert totals == [[20, 6, 20], [0, 0, 0]]
+
+
+class EndsAt(Callback):
+    """Ends the process as `kill -9` does: nothing is written any more."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step(self, done, loss, accuracy, images_per_second):
+        if done == self.step:
+            raise MemoryError
+
+
+def ended_at(step, root, **execution):
+    config = tiny(epochs=5)
+    with pytest.raises(MemoryError):
+        train(config, root, Execution(device="cpu", **execution), EndsAt(step))
+    run = Run.of(config, root)
+    return run, [file.name for file in run.checkpoints.files()]
+
+
+def test_checkpoints_by_time_are_written_after_evaluations(tmp_path):
+    """Three steps are an epoch, after which there is an evaluation."""
+    run, found = ended_at(8, tmp_path, checkpoint_seconds=0)
+    assert found == ["step-00000003.safetensors", "step-00000006.safetensors"]
+    record = run.record()
+    assert (record.status, record.steps_done, record.results) == ("running", 6, None)
+    assert record.curves.step == [3, 6]
+    again, record = train(tiny(epochs=5), tmp_path)
+    assert record.resumed_at == [6]
+    assert weights(again) == weights(train(tiny(epochs=5), tmp_path / "whole")[0])
+
+
+def test_there_are_none_before_it_is_time(tmp_path):
+    assert ended_at(8, tmp_path, checkpoint_seconds=3600)[1] == []
+
+
+def test_the_time_is_counted_from_one_checkpoint_to_the_next(tmp_path, monkeypatch):
+    now = iter(range(0, 10**6, 10))
+    clocks = SimpleNamespace(monotonic=lambda: next(now), perf_counter=time.perf_counter)
+    monkeypatch.setattr("dcnet.training.trainer.time", clocks)
+    # Asked at the end of each epoch, and once more at each checkpoint: the third epoch ends 10 s after one.
+    _, found = ended_at(14, tmp_path, checkpoint_seconds=20)
+    assert found == ["step-00000006.safetensors", "step-00000012.safetensors"]
+
+
+def test_curves_are_means_since_the_evaluation_before(tmp_path):
+    each, both = Remembers(), Remembers()
+    train(tiny(evaluate_every=1), tmp_path, ON_CPU, each)
+    train(tiny(evaluate_every=3), tmp_path, ON_CPU, both)
+    losses = [point.train_loss for point in each.points]
+    expected = [sum(losses[:3]) / 3, sum(losses[3:]) / 3]
+    assert [point.train_loss for point in both.points] == pytest.approx(expected, rel=1e-6)

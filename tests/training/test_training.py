@@ -2,21 +2,21 @@
 
 import pytest
 import torch
-from small_runs import InterruptsAt, Noisy, tiny, train, weights
+from helpers.small_runs import InterruptsAt, Noisy, tiny, train, weights
 from torch import nn
 from torch._dynamo.utils import counters
 
 import dcnet
-from dcnet.models.normalized import Normalized
+from dcnet.models.blocks import Normalized
 from dcnet.training import Execution, load_model, recipe
-from dcnet.training.build import build_model, build_optimizer, start_from_
+from dcnet.training.build import build_model, build_optimizer, load_run_weights_
 from dcnet.training.checkpoints import read_tensors
 
 
 def test_training_learns(tmp_path):
     _, record = train(tiny(epochs=12, width=0.5, train_images=300), tmp_path)
-    assert record["results"]["test_accuracy"] > 85
-    assert record["curves"]["train_loss"][-1] < 0.2
+    assert record.results.test_accuracy > 85
+    assert record.curves.train_loss[-1] < 0.2
 
 
 def test_weights_are_projected(tmp_path):
@@ -52,18 +52,18 @@ def test_the_learning_rate_follows_the_schedule(tmp_path):
     from dcnet.training.schedules import Steps
 
     _, record = train(tiny(epochs=4, schedule=Steps((6,))), tmp_path)
-    assert record["curves"]["learning_rate"] == pytest.approx([3e-3, 3e-3, 3e-4, 3e-4])
+    assert record.curves.learning_rate == pytest.approx([3e-3, 3e-3, 3e-4, 3e-4])
 
 
 def test_evaluations_by_steps(tmp_path):
     _, record = train(tiny(steps=5, evaluate_every=2), tmp_path)
-    assert record["curves"]["step"] == [2, 4, 5]
+    assert record.curves.step == [2, 4, 5]
 
 
 def test_a_start_from_a_plain_network(tmp_path):
     plain, _ = train(tiny(operator="conv"), tmp_path)
     model = build_model(tiny(), 10, 1, 8)
-    missing = start_from_(model, str(plain.folder))
+    missing = load_run_weights_(model, str(plain.folder))
     assert missing
     assert all(name.endswith(("radius", "mean_norm", "num_batches_tracked")) for name in missing)
     trained, _ = read_tensors(plain.model_file)
@@ -71,13 +71,13 @@ def test_a_start_from_a_plain_network(tmp_path):
     assert all(torch.equal(own[name.removeprefix("model.")], value) for name, value in trained.items())
     _, record = train(tiny(pretrained=str(plain.folder)), tmp_path)
     _, fresh = train(tiny(), tmp_path)
-    assert record["curves"]["train_loss"][0] < fresh["curves"]["train_loss"][0]
+    assert record.curves.train_loss[0] < fresh.curves.train_loss[0]
     with pytest.raises(
         ValueError, match=r"nothing that fits the filters 'network.body.conv1.layer1.conv.weight' of the network, and 9"
     ):
-        start_from_(build_model(tiny(width=0.3), 10, 1, 8), str(plain.folder))
+        load_run_weights_(build_model(tiny(width=0.3), 10, 1, 8), str(plain.folder))
     with pytest.raises(ValueError, match="no weights at"):
-        start_from_(model, str(tmp_path / "nowhere"))
+        load_run_weights_(model, str(tmp_path / "nowhere"))
 
 
 def test_a_start_leaves_the_pixels_to_the_config(tmp_path):
@@ -107,8 +107,8 @@ def test_a_compiled_network_trains_alike(tmp_path):
         model = Noisy()
         model.layers[2].p = 0.0
         _, record = train(config, tmp_path / str(compiled), Execution(device="cpu", compile=compiled), model=model)
-        assert record["execution"]["compile"] == compiled
-        curves.append(record["curves"]["train_loss"])
+        assert record.execution["compile"] == compiled
+        curves.append(record.curves.train_loss)
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)
 
 
@@ -144,9 +144,9 @@ def test_a_folder_of_images(tmp_path):
     config = recipe("paper-imagenet", steps=6, evaluate_every=3, lr=0.01, **small)
     execution = Execution(device="cpu", data_dir=tmp_path / "data", workers=0)
     whole, record = train(config, tmp_path / "whole", execution)
-    assert record["data"]["classes"] == ["cat", "dog"]
-    assert (record["data"]["train_images"], record["data"]["test_images"]) == (12, 6)
-    assert record["steps_per_epoch"] == 3
+    assert record.data.classes == ["cat", "dog"]
+    assert (record.data.train_images, record.data.test_images) == (12, 6)
+    assert record.steps_per_epoch == 3
     train(config, tmp_path / "parts", execution, InterruptsAt(4))
     parts, _ = train(config, tmp_path / "parts", execution)
     assert weights(parts) == weights(whole)
@@ -157,8 +157,8 @@ def test_a_head_with_a_margin(tmp_path, annealing):
     """What it has let in of its margin is kept as well."""
     config = tiny(margin="a-softmax(m=2)", annealing=annealing, features=3, label_smoothing=0.01)
     whole, record = train(config, tmp_path / "whole")
-    assert record["status"] == "done"
-    train(config, tmp_path / "parts", watcher=InterruptsAt(4))
+    assert record.status == "done"
+    train(config, tmp_path / "parts", callback=InterruptsAt(4))
     parts, _ = train(config, tmp_path / "parts")
     assert weights(parts) == weights(whole)
     model, _ = load_model(whole)
@@ -170,4 +170,4 @@ def test_a_head_with_a_margin(tmp_path, annealing):
 
 def test_a_head_learns(tmp_path):
     _, record = train(tiny(epochs=12, width=0.5, train_images=300, margin="am-softmax", operator="conv"), tmp_path)
-    assert record["results"]["test_accuracy"] > 85
+    assert record.results.test_accuracy > 85

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_runs import InterruptsAt, tiny, train
+from helpers.small_runs import InterruptsAt, tiny, train
 
 from dcnet.training import DivergenceError, Execution, load_model
 
@@ -13,7 +13,7 @@ TRICKS = {"projection_every": 4, "orthonormal": 1e-3, "weight_decay": 1e-3}
 
 
 def losses(record):
-    return record["curves"]["train_loss"]
+    return record.curves.train_loss
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
@@ -22,8 +22,8 @@ def test_captured_steps_are_steps_like_others(tmp_path, optimizer):
     _, captured = train(config, tmp_path / "graph", GRAPH)
     _, called = train(config, tmp_path / "calls", NO_GRAPH)
     _, on_cpu = train(config, tmp_path / "cpu", CPU)
-    assert captured["execution"]["graph"]
-    assert not called["execution"]["graph"]
+    assert captured.execution["graph"]
+    assert not called.execution["graph"]
     assert losses(captured) == pytest.approx(losses(called), rel=1e-3)
     assert losses(captured) == pytest.approx(losses(on_cpu), rel=2e-2)
 
@@ -53,7 +53,7 @@ def test_an_interrupted_run_goes_on(tmp_path, optimizer):
     _, whole = train(config, tmp_path / "whole", GRAPH)
     train(config, tmp_path / "parts", GRAPH, InterruptsAt(7))
     run, parts = train(config, tmp_path / "parts", GRAPH)
-    assert parts["resumed_at"] == [7]
+    assert parts.resumed_at == [7]
     assert losses(parts) == pytest.approx(losses(whole), rel=1e-3)
     model, _ = load_model(run)
     assert all(value.isfinite().all() for value in model.state_dict().values())
@@ -61,7 +61,7 @@ def test_an_interrupted_run_goes_on(tmp_path, optimizer):
 
 def test_half_precision_trains(tmp_path):
     _, record = train(tiny(epochs=12, width=0.5, train_images=300, precision="bfloat16"), tmp_path, GRAPH)
-    assert record["results"]["test_accuracy"] > 85
+    assert record.results.test_accuracy > 85
 
 
 def test_the_learning_rate_reaches_captured_steps(tmp_path):
@@ -69,7 +69,7 @@ def test_the_learning_rate_reaches_captured_steps(tmp_path):
 
     config = tiny(steps=12, optimizer="sgd", lr=1.0, schedule=Steps((6,), drop=1e-9), evaluate_every=1)
     _, record = train(config, tmp_path, GRAPH)
-    rates = record["curves"]["learning_rate"]
+    rates = record.curves.learning_rate
     assert rates[5] == 1.0
     assert rates[6] == pytest.approx(1e-9)
 

@@ -1,7 +1,1 @@
-"""One file for each experiment; a file that is put here is found."""
-
-import importlib
-import pkgutil
-
-for _found in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
-    importlib.import_module(f"{__name__}.{_found.name}")
+"""The experiments; every module in this package is imported and may register more."""

@@ -1,6 +1,5 @@
-"""One page of HTML with all that records tell: tables, curves, pictures, and the command behind each number."""
+"""One HTML page of all records: tables, charts, and the command behind each number."""
 
-from dcnet.report.page.assembly import page
-from dcnet.report.page.sources import Sources
+from dcnet.lazy import attach
 
-__all__ = ["Sources", "page"]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

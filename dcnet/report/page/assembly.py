@@ -1,39 +1,78 @@
-"""From records to the page: sections into the template, with all styles and scripts inside."""
+"""The page: registered sections in a template, with all styles and scripts inside."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 
-from dcnet.report.page import sections as _sections  # noqa: F401 (they fill the registry)
+from dcnet.registry import Registry
 from dcnet.report.page.markup import Html, join, tag
-from dcnet.report.page.section import Section, sections
-from dcnet.report.page.sources import Sources
+from dcnet.report.page.page_sources import Sources
 
 ASSETS = files("dcnet.report.page") / "assets"
+Draw = Callable[[Sources], Html]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page.
+
+    Attributes:
+        name: its anchor.
+        title: its heading.
+        order: its position; the section with the smallest number comes first.
+        draw: returns the content below the heading.
+        script: returns JavaScript to run before the scripts of the page.
+    """
+
+    name: str
+    title: str
+    order: int
+    draw: Draw
+    script: Callable[[], str] | None = None
+
+
+registry: Registry[Section] = Registry("a section", discover="dcnet.report.page")
+
+
+def section(title: str, order: int, script: Callable[[], str] | None = None) -> Callable[[Draw], Draw]:
+    """A decorator that registers a function of the sources as a section, under its own name."""
+
+    def register(draw: Draw) -> Draw:
+        name = draw.__name__
+        registry.add(name, Section(name, title, order, draw, script), module=draw.__module__)
+        return draw
+
+    return register
+
+
+def sections() -> list[Section]:
+    """All sections in their order."""
+    return sorted(registry.values(), key=lambda one: one.order)
 
 
 def page(sources: Sources) -> str:
-    """The whole page; the same records give the same page, and one that lacks something is a ValueError."""
+    """The page as HTML; the same records give the same page. Raises ValueError if a record is incomplete."""
     found = sections()
     parts = {
         "styles": assets(".css"),
-        "scripts": assets(".js"),
+        "scripts": "\n".join([*(one.script() for one in found if one.script), assets(".js")]),
         "links": join(tag("li", tag("a", one.title, href=f"#{one.name}")) for one in found),
-        "sections": join(_drawn(one, sources) for one in found),
+        "sections": join(_draw(one, sources) for one in found),
     }
     return Template((ASSETS / "page.html").read_text(encoding="utf-8")).substitute(parts)
 
 
 def assets(suffix: str) -> str:
-    """The files of that kind one after the other, by name."""
+    """The contents of the files with this suffix, in the order of their names."""
     found = sorted(asset.name for asset in ASSETS.iterdir() if asset.name.endswith(suffix))
     return "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in found)
 
 
-def _drawn(one: Section, sources: Sources) -> Html:
+def _draw(one: Section, sources: Sources) -> Html:
     heading = tag("h2", one.title, id=f"{one.name}-heading")
     try:
         inside = one.draw(sources)
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-        problem = f"some record is not as it should be: {error!r}"
-        raise ValueError(f"the section {one.title!r} cannot be drawn, since {problem}") from error
+        raise ValueError(f"the section {one.title!r} cannot be drawn, since a record is damaged: {error!r}") from error
     return tag("section", heading, inside, id=one.name, aria_labelledby=f"{one.name}-heading")

@@ -24,7 +24,7 @@
       return left + ((inner(value) - inner(x.low)) / (inner(x.high) - inner(x.low))) * (right - left);
     };
     const hidden = (i) => figure.querySelector(`.legend [data-series="${i}"]`).getAttribute("aria-pressed") !== "true";
-    const told = (line, at) => {
+    const reading = (line, at) => {
       const y = line.y[line.x.indexOf(at)];
       return y === undefined ? null : `${line.name}: ${y}`;
     };
@@ -32,8 +32,8 @@
     const spelled = (value) => value.toLocaleString("en", value < 1 ? { maximumSignificantDigits: 4 } : {});
     const show = (moved) => {
       const at = places[Number(slider.value)];
-      const words = lines.filter((_, i) => !hidden(i)).map((line) => told(line, at)).filter(Boolean);
-      const text = `${x.name} ${spelled(at)} – ${words.join("; ") || "nothing shown"}`;
+      const words = lines.filter((_, i) => !hidden(i)).map((line) => reading(line, at)).filter(Boolean);
+      const text = `${x.name} ${spelled(at)} – ${words.join("; ") || "no series shown"}`;
       box.querySelector("output").textContent = text;
       slider.setAttribute("aria-valuetext", text);
       const cursor = figure.querySelector(".cursor");

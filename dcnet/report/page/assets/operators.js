@@ -1,22 +1,6 @@
-// Magnitudes and angles as dcnet.magnitude and dcnet.angle have them; a test compares the two.
+// Redraws the curves of operators; the page defines dcnetFormulas from the classes of magnitudes and angles.
 const dcnetOperators = (() => {
-  const tanhOf = (a, b) => Math.tanh(a) / Math.tanh(b);
-  const magnitudes = {
-    sphere: (n, c) => c.alpha,
-    ball: (n, c) => (c.alpha * Math.min(n, c.rho)) / c.rho,
-    tanh: (n, c) => c.alpha * Math.tanh(n / c.rho),
-    linear: (n, c) => c.alpha * n,
-    seg: (n, c) => c.beta * n + (c.alpha - c.beta) * Math.min(n, c.rho),
-    log: (n, c) => c.alpha * Math.log1p(n),
-    mix: (n, c) => c.alpha * n + c.beta * Math.log1p(n),
-  };
-  const angles = {
-    linear: (t) => 1 - (2 * t) / Math.PI,
-    cos: (t) => Math.cos(t),
-    sigmoid: (t, c) => tanhOf((Math.PI / 2 - t) / (2 * c.k), Math.PI / (4 * c.k)),
-    sqcos: (t) => Math.sign(Math.cos(t)) * Math.cos(t) ** 2,
-    relucos: (t) => Math.max(0, Math.cos(t)),
-  };
+  const { magnitudes, angles } = dcnetFormulas;
   const points = 121;
   const scale = (text) => {
     const [low, high, start, end] = text.split(" ").map(Number);
@@ -27,7 +11,7 @@ const dcnetOperators = (() => {
     const [x, y] = [scale(chart.dataset.x), scale(chart.dataset.y)];
     for (const group of chart.querySelectorAll("[data-part]")) {
       const formula = formulas[group.dataset.part];
-      // What no slider moves, and what is learned, stays as it was drawn.
+      // A component without a formula stays as it was drawn.
       if (!formula) continue;
       const path = Array.from({ length: points }, (_, i) => {
         const at = x.low + ((x.high - x.low) * i) / (points - 1);

@@ -1,0 +1,25 @@
+from dcnet.bench import (
+    benchmark,
+    cluster_estimate,
+    correctness,
+    cuda_meter,
+    head_costs,
+    head_steps,
+    layer_costs,
+    meter,
+    network_costs,
+    shapes,
+)
+
+__all__ = [
+    "benchmark",
+    "cluster_estimate",
+    "correctness",
+    "cuda_meter",
+    "head_costs",
+    "head_steps",
+    "layer_costs",
+    "meter",
+    "network_costs",
+    "shapes",
+]

@@ -1,0 +1,132 @@
+"""Checks outputs and gradients against float64 before anything is timed."""
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from dcnet.bench.shapes import naive_conv2d
+from dcnet.layers import DecoupledConv2d
+
+Layer = nn.Conv2d
+Results = dict[str, Tensor]
+
+# Largest allowed ||found - expected|| / ||expected|| of the output or a gradient of a layer, by dtype.
+LAYER_TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4}
+
+# The same for the logits or the loss of a network, where rounding errors of the layers accumulate.
+NETWORK_TOLERANCES = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-4}
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Two gradients of the output, since with either alone some result nearly cancels and its relative error is noise.
+
+    With a random one, the gradient of a constant shared by all patches is a sum of terms of both signs. With one
+    correlated with the output, the gradient of the filters is mostly along them, which normalization removes.
+    """
+
+    random: Tensor
+    leaning: Tensor
+
+    @classmethod
+    def of(cls, output: Tensor, x: Tensor) -> "Gradients":
+        random = torch.randn_like(output)
+        leaning = torch.randn_like(output) + output / output.square().mean().sqrt()
+        return cls(*[made.to(x).contiguous(memory_format=torch.channels_last) for made in (random, leaning)])
+
+
+def results(layer: Layer, call: Callable[[Tensor], Tensor], x: Tensor, gradients: Gradients) -> Results:
+    """The output and the gradients of the input, the filters and every learned constant, by name."""
+    parameters = dict(layer.named_parameters())
+    direct = {"x": x, **{name: value for name, value in parameters.items() if name in ("weight", "bias")}}
+    constants = {name: value for name, value in parameters.items() if name not in direct}
+    found: Results = {}
+    for wanted, gradient in ((direct, gradients.random), (constants, gradients.leaning)):
+        if wanted:
+            # A separate forward pass: a compiled one may free its saved tensors in the first backward pass.
+            output = call(x)
+            found.setdefault("output", output.detach())
+            values = torch.autograd.grad(output, list(wanted.values()), gradient.to(output))
+            found.update({f"gradient of {name}": value for name, value in zip(wanted, values, strict=True)})
+    return found
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An input, gradients of the output, and the expected `results`."""
+
+    x: Tensor
+    gradients: Gradients
+    expected: Results
+
+    def errors(self, layer: Layer, call: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """||found - expected|| / ||expected|| of the output and every gradient."""
+        found = results(layer, call, self.x, self.gradients)
+        return {name: relative_error(found[name], value) for name, value in self.expected.items()}
+
+
+def make_reference(layer: Layer, x: Tensor) -> Reference:
+    """The expected results of the layer, by the naive formulation in float64."""
+    exact = copy.deepcopy(layer).double()
+    point = x.detach().double().requires_grad_()
+    with _no_search():
+        gradients = Gradients.of(_written_down(exact, point).detach(), x)
+        expected = results(exact, lambda x: _written_down(exact, x), point, gradients)
+    return Reference(x.detach().clone().requires_grad_(), gradients, expected)
+
+
+@contextlib.contextmanager
+def _no_search() -> Iterator[None]:
+    """Turns off the algorithm search of cuDNN, which takes longer than a convolution in float64."""
+    searching = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = searching
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    expected = expected.double()
+    size = expected.norm().clamp(min=torch.finfo(torch.float64).tiny)
+    return float((found.double() - expected).norm() / size)
+
+
+def worst(errors: Mapping[str, float], tolerance: float) -> str | None:
+    """A message about the largest error if it is above the tolerance or NaN."""
+    if all(error <= tolerance for error in errors.values()):
+        return None
+    name = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
+    return f"{name} is off by {errors[name]:.1e} (tolerance {tolerance:.0e})"
+
+
+def finite(errors: Mapping[str, float]) -> dict[str, float | None]:
+    """The errors for a JSON record: None if not finite."""
+    return {name: error if math.isfinite(error) else None for name, error in errors.items()}
+
+
+def _written_down(layer: Layer, x: Tensor) -> Tensor:
+    return naive_conv2d(layer, x) if isinstance(layer, DecoupledConv2d) else layer(x)
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def random_images(shape: Sequence[int], device: str, dtype: torch.dtype, seed: int) -> Tensor:
+    """Random images [N, C, H, W], which depend on shape, seed and type of device."""
+    generator = torch.Generator(device).manual_seed(seed)
+    images = torch.randn(*shape, generator=generator, device=device)
+    return images.to(dtype).to(memory_format=torch.channels_last)
+
+
+def placed(module: Module, device: str, dtype: torch.dtype = torch.float32) -> Module:
+    """Moves and casts the module in place, with channels-last filters."""
+    # The type stubs of torch lack memory_format for modules.
+    channels_last: dict[str, Any] = {"memory_format": torch.channels_last}
+    return module.to(device, dtype).to(**channels_last)

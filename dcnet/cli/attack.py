@@ -1,0 +1,196 @@
+"""`dcnet attack`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich import progress
+
+from dcnet import report, robustness, training
+from dcnet.cli.options import (
+    DataOptions,
+    JsonOption,
+    Number,
+    OneRun,
+    arg,
+    check_at_least,
+    load_run,
+    output_file,
+    report_bad_input,
+)
+from dcnet.exit_codes import INTERRUPTED
+from dcnet.files import write_atomically
+from dcnet.terminal import console, print_json, visible
+
+if TYPE_CHECKING:
+    from dcnet.robustness.attack_run import Loaded, RunAttack
+    from dcnet.training import Record, Run
+
+IMAGES, EPSILON = 1000, "8/255"
+PICTURES = ("accuracy", "loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(JsonOption, DataOptions, OneRun):
+    """Attack the network of a run, and report how robust it is and how reliable the result is.
+
+    Measures the accuracy under FGSM, BIM, PGD, AutoAttack, a transfer from another run and corruptions, and the epsilon
+    at which it reaches zero, checks for masked gradients, and ends with a verdict. Each measurement is stored in the
+    record of the run: after Ctrl-C the same command resumes.
+    """
+
+    source: Annotated[str | None, arg("RUN")] = None
+    """A run with the same classes, such as a plain network, from which attacks are transferred."""
+
+    images: Number = IMAGES
+    """How many test images to attack, equally many of each class; all if there are fewer."""
+
+    epsilon: Annotated[str, tyro.conf.arg(metavar="SIZE")] = EPSILON
+    """The largest change of each pixel, of pixels in [0, 1]: a number or a fraction."""
+
+    quick: bool = False
+    """Use weaker attacks and no AutoAttack, in a small part of the time."""
+
+    report: Annotated[Path | None, arg("FILE.md")] = None
+    """Write the report card as Markdown, with two pictures beside it."""
+
+    def prepare(self) -> Callable[[], int]:
+        epsilon, workers = _epsilon(self.epsilon), self.chosen_workers()
+        check_at_least(1, "--images", self.images)
+        if self.report is not None:
+            output_file("--report", self.report, (".md",))
+            for path in _pictures_beside(self.report):
+                output_file("--report", path)
+        device, run = self.chosen_device(), self.found()
+        attack = self._attack(run, epsilon, device, workers)
+        return report_bad_input(lambda: self._run(attack))
+
+    def _attack(self, run: Run, epsilon: float, device: str, workers: int) -> RunAttack:
+        model, record = load_run(run)
+        effort = robustness.subject.QUICK if self.quick else robustness.subject.STANDARD
+        options = (effort, self.data_dir, device, workers)
+        return robustness.attack_run.RunAttack.of(
+            (run, model, record), epsilon, self.images, self._source(record), *options
+        )
+
+    def _source(self, record: Record) -> Loaded | None:
+        """The run from which attacks are transferred."""
+        if self.source is None:
+            return None
+        run = training.find_run(self.source, self.root())
+        if (other := run.record()).data.classes:
+            robustness.attack_run.check_source_run(record, other, run.folder.name)
+        return run, *load_run(run)
+
+    def _run(self, attack: RunAttack) -> int:
+        done = attack.stored_results()
+        try:
+            with Progress(done) as shown:
+                card = attack.measure(done, shown.begins, shown.ends)
+        except KeyboardInterrupt:
+            stored = "nothing is stored" if attack.not_stored else "the measurements are stored"
+            print(f"dcnet: interrupted; {stored}, resume with: {visible(self._again())}", file=sys.stderr)
+            return INTERRUPTED
+        self._print(attack, card)
+        return 0
+
+    def _print(self, attack: RunAttack, card: dict[str, Any]) -> None:
+        written = [] if self.report is None else _write(card, self.report, self._again())
+        if self.json:
+            print_json(card | {"written": [str(path) for path in written]})
+            return
+        name = visible(f"{card['run']}: {card['network']}")
+        print(f"{name}; {card['settings']['images']:,} test images, on {card['device']}")
+        tables = report.robustness_report
+        for table in (tables.attacks, tables.by_epsilon, tables.corruptions, tables.checks):
+            console().print(table(card))
+        stored = f"stored in {attack.run.record_file} as {attack.name!r}"
+        note = f"note: the card is not stored in the record: {attack.not_stored}" if attack.not_stored else stored
+        for line in (*card["verdict"]["words"], note, *(f"wrote {path}" for path in written)):
+            print(visible(line))
+
+    def _again(self) -> str:
+        """The command with the options that differ from their defaults."""
+        words = ["dcnet", "attack", self.run]
+        for option, value, default in (
+            ("--source", self.source, None),
+            ("--images", self.images, IMAGES),
+            ("--epsilon", self.epsilon, EPSILON),
+            ("--report", self.report, None),
+            ("--runs", self.runs, None),
+            ("--data-dir", self.data_dir, None),
+            ("--device", self.device, "auto"),
+            ("--workers", self.workers, None),
+        ):
+            words += [] if value == default else [option, str(value)]
+        return shlex.join([*words, *(["--quick"] if self.quick else []), *(["--json"] if self.json else [])])
+
+
+def _epsilon(text: str) -> float:
+    try:
+        epsilon = robustness.task.parse_epsilon(text)
+    except ValueError as error:
+        raise ValueError(f"--{error}") from None
+    if not 0 < epsilon <= 1:
+        raise ValueError(
+            f"--epsilon must be above 0 and at most 1, since pixels are in [0, 1], not {epsilon:g}: write 8/255 for 8 "
+            "steps of 255"
+        )
+    return epsilon
+
+
+def _pictures_beside(page: Path) -> list[Path]:
+    return [page.with_name(f"{page.stem}-{what}.png") for what in PICTURES]
+
+
+def _write(card: dict[str, Any], page: Path, command: str) -> list[Path]:
+    pictures, plots = _pictures_beside(page), report.robustness_report
+    for path, draw in zip(pictures, (plots.accuracy_plot, plots.loss_plot), strict=True):
+        report.drawing.save(draw(card), path)
+    write_atomically(page, plots.page(card, [path.name for path in pictures], command).encode())
+    return [page, *pictures]
+
+
+class Progress:
+    """Progress of a report card on stderr: a bar on a terminal, and a line for each measurement."""
+
+    def __init__(self, done: Mapping[str, Any]):
+        self.console, self.total = console(stderr=True), len(robustness.report_card.measurements)
+        self.known = sum("skipped" not in found for found in done.values())
+        columns = (
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=None),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+        )
+        hidden = not self.console.is_terminal
+        self.bar = progress.Progress(*columns, console=self.console, transient=True, disable=hidden)
+        self.task = self.bar.add_task("attack", total=self.total, completed=self.known)
+
+    def __enter__(self) -> Progress:
+        self.bar.start()
+        if self.known:
+            self._say(f"{self.known} of {self.total} measurements are in the record already")
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.bar.stop()
+
+    def begins(self, name: str) -> None:
+        self.bar.update(self.task, description=name.replace("_", " "))
+
+    def ends(self, name: str, found: Mapping[str, Any]) -> None:
+        self.bar.advance(self.task)
+        # A certificate has both; report its share of certified images.
+        share = found.get("certified", found.get("accuracy"))
+        result = "done" if share is None else f"{100 * share:.2f} %"
+        self._say(f"{name.replace('_', ' ')}: {found.get('skipped', result)} ({found['seconds']:.1f} s)")
+
+    def _say(self, text: str) -> None:
+        self.console.print(visible(text), soft_wrap=True, highlight=False, markup=False)

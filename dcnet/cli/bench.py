@@ -1,0 +1,302 @@
+"""Measure the cost of decoupling on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import tyro
+
+import dcnet
+from dcnet import bench
+from dcnet.cli.options import (
+    DeviceOption,
+    Number,
+    OptionalFile,
+    Specs,
+    arg,
+    check_above_zero,
+    check_at_least,
+    decoupled_operators,
+    known_networks,
+    output_file,
+    writable,
+)
+
+if TYPE_CHECKING:
+    from dcnet.bench.benchmark import Benchmark, Config
+
+BY_DEVICE = "by device"
+Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
+NumbersByDevice = Annotated[tuple[int, ...], arg("N ...", BY_DEVICE)]
+NumberByDevice = Annotated[int | None, arg("N", BY_DEVICE)]
+FactorByDevice = Annotated[float | None, arg("FACTOR", BY_DEVICE)]
+Dtype = Annotated[Literal["bfloat16", "float16", "float32"] | None, arg("{bfloat16,float16,float32}", BY_DEVICE)]
+DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(DeviceOption):
+    """Options of every benchmark."""
+
+    repeats: Number = 20
+    """Timed rounds; a round times everything once, in turns."""
+
+    warmup: Number = 3
+    """Warmup rounds, which do not count."""
+
+    threads: NumberByDevice = None
+    """Threads of torch: 2 on the cpu, torch's default on cuda."""
+
+    json: OptionalFile = None
+    """Write the measurements to this file."""
+
+    plot: OptionalFile = None
+    """Draw the measurements into this file, .png or .svg."""
+
+    def common(self, device: str, operators: Sequence[str] = ()) -> dict[str, Any]:
+        """The checked values that all configs share."""
+        check_at_least(2, "--repeats", self.repeats)
+        check_at_least(0, "--warmup", self.warmup)
+        check_at_least(1, "--threads", self.threads)
+        if self.plot is not None:
+            output_file("--plot", self.plot)
+        if self.json is not None:
+            writable(str(self.json))
+        return {
+            "device": device,
+            "operators": decoupled_operators(operators) if operators else [],
+            "threads": self.threads or bench.meter.default_threads(device),
+            "repeats": self.repeats,
+            "warmup": self.warmup,
+        }
+
+    def session(self, benchmark: Callable[[Any, Any], Benchmark], config: Config) -> Callable[[], int]:
+        made = benchmark(config, bench.meter.meter_of(config.device))
+        return bench.benchmark.Session(made, self.json, self.plot).run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers(BenchOptions):
+    """Time single layers against nn.Conv2d, forward and forward + backward.
+
+    Every operator is timed as the layer of this library and as the naive formulation, each eager and compiled, in turns
+    with nn.Conv2d. A layer whose output or gradients differ from those in float64 is reported and not timed, and the
+    exit code is 1.
+    """
+
+    operators: Specs = ("tanh-cos", "tanh(radius=8.0)-cos", "seg-sqcos", "sphere-cos", "linear-cos")
+    """Operators such as tanh-cos or "seg(slope=0.2)-sqcos+linear"."""
+
+    shapes: Annotated[tuple[str, ...], arg("SHAPE ...", BY_DEVICE)] = ()
+    """Inputs such as N32xC64x32: 32 images, 64 channels, 32x32 pixels; N8xC3x32x48xK5 for 32x48 pixels and 5x5 filters.
+    There are as many filters as channels."""
+
+    dtype: Dtype = None
+    """The dtype: float32 on the cpu, bfloat16 on cuda."""
+
+    variants: Annotated[
+        tuple[Literal["eager", "compiled", "naive", "naive-compiled"], ...],
+        tyro.conf.arg(metavar="{eager,compiled,naive,naive-compiled} ..."),
+    ] = ("eager", "compiled", "naive", "naive-compiled")
+    """What to time beside nn.Conv2d: the layer of this library or the naive formulation, eager or compiled. Compiling
+    takes a while."""
+
+    check_batch: Annotated[int | None, arg("N", "all")] = None
+    """Images of the batch to compare with float64; fewer are faster, but are compiled separately."""
+
+    def prepare(self) -> Callable[[], int]:
+        device = self.chosen_device()
+        check_at_least(1, "--check-batch", self.check_batch)
+        config = bench.layer_costs.LayerConfig(
+            **self.common(device, self.operators),
+            shapes=_once(str(bench.shapes.Shape.parse(text)) for text in self.shapes or SHAPES[device]),
+            variants=_once(self.variants),
+            dtype=self.dtype or DTYPES[device],
+            check_batch=self.check_batch,
+        )
+        return self.session(bench.layer_costs.LayerBenchmark, config)
+
+
+SHAPES = {
+    "cpu": ("N32xC64x32",),
+    "cuda": ("N512xC64x32", "N512xC96x32", "N512xC192x16", "N512xC384x8", "N256xC64x56", "N256xC256x14"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network(BenchOptions):
+    """Time training steps of a network, plain and decoupled.
+
+    A step is forward, cross entropy, backward and SGD with momentum, on random images. A network whose loss differs
+    from that in float64 is reported and not timed, and the exit code is 1.
+    """
+
+    model: Annotated[str, tyro.conf.arg(metavar="NAME")] = "resnet32"
+    """A network of dcnet.create_model, such as cnn9, resnet32 or timm:resnet18."""
+
+    operators: Specs = ("tanh-cos",)
+    """Operators such as tanh-cos or "seg(slope=0.2)-sqcos+linear"."""
+
+    batch: NumbersByDevice = ()
+    """Batch sizes: 32 on the cpu, 512 and 128 on cuda."""
+
+    mode: Annotated[tuple[Literal["eager", "graph", "compile"], ...], arg("{eager,graph,compile} ...", BY_DEVICE)] = ()
+    """How steps run: eager; graph replays the whole step as a CUDA graph; compile uses torch.compile, and a graph on
+    cuda."""
+
+    precision: Annotated[Literal["autocast", "pure", "float32"] | None, arg("{autocast,pure,float32}", BY_DEVICE)] = (
+        None
+    )
+    """The precision: float32, bfloat16 by autocast (on cuda), or pure bfloat16, including the filters."""
+
+    width: FactorByDevice = None
+    """Multiplier of the channels of all layers: 0.25 on the cpu, 1 on cuda."""
+
+    size: Number = 32
+    """Height and width of the images."""
+
+    def prepare(self) -> Callable[[], int]:
+        device = self.chosen_device()
+        cuda = device == "cuda"
+        config = bench.network_costs.NetworkConfig(
+            **self.common(device, self.operators),
+            model=known_networks([self.model])[0],
+            width=(1.0 if cuda else 0.25) if self.width is None else self.width,
+            size=self.size,
+            batches=_once(self.batch or ((512, 128) if cuda else (32,))),
+            modes=_once(self.mode or (("eager", "graph", "compile") if cuda else ("eager",))),
+            precision=self.precision or ("autocast" if cuda else "float32"),
+        )
+        check_above_zero("--width", config.width)
+        check_at_least(8, "--size", config.size)
+        check_at_least(2, "--batch", *config.batches)
+        if not cuda and "graph" in config.modes:
+            raise ValueError("--mode graph is a CUDA graph, which the cpu does not have: use eager or compile")
+        return self.session(bench.network_costs.NetworkBenchmark, config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inference(BenchOptions):
+    """Time networks in evaluation mode, as trained and folded.
+
+    All are compared with the plain network whose batch normalization is folded. A network whose logits differ from
+    those in float64 is reported and not timed, and the exit code is 1.
+    """
+
+    networks: Names = ("cnn9", "resnet32")
+    """Networks of dcnet.create_model, such as cnn9, resnet32 or timm:resnet18."""
+
+    operators: Specs = ("tanh-cos", "tanh(radius=8.0)-cos", "linear-cos")
+    """Operators such as tanh-cos or "seg(slope=0.2)-sqcos+linear"."""
+
+    batch: NumberByDevice = None
+    """The batch size: 32 on the cpu, 512 on cuda."""
+
+    dtype: Dtype = None
+    """The dtype: float32 on the cpu, bfloat16 on cuda."""
+
+    width: FactorByDevice = None
+    """Multiplier of the channels of all layers: 0.5 on the cpu, 1 on cuda."""
+
+    size: Number = 32
+    """Height and width of the images."""
+
+    compile: bool = False
+    """Time everything compiled, too."""
+
+    def prepare(self) -> Callable[[], int]:
+        device = self.chosen_device()
+        cuda = device == "cuda"
+        config = bench.network_costs.InferenceConfig(
+            **self.common(device, self.operators),
+            networks=known_networks(self.networks),
+            width=(1.0 if cuda else 0.5) if self.width is None else self.width,
+            batch=(512 if cuda else 32) if self.batch is None else self.batch,
+            size=self.size,
+            dtype=self.dtype or DTYPES[device],
+            compile=self.compile,
+        )
+        check_above_zero("--width", config.width)
+        check_at_least(8, "--size", config.size)
+        check_at_least(2, "--batch", config.batch)
+        return self.session(bench.network_costs.InferenceBenchmark, config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads(BenchOptions):
+    """Measure time and memory of heads with a margin, by the number of classes.
+
+    A step is forward, backward and SGD. MarginSoftmax is compared with nn.Linear and cross entropy, and with the part
+    of one process of ShardedMarginSoftmax, with all of its classes and with a sample of them. A head that does not fit
+    into memory is reported and skipped. A head whose loss differs from that in float64 is reported and not timed, and
+    the exit code is 1.
+    """
+
+    classes: NumbersByDevice = ()
+    """Numbers of classes: powers of ten from 1000, to 1,000,000 on the cpu and to 10,000,000 on cuda."""
+
+    batch: NumbersByDevice = ()
+    """Batch sizes: 128 on the cpu; 128, 512 and 1024 on cuda."""
+
+    features: Number = 512
+    """The number of features."""
+
+    heads: Annotated[
+        tuple[Literal["linear", "margin", "sharded", "sampled"], ...],
+        tyro.conf.arg(metavar="{linear,margin,sharded,sampled} ..."),
+    ] = ("linear", "margin", "sharded", "sampled")
+    """The heads to time."""
+
+    margin: Annotated[str, tyro.conf.arg(metavar="SPEC")] = "arcface"
+    """The margin of all heads but linear, such as arcface or "a-softmax(m=2)"."""
+
+    sample: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.1
+    """The share of the classes that the sampled head uses in a step."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """The dtype of weights and features; heads with a margin always compute in float32."""
+
+    seconds: Annotated[float | None, arg("S", BY_DEVICE)] = None
+    """Stop after this many seconds per head, but not before three rounds: 5 on the cpu, 0.5 on cuda."""
+
+    gpus: NumberByDevice = None
+    """Estimate a step on this many devices of this kind: 100 on cuda, no estimate on the cpu."""
+
+    link: Annotated[float, tyro.conf.arg(metavar="GB/S")] = 50.0
+    """For the estimate: the link bandwidth of each device, per direction, in GB/s."""
+
+    def prepare(self) -> Callable[[], int]:
+        device = self.chosen_device()
+        cuda = device == "cuda"
+        config = bench.head_costs.HeadConfig(
+            **self.common(device),
+            heads=_once(self.heads),
+            classes=sorted(set(self.classes or [10**power for power in range(3, 8 if cuda else 7)])),
+            batches=sorted(set(self.batch or ((128, 512, 1024) if cuda else (128,)))),
+            features=self.features,
+            dtype=self.dtype,
+            margin=str(dcnet.losses.as_margin(self.margin)),
+            sample=self.sample,
+            seconds=(0.5 if cuda else 5.0) if self.seconds is None else self.seconds,
+            gpus=(100 if cuda else None) if self.gpus is None else self.gpus,
+            link_gb_per_s=self.link,
+        )
+        check_at_least(2, "--classes", *config.classes)
+        check_at_least(1, "--batch", *config.batches)
+        check_at_least(1, "--features", config.features)
+        check_at_least(1, "--gpus", config.gpus)
+        check_above_zero("--link", config.link_gb_per_s)
+        check_above_zero("--seconds", config.seconds)
+        if not 0 < config.sample <= 1:
+            raise ValueError(f"--sample must be a share above 0 and at most 1, not {config.sample}")
+        return self.session(bench.head_costs.HeadBenchmark, config)
+
+
+def _once(items: Iterable[Item]) -> list[Item]:
+    return list(dict.fromkeys(items))
+
+
+COMMANDS = {"heads": Heads, "inference": Inference, "layers": Layers, "network": Network}

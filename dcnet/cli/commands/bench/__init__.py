@@ -1,1 +1,0 @@
-"""Measure what decoupling costs on this machine."""

@@ -1,1 +1,0 @@
-"""Show what there is: operators, margins, models, datasets, recipes, and runs."""

@@ -1,1 +1,0 @@
-"""Draw operators, margins, and what runs have done and learned."""

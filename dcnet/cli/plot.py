@@ -1,0 +1,295 @@
+"""Draw operators, margins, and the curves, features, filters and radii of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+import dcnet
+from dcnet import data, report, training
+from dcnet.cli.options import (
+    DataFolder,
+    OneRun,
+    OptionalFolder,
+    RunNames,
+    RunsOptions,
+    arg,
+    explain_record_errors,
+    load_run,
+    one_operator,
+    output_file,
+    writable,
+)
+from dcnet.files import write_atomically
+from dcnet.terminal import visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dcnet.report.features import Features
+    from dcnet.training import Record, Run
+
+AllSpecs = Annotated[tuple[str, ...], arg("SPEC ...", "all")]
+Picture = Annotated[Path, tyro.conf.arg(metavar="FILE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOption:
+    """The file for the picture of a run."""
+
+    out: Annotated[Path | None, arg("FILE", "in the folder of the run")] = None
+    """The picture, .png or .svg."""
+
+
+def _save(path: Path, draw: Callable[[], Figure]) -> Callable[[], int]:
+    """The work: draws into the file."""
+
+    def work() -> int:
+        report.drawing.save(draw(), path)
+        print(f"wrote {visible(path)}")
+        return 0
+
+    return work
+
+
+def _title(record: Record) -> str:
+    return ", ".join(str(record.config[name]) for name in ("dataset", "model", "operator"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operators:
+    """Draw operators: the output by the norm of the patch, and by its angle to the filter."""
+
+    operators: AllSpecs = ()
+    """Operators such as tanh-cos, "seg(slope=0.2)-sqcos+linear" or conv; without any, all magnitudes and angles."""
+
+    out: Picture = Path("operators.png")
+    """The picture, .png or .svg."""
+
+    def prepare(self) -> Callable[[], int]:
+        specs = list(dict.fromkeys(one_operator(spec) for spec in self.operators))
+        return _save(output_file("--out", self.out), lambda: report.operator_plots.operator_curves(specs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margins:
+    """Draw margins: the angle they require, their annealing, and the size of their gradients."""
+
+    margins: AllSpecs = ()
+    """Margins such as a-softmax or "arcface(m=0.3)", see `dcnet list margins`."""
+
+    m: Annotated[float, tyro.conf.arg(metavar="NUMBER")] = 4.0
+    """The multiple of the angle in the plot of annealing."""
+
+    out: Picture = Path("margins.png")
+    """The picture, .png or .svg."""
+
+    def prepare(self) -> Callable[[], int]:
+        dcnet.losses.ASoftmax(m=self.m)
+        specs = list(dict.fromkeys(str(dcnet.losses.as_margin(spec)) for spec in self.margins))
+        return _save(output_file("--out", self.out), lambda: report.operator_plots.margin_curves(specs, self.m))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves(RunsOptions):
+    """Draw test error, training loss and learning rate of runs by epoch.
+
+    Runs that differ only in the seed are one curve: their mean, in a band from the smallest to the largest value.
+    Dotted lines mark drops of the learning rate.
+    """
+
+    names: RunNames
+    """Runs: their folders, their names, or unique beginnings or ends of names."""
+
+    metric: Literal["error", "accuracy"] = "error"
+    """The metric on the test set."""
+
+    out: Annotated[Path | None, arg("FILE", "in the folder of the run, ./curves.png for several")] = None
+    """The picture, .png or .svg."""
+
+    def prepare(self) -> Callable[[], int]:
+        runs = self.find_runs(self.names)
+        # Before anything is written, since a record may be wrong.
+        figure = self._figure([_record_with_curves(run) for run in runs])
+        return _save(output_file("--out", self.out or _beside(runs, "curves.png")), lambda: figure)
+
+    def _figure(self, records: list[Record]) -> Figure:
+        try:
+            return report.curves.run_curves(records, self.metric)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ValueError(f"the curves cannot be drawn, since a record is damaged: {error!r}") from None
+
+
+def _record_with_curves(run: Run) -> Record:
+    record = run.record()
+    if not record.curves.step:
+        raise ValueError(f"the run {run.folder.name!r} has no curves: its status is {record.status!r}")
+    return record
+
+
+def _beside(runs: Sequence[Run | None], name: str) -> Path:
+    """In the folder of the only run, or in the current folder."""
+    return runs[0].folder / name if len(runs) == 1 and runs[0] is not None else Path(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filters(OutOption, OneRun):
+    """Draw the filters of the first layer of a run as images, each scaled by itself.
+
+    Filters of gray images are gray, those of color images are in color.
+    """
+
+    layer: Annotated[str | None, arg("NAME", "the first")] = None
+    """Another convolution, such as body.conv2.layer1.conv: a row for each filter, with its channels in gray."""
+
+    def prepare(self) -> Callable[[], int]:
+        run = self.found()
+        model, record = load_run(run)
+        name, filters = report.network_plots.convolution(model, self.layer)
+        path = output_file("--out", self.out or run.folder / "filters.png")
+        return _save(path, lambda: report.network_plots.filter_images(filters, f"{_title(record)}: {name}"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Radius(OutOption, OneRun):
+    """Draw the learned radius rho of each decoupled layer of a run, and its initial value.
+
+    A box shows the quartiles over the channels of a layer, starting with the first layer.
+    """
+
+    def prepare(self) -> Callable[[], int]:
+        run = self.found()
+        model, record = load_run(run)
+        radii = report.network_plots.learned_radii(model)
+        path = output_file("--out", self.out or run.folder / "radius.png")
+        return _save(path, lambda: report.network_plots.radius_boxes(radii, _title(record)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturePlot(RunsOptions):
+    """Draw the features of test images, and the directions of their classes.
+
+    The networks must have two features, or three, which are drawn on the sphere. For example:
+
+    dcnet train --recipe features --margin a-softmax
+
+    dcnet plot features mnist
+    """
+
+    names: RunNames
+    """Runs: their folders, their names, unique beginnings or ends of names, or .json files of --records."""
+
+    animate: bool = False
+    """Draw a GIF of the features during training, of runs with --feature-snapshots, which the recipe features has."""
+
+    records: OptionalFolder = None
+    """Also write the features of each run into this folder as .json."""
+
+    data_dir: DataFolder = None
+    """The folder of the datasets."""
+
+    out: Annotated[Path | None, arg("FILE", "in the folder of the run, ./features.png for several")] = None
+    """The picture, .png or .svg, or .gif with --animate."""
+
+    def prepare(self) -> Callable[[], int]:
+        if self.animate and self.records is not None:
+            raise ValueError("--animate uses the snapshots of a run and --records its network: give one of them")
+        return self._animation() if self.animate else self._picture()
+
+    def _picture(self) -> Callable[[], int]:
+        if not self.names:
+            raise ValueError("give one or more runs; `dcnet list runs` shows them")
+        found = [_drawn(name, self.root(), self.data_dir) for name in dict.fromkeys(self.names)]
+        records = {} if self.records is None else _records_for(found, self.records)
+        # Before anything is written, since the features may not be comparable.
+        figure = report.feature_plots.feature_plots([one.features for one in found])
+        draw = _save(
+            output_file("--out", self.out or _beside([one.run for one in found], "features.png")), lambda: figure
+        )
+
+        def work() -> int:
+            for path, record in records.items():
+                report.features.write_features(path, record)
+                print(f"wrote {visible(path)}")
+            return draw()
+
+        return work
+
+    def _animation(self) -> Callable[[], int]:
+        runs = self.find_runs(self.names)
+        frames = [_snapshots(run) for run in runs]
+        path = output_file("--out", self.out or _beside(runs, "features.gif"), (".gif",))
+
+        def work() -> int:
+            write_atomically(path, report.feature_plots.feature_animation(frames))
+            print(f"wrote {visible(path)}")
+            return 0
+
+        return work
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Features, with their run and its record unless they were read from a file."""
+
+    features: Features
+    run: Run | None = None
+    record: Record | None = None
+
+
+def _drawn(name: str, root: Path, data_dir: Path | None) -> _Drawn:
+    path = Path(name)
+    if path.suffix == ".json" and path.name != "record.json":
+        return _Drawn(report.features.read_features(path))
+    run = training.find_run(name, root)
+    model, record = load_run(run)
+    dataset = training.identity.load_run_data(record, data_dir)
+    training.identity.check_classes(dataset, record)
+    if isinstance(dataset, data.FolderDataset):
+        raise ValueError(f"{run.folder.name} was trained on a folder of images: only datasets in memory are drawn")
+    return _Drawn(report.features.features_of(model, record, dataset), run, record)
+
+
+def _records_for(found: Sequence[_Drawn], folder: Path) -> dict[Path, dict[str, Any]]:
+    """The records of the features of runs, by file."""
+    owners: dict[Path, Path] = {}
+    records = {}
+    for one in found:
+        if one.run is None or one.record is None:
+            raise ValueError(f"--records is for runs, and {one.features.title} was read from a record: omit --records")
+        run = one.run.folder.resolve()
+        path = folder / f"{run.name}.json"
+        if (other := owners.setdefault(path, run)) != run:
+            both = f"{str(other)!r} and {str(run)!r}"
+            raise ValueError(f"{both} would both be written to {str(path)!r}: draw them separately")
+        records[path] = report.features.record_of(one.features, one.record)
+    # Last, since it makes the folder.
+    for path in records:
+        writable(str(path))
+    return records
+
+
+def _snapshots(run: Run) -> list[Features]:
+    """The features of a run at its evaluations."""
+    if not run.features_file.exists():
+        status = run.record().status
+        raise ValueError(
+            f"the run {run.folder.name!r}, whose status is {status!r}, has no features to animate: train one with "
+            "--feature-snapshots 1000, which the recipe features has"
+        )
+    with explain_record_errors(run):
+        return report.features.frames_of(training.evaluation.read_history(run.features_file), run.record())
+
+
+COMMANDS = {
+    "curves": Curves,
+    "features": FeaturePlot,
+    "filters": Filters,
+    "margins": Margins,
+    "operators": Operators,
+    "radius": Radius,
+}

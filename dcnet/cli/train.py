@@ -1,0 +1,359 @@
+"""`dcnet train`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from dcnet import data, report, training
+from dcnet.cli.options import (
+    DataOptions,
+    Numbers,
+    OptionalFile,
+    RunsFolder,
+    Specs,
+    arg,
+    check_at_least,
+    check_new_runs_folder,
+    explain_record_errors,
+    output_file,
+)
+
+if TYPE_CHECKING:
+    from dcnet.training import Execution, Run, RunConfig
+    from dcnet.training.identity import Data
+    from dcnet.training.session import Session
+
+AUGMENTATION = ("pad", "flip", "cutout")
+
+
+def by_recipe(metavar: str) -> Any:
+    """How the help shows an option whose default is the value of the recipe."""
+    return arg(metavar, "by recipe")
+
+
+Whole = Annotated[int | None, by_recipe("N")]
+Decimal = Annotated[float | None, by_recipe("NUMBER")]
+Name = Annotated[str | None, by_recipe("NAME")]
+Spec = Annotated[str | None, by_recipe("SPEC")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """The network and the data."""
+
+    dataset: Name = None
+    """One of `dcnet list datasets`."""
+
+    train_images: Whole = None
+    """Use this many training images, each class in proportion."""
+
+    model: Name = None
+    """One of `dcnet list models`, or timm:<name>."""
+
+    width: Annotated[float | None, by_recipe("FACTOR")] = None
+    """Multiplies the channels of all layers."""
+
+    norm: Annotated[Literal["batch", "none"] | None, by_recipe("{batch,none}")] = None
+    """The normalization after each layer."""
+
+    activation: Annotated[Literal["relu", "prelu", "none"] | None, by_recipe("{relu,prelu,none}")] = None
+    """The activation after each layer."""
+
+    classifier: Annotated[Literal["linear", "normalized"] | None, by_recipe("{linear,normalized}")] = None
+    """The last layer; normalized is the weight-normalized softmax."""
+
+    margin: Spec = None
+    """Use a head with this margin, such as a-softmax or "arcface(m=0.3)"; see `dcnet list margins`."""
+
+    margin_scale: Annotated[str | None, by_recipe("NUMBER")] = None
+    """The scale of that head: a number, norm or learned."""
+
+    annealing: Annotated[Literal["auto", "none"] | None, by_recipe("{auto,none}")] = None
+    """The annealing of that margin: auto depends on the angles, none applies the full margin from the start."""
+
+    features: Whole = None
+    """The number of features for that head; 2 can be drawn."""
+
+    feature_snapshots: Whole = None
+    """Store 2 or 3 features of this many test images at each evaluation, for `dcnet plot features --animate`."""
+
+    norm_momentum: Decimal = None
+    """The weight of the newest batch in the statistics of batch normalization."""
+
+    image_size: Whole = None
+    """The side of the crops from a folder of images, and of the input of a vision transformer of timm."""
+
+    pretrained: Annotated[str | None, by_recipe("RUN")] = None
+    """Start from the weights of this run, or of a file in its folder, such as a checkpoint."""
+
+    weights: Annotated[str | None, by_recipe("FILE")] = None
+    """Start a network of timm from this file in timm's naming, .safetensors or .pth; timm for the weights of timm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions:
+    """The training."""
+
+    steps: Whole = None
+    """Optimizer steps."""
+
+    epochs: Whole = None
+    """Passes over the training images, instead of --steps."""
+
+    batch_size: Whole = None
+    """Images per step, over all processes."""
+
+    optimizer: Annotated[Literal["adam", "adamw", "sgd"] | None, by_recipe("{adam,adamw,sgd}")] = None
+    """The optimizer."""
+
+    lr: Decimal = None
+    """The initial learning rate."""
+
+    momentum: Decimal = None
+    """The momentum of sgd."""
+
+    weight_decay: Decimal = None
+    """L2 decay of all parameters except unweighted decoupled filters and learned constants of operators."""
+
+    schedule: Annotated[
+        Literal["step", "plateau", "cosine", "constant"] | None, by_recipe("{step,plateau,cosine,constant}")
+    ] = None
+    """The schedule of the learning rate; step multiplies it by 0.1 after one half and three quarters of the steps."""
+
+    label_smoothing: Decimal = None
+    """The share of the label that is spread over all classes; not for margin sphereface2."""
+
+    pad: Whole = None
+    """Pad every side by this many pixels and crop at random."""
+
+    flip: Annotated[bool | None, by_recipe("{True,False}")] = None
+    """Flip images horizontally at random."""
+
+    cutout: Whole = None
+    """The side of a gray square at a random place of each image."""
+
+    adversary: Spec = None
+    """Adversarial training: fgsm, "pgd(epsilon=8/255,steps=7)" or "trades(beta=6)"."""
+
+    projection_every: Whole = None
+    """Steps between weight projections, 0 for none."""
+
+    weighted_gradients: Annotated[Literal["none", "gradient", "update"] | None, by_recipe("{none,gradient,update}")] = (
+        None
+    )
+    """Multiply the gradients, or the updates, of filters by their norms."""
+
+    orthonormal: Decimal = None
+    """The coefficient of the orthonormal constraint in the loss."""
+
+    precision: Annotated[Literal["float32", "bfloat16"] | None, by_recipe("{float32,bfloat16}")] = None
+    """The precision of the computation; weights stay in float32."""
+
+    evaluate_every: Whole = None
+    """Steps between evaluations on the test set, instead of one per epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions(DataOptions):
+    """Where and how to compute; the results do not depend on it, except for rounding."""
+
+    runs: RunsFolder = None
+    """The folder with the folders of runs."""
+
+    skip_bad_images: bool = False
+    """Leave out images of a folder that cannot be read; they are named, and noted in the record."""
+
+    compile: bool = False
+    """Use torch.compile, which takes minutes and is worth it for long runs on a GPU."""
+
+    no_graph: bool = False
+    """Do not replay steps as a CUDA graph."""
+
+    checkpoint_every: Annotated[int | None, arg("N", "one checkpoint a minute")] = None
+    """Steps between checkpoints."""
+
+    tracker: Annotated[str | None, arg("NAME")] = None
+    """A tracker of accelerate, such as tensorboard or wandb."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Train networks and compare them.
+
+    Without options a small decoupled network learns to read digits, in seconds. Each run has a folder with its record,
+    its curves and its weights; a finished run is not trained again. Ctrl-C stops after the step, and the same command,
+    or --resume, continues to the same weights, to the last bit on the same CPU.
+
+    Examples:
+
+    dcnet train --operators conv tanh-cos --seeds 0 1 2
+
+    dcnet train --recipe paper-cifar --operators conv tanh-cos seg-cos --compile
+
+    dcnet train --recipe paper-cifar --dataset cifar10 --model cnn9 --operators seg-sqcos --activation none
+    """
+
+    recipe: Annotated[str, tyro.conf.arg(metavar="NAME")] = "digits"
+    """The recipe, which has all values that are not given; see `dcnet list recipes`."""
+
+    operators: Specs = ("tanh-cos",)
+    """One network for each: conv for a plain one, tanh-cos, "seg(slope=0.2)-sqcos+linear", ..."""
+
+    seeds: Numbers = (0,)
+    """One run of each network for each seed."""
+
+    resume: Annotated[str | None, arg("RUN")] = None
+    """Resume this run with its saved config; other training options are ignored."""
+
+    again: bool = False
+    """Train finished runs again."""
+
+    plot: OptionalFile = None
+    """Draw the curves of all runs into this file, .png or .svg."""
+
+    json: bool = False
+    """Print the results as JSON, and everything else to stderr."""
+
+    network: tyro.conf.OmitArgPrefixes[NetworkOptions] = field(default_factory=NetworkOptions)
+    training: tyro.conf.OmitArgPrefixes[RecipeOptions] = field(default_factory=RecipeOptions)
+    machine: tyro.conf.OmitArgPrefixes[MachineOptions] = field(default_factory=MachineOptions)
+
+    def prepare(self) -> Callable[[], int]:
+        datasets: dict[str, Data] = {}
+        work = self._work(datasets)
+        if self.plot is not None:
+            output_file("--plot", self.plot)
+        skip = self.machine.skip_bad_images
+        session = training.session.Session(work, self._execution(), self.again, self.json, datasets, skip)
+        return lambda: self._draw(session, session.run())
+
+    def _draw(self, session: Session, code: int) -> int:
+        """Draws the finished runs, in the first of several processes."""
+        if self.plot is not None and session.finished and session.is_first:
+            report.drawing.save(report.curves.run_curves(session.finished), self.plot)
+            session.print_line(f"wrote {self.plot}")
+        return code
+
+    def _work(self, datasets: dict[str, Data]) -> list[tuple[RunConfig, Run]]:
+        """The configs and their runs; adds datasets that had to be loaded."""
+        if self.resume is not None:
+            if self.again:
+                raise ValueError("--resume continues a run and --again starts over: give one of them")
+            return [_resumed(self.resume, self.machine.runs)]
+        check_new_runs_folder(self.machine.runs)
+        return [self._with_run(config, datasets) for config in self._configs()]
+
+    def _with_run(self, config: RunConfig, datasets: dict[str, Data]) -> tuple[RunConfig, Run]:
+        name = config.dataset
+        if not training.identity.from_folder(name):
+            return config, training.Run.of(config, self.machine.runs)
+        if name not in datasets:
+            datasets[name] = data.load_dataset(name, self.machine.data_dir)
+        return _with_data(config, datasets[name], self.machine.runs)
+
+    def _configs(self) -> list[RunConfig]:
+        """The configs, each once, even if an operator is given in several spellings."""
+        for option, values in {"--operators": self.operators, "--seeds": self.seeds}.items():
+            if not values:
+                # Such as from an empty shell variable.
+                raise ValueError(f"{option} is empty, so there is nothing to train: give one or more")
+        changes = self._changes()
+        pairs = [(seed, operator) for seed in self.seeds for operator in self.operators]
+        try:
+            configs = [training.recipe(self.recipe, **changes, operator=spec, seed=seed) for seed, spec in pairs]
+        except ImportError as error:
+            raise ValueError(str(error)) from None
+        return list(dict.fromkeys(configs))
+
+    def _changes(self) -> dict[str, Any]:
+        """The values that differ from the recipe."""
+        changes = _given(self.network) | _given(self.training)
+        if "steps" in changes and "epochs" in changes:
+            steps, epochs = changes["steps"], changes["epochs"]
+            raise ValueError(f"--steps {steps} and --epochs {epochs} exclude each other: give one of them")
+        if "pretrained" in changes:
+            changes["pretrained"] = _pretrained(changes["pretrained"], self.machine.runs)
+        if "weights" in changes:
+            _check_weights(changes["weights"])
+        drawn = {name: changes.pop(name) for name in AUGMENTATION if name in changes}
+        if drawn:
+            changes["augmentation"] = dataclasses.replace(training.recipe(self.recipe).augmentation, **drawn)
+        if "margin_scale" in changes:
+            changes["margin_scale"] = _number_or_text(changes["margin_scale"])
+        if "schedule" in changes:
+            changes["schedule"] = training.schedules.SCHEDULES[changes["schedule"]]()
+        return changes
+
+    def _execution(self) -> Execution:
+        options = self.machine
+        check_at_least(1, "--checkpoint-every", options.checkpoint_every)
+        return training.Execution(
+            device=options.chosen_device(),
+            compile=options.compile,
+            graph=False if options.no_graph else None,
+            data_dir=options.data_dir,
+            workers=options.chosen_workers(),
+            checkpoint_every=options.checkpoint_every,
+            tracker=options.tracker,
+        )
+
+
+def _given(options: Any) -> dict[str, Any]:
+    """The options that were given, by name."""
+    values = {declared.name: getattr(options, declared.name) for declared in fields(options)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _check_weights(weights: str) -> None:
+    if weights != training.config.OWN_WEIGHTS and not Path(weights).is_file():
+        raise ValueError(f"--weights must be a file in timm's naming, or timm; there is no file {weights!r}")
+
+
+def _number_or_text(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _resumed(name: str, root: Path | None) -> tuple[RunConfig, Run]:
+    """The saved config of a run, and the run."""
+    run = training.find_run(name, root)
+    record = run.record()
+    if record.status == training.conversion.STATUS:
+        raise ValueError(
+            f"the run {name!r} was converted and never trained, so it cannot be resumed: give it to --pretrained"
+        )
+    training.identity.check_buildable(record, run.folder.name)
+    with explain_record_errors(run):
+        return record.run_config(), run
+
+
+def _with_data(config: RunConfig, dataset: Data, root: Path | None) -> tuple[RunConfig, Run]:
+    """The config with the fingerprint of a user's folder, and its run.
+
+    A run from before configs had fingerprints is used if its record describes the same images.
+    """
+    identity = training.identity
+    own, older = identity.with_data(config, dataset), training.Run.of(config, root)
+    run = training.Run.of(own, root)
+    if not run.exists and older.exists and identity.same_data(older.record().data, identity.describe_data(dataset)):
+        return config, older
+    return own, run
+
+
+def _pretrained(name: str, root: Path | None) -> str:
+    """The folder of a run by its name, or the given path."""
+    if not name:
+        # Such as from an empty shell variable, which would train from scratch.
+        raise ValueError("--pretrained is '': give a finished run, or a file of weights of one")
+    names = [run.folder.name for run in training.all_runs(root)]
+    if Path(name).exists() or not any(known.startswith(name) or known.endswith(name) for known in names):
+        return name
+    return str(training.find_run(name, root).folder)

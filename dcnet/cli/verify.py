@@ -1,0 +1,266 @@
+"""`dcnet verify`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.progress import track
+
+from dcnet import report, training, verification
+from dcnet.cli.options import (
+    DeviceOption,
+    JsonOption,
+    OneRun,
+    OptionalFile,
+    arg,
+    load_run,
+    output_file,
+    report_bad_input,
+    writable,
+)
+from dcnet.terminal import console, print_json, visible
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dcnet.table import Table
+    from dcnet.training import Run
+    from dcnet.training.image_input import ImageInput
+    from dcnet.verification import Calibration
+    from dcnet.verification.measures import Folds
+    from dcnet.verification.verify_run import PairList, RunVerifier, Stored
+
+BATCH = 64
+FAR, FRR = 1e-3, 1e-2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions:
+    """A list of pairs, and where its images are."""
+
+    pairs: OptionalFile = None
+    """A list of pairs: on each line two paths, and 1 or same, or 0 or different."""
+
+    images: Annotated[Path | None, arg("FOLDER", "that of the list")] = None
+    """The folder of the paths in --pairs."""
+
+    lfw: Annotated[
+        Path | None, tyro.conf.arg(metavar="FOLDER", aliases=["--data-dir"], help_behavior_hint="(optional)")
+    ] = None
+    """Use pairs of LFW: a folder with Person/Person_0001.jpg, or one with such a folder, called lfw-deepfunneled,
+    lfw_funneled or lfw, with the lists in it or beside it."""
+
+    lfw_list: Annotated[str | None, arg("NAME", "pairs")] = None
+    """The list of LFW: pairs, pairsDevTrain or pairsDevTest."""
+
+    unseen: bool = False
+    """Leave out pairs with an image in a folder that has the name of a class of the run."""
+
+    def check_pairs(self) -> None:
+        """Raises ValueError for options that exclude or need each other."""
+        if self.pairs is not None and self.lfw is not None:
+            raise ValueError("--pairs and --lfw exclude each other: give one of them")
+        for option, value, other, wanted in (
+            ("--images", self.images, "--pairs", self.pairs),
+            ("--lfw-list", self.lfw_list, "--lfw", self.lfw),
+        ):
+            if value is not None and wanted is None:
+                raise ValueError(f"{option} needs {other}")
+        if self.images is not None and not self.images.is_dir():
+            raise ValueError(f"--images must be a folder with the images, not {str(self.images)!r}")
+
+    @property
+    def listed(self) -> bool:
+        return self.pairs is not None or self.lfw is not None
+
+    def read(self, classes: Sequence[str]) -> PairList:
+        """The pairs, of both kinds, with a note if they show classes of the training set."""
+        files = (self.pairs, self.images, self.lfw, self.lfw_list)
+        return verification.verify_run.read_pair_list(classes, *files, self.unseen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(JsonOption, DeviceOption, PairOptions, OneRun):
+    """Decide whether two images show the same class or person, whether or not the network was trained on it.
+
+    dcnet verify RUN --calibrate --pairs FILE sets the thresholds of a run by labeled pairs; after that, dcnet verify
+    RUN a.jpg b.jpg prints the same, different, or too close to call. With pairs and without --calibrate it reports the
+    quality on these pairs: accuracy over folds, AUC, EER, TAR@FAR, and a plot of the ROC curve; also recall@k and mAP
+    if each class has its own folder of images.
+
+    Images are compared by the cosine of the features before the last layer, averaged with those of the mirror image.
+    """
+
+    files: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[IMAGE IMAGE]", help_behavior_hint="")
+    ]
+    """Two files such as .png or .jpg."""
+
+    calibrate: bool = False
+    """Set the thresholds of the run by the pairs, and store them beside its record."""
+
+    far: Annotated[float | None, arg("RATE", str(FAR))] = None
+    """For --calibrate: the share of different pairs that may be accepted as the same."""
+
+    frr: Annotated[float | None, arg("RATE", str(FRR))] = None
+    """For --calibrate: the share of same pairs that may be rejected as different."""
+
+    no_flip: bool = False
+    """For pairs: do not use mirror images, for example for digits; stored with the calibration."""
+
+    out: Annotated[Path | None, arg("FILE", "in the folder of the run")] = None
+    """The plot of the ROC curve, .png or .svg."""
+
+    def prepare(self) -> Callable[[], int]:
+        self._check()
+        verifier = _verifier(self.found(), self.chosen_device())
+        if self.files:
+            calibration = verifier.calibration()
+            find = self._printing(lambda: _compare(verifier, self.files, calibration))
+        else:
+            find = self._printing(self._with_pairs(verifier, self.read(verifier.record.data.classes)))
+        return report_bad_input(find)
+
+    def _printing(self, find: Callable[[], Output]) -> Callable[[], int]:
+        def work() -> int:
+            find().print(self.json)
+            return 0
+
+        return work
+
+    def _with_pairs(self, verifier: RunVerifier, listed: PairList) -> Callable[[], Output]:
+        flip = not self.no_flip
+        if self.calibrate:
+            writable(str(verifier.calibration_file))
+            far, frr = FAR if self.far is None else self.far, FRR if self.frr is None else self.frr
+            return lambda: _calibrate(verifier, listed, far, frr, flip)
+        # First, since there may be too few pairs, and `output_file` creates the folder of the picture.
+        folds = verification.measures.Folds.of(listed.pairs)
+        picture = output_file("--out", self.out or verifier.run.folder / "roc.png")
+        return lambda: _report(verifier, listed, folds, picture, flip)
+
+    def _check(self) -> None:
+        """Raises ValueError for options that exclude or need each other."""
+        self.check_pairs()
+        self._check_kind()
+        for option, given, other, wanted in (
+            ("--far", self.far is not None, "--calibrate", self.calibrate),
+            ("--frr", self.frr is not None, "--calibrate", self.calibrate),
+            ("--unseen", self.unseen, "--pairs or --lfw", self.listed),
+            ("--no-flip", self.no_flip, "--pairs or --lfw", self.listed),
+            ("--out", self.out is not None, "a report on --pairs or --lfw", self.listed and not self.calibrate),
+        ):
+            if given and not wanted:
+                raise ValueError(f"{option} is only for {other}")
+        for option, rate in (("--far", self.far), ("--frr", self.frr)):
+            if rate is not None:
+                verification.check_rate(option, rate)
+
+    def _check_kind(self) -> None:
+        if self.calibrate and not self.listed:
+            raise ValueError("--calibrate needs labeled pairs: give --pairs FILE or --lfw FOLDER")
+        if bool(self.files) == self.listed:
+            given = "both" if self.listed else "nothing"
+            raise ValueError(f"give two images, or a list of pairs by --pairs or --lfw, not {given}")
+        if self.files and len(self.files) != 2:
+            raise ValueError(f"give two images to compare, not {len(self.files)}; for more, give a list by --pairs")
+
+
+@dataclass(frozen=True)
+class Output:
+    """All values for JSON; a sentence, a table and lines for people."""
+
+    values: dict[str, Any]
+    head: str
+    table: Table
+    lines: Sequence[str]
+
+    def print(self, as_json: bool) -> None:
+        if as_json:
+            print_json(self.values)
+            return
+        print(visible(self.head))
+        console().print(self.table)
+        for line in self.lines:
+            print(visible(line))
+
+
+def _verifier(run: Run, device: str) -> RunVerifier:
+    model, record = load_run(run)
+    reader = training.image_input.ImageInput.of(record)
+    return verification.verify_run.RunVerifier(run, model, record, device, lambda paths: _batches(paths, reader))
+
+
+def _batches(paths: Sequence[Path], reader: ImageInput) -> Iterator[Tensor]:
+    """The images as the network takes them, with a progress bar on stderr."""
+    errors = console(stderr=True)
+    parts = [paths[start : start + BATCH] for start in range(0, len(paths), BATCH)]
+    hidden = not errors.is_terminal or len(parts) == 1
+    for part in track(parts, "reading images", console=errors, transient=True, disable=hidden):
+        yield reader.read(part)
+
+
+def _compare(verifier: RunVerifier, files: Sequence[Path], calibration: Calibration) -> Output:
+    verdict = verifier.compare(files, calibration)
+    values = {
+        "run": verifier.name,
+        "images": [str(file) for file in files],
+        "verdict": verdict.words,
+        "same": verdict.same,
+        "score": verdict.score,
+        "thresholds": calibration.decision.thresholds(),
+        "calibration": calibration.to_json(),
+    }
+    table = report.verification_report.thresholds(calibration.decision)
+    return Output(values, f"{verdict.words}: the cosine is {verdict.score:.3f}", table, _lines(calibration))
+
+
+def _calibrate(verifier: RunVerifier, listed: PairList, far: float, frr: float, flip: bool) -> Output:
+    calibration, path = verifier.calibrate(listed, far, frr, flip), verifier.calibration_file
+    about = {"run": verifier.name, "file": str(path), "thresholds": calibration.decision.thresholds()}
+    table = report.verification_report.thresholds(calibration.decision)
+    lines = [*_lines(calibration), f"wrote {path}"]
+    return Output(about | calibration.to_json(), f"{verifier.name}: {listed}", table, lines)
+
+
+def _report(verifier: RunVerifier, listed: PairList, folds: Folds, path: Path, flip: bool) -> Output:
+    found = verifier.report(listed, folds, flip)
+    title = _title(verifier.record.config, listed)
+    plot = report.verification_report.roc_plot(title, found.curve, found.scores, listed.pairs.same, found.values)
+    report.drawing.save(plot, path)
+    stored = verifier.store(found.values)
+    lines = [*_notes(found.notes), _stored_line(verifier, stored), f"wrote {path}"]
+    replaced = {} if stored.replaced is None else {"replaced": stored.replaced}
+    values = found.values | {"plot": str(path)} | replaced
+    return Output(values, f"{verifier.name}: {listed}", report.verification_report.measures(found.values), lines)
+
+
+def _stored_line(verifier: RunVerifier, stored: Stored) -> str:
+    if stored.error:
+        return f"note: the report is not stored in the record: {stored.error}"
+    line, before = f"stored in {verifier.run.record_file} as {stored.name!r}", stored.replaced
+    if before is None:
+        return line
+    other = f"{before.get('pairs')} other pairs, of {before.get('list_file', before.get('list'))}"
+    return f"{line}, in place of a report on {other}"
+
+
+def _lines(calibration: Calibration) -> list[str]:
+    source = report.verification_report.source(calibration)
+    return [source, *_notes([*calibration.data.get("notes", []), *calibration.decision.notes])]
+
+
+def _notes(notes: Sequence[str]) -> list[str]:
+    return [f"note: {note}" for note in notes]
+
+
+def _title(config: dict[str, Any], listed: PairList) -> str:
+    """The title of the plot, in lines that fit it."""
+    network = [str(config[name]) for name in ("dataset", "model", "operator", "margin") if config.get(name)]
+    source = f"pairs: {Path(listed.about['list']).name}"
+    return "\n".join(textwrap.fill(line, 100) for line in (", ".join(network), source))

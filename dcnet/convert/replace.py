@@ -1,0 +1,161 @@
+"""Converts the layers of a network to decoupled ones, and back.
+
+A layer stays the same object with the same parameters: only its class changes, as it does when torch's lazy layers are
+initialized. So optimizers, tied weights, hooks, device, dtype, memory format and training flag are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeVar, cast
+
+from torch import nn
+
+from dcnet.convert.blend import drop_blend_
+from dcnet.convert.calibrate import calibratable, calibrate_
+from dcnet.convert.selection import ALREADY, TWINS, Choice, Conversion, Patterns, plain_class, plan
+from dcnet.layers import Decoupled, check_settings
+from dcnet.operator import PLAIN, Operator, as_operator, is_plain
+from dcnet.tracing import unmark_
+
+Model = TypeVar("Model", bound=nn.Module)
+Report = Callable[[Conversion], object]
+
+
+def decouple(
+    model: Model,
+    operator: Operator | str,
+    *,
+    include: Patterns = None,
+    exclude: Patterns = None,
+    where: Callable[[str, nn.Module], bool] | None = None,
+    linear: bool = False,
+    first: bool = True,
+    last: bool = True,
+    shortcuts: bool = True,
+    depthwise: bool = True,
+    also: Sequence[type[nn.Module]] = (),
+    start: Literal["as-is", "calibrated"] = "as-is",
+    data: Iterable[Any] | None = None,
+    blend: float | None = None,
+    eps: float = 1e-4,
+    inplace: bool = False,
+    report: Report | None = None,
+) -> Model:
+    """The network with f(w, x) = h(||w||, ||x||) * g(theta) in its layers, and with its weights.
+
+    Layers are the same objects with the same parameters, in place or in a deep copy. The parameters of the operator are
+    new: add them to an existing optimizer, and wrap the model, as with DDP, afterwards. Layers that cannot be decoupled
+    stay and are named in the report, which `dcnet.convert.plan` gives without changing anything. Layers that have the
+    operator already stay as they are, with their own eps and blend.
+
+    Args:
+        model: any module, also a single layer.
+        operator: an Operator, its spec, or "conv", which converts the selected layers to torch's own.
+        include: selects layers, as do the other arguments up to `also`; see `dcnet.convert.Choice`.
+        start: "as-is" keeps the weights and nothing else (Section 4.3). "calibrated" also sets the radius and the scale
+            of each layer, learned per channel, so that every channel has the same norm as in the plain network.
+        data: a few batches for calibration: inputs, or tuples that start with one.
+        blend: the initial t of (1 - t) * plain + t * decoupled; see `BlendSchedule`.
+        eps: added under the square root of both norms.
+        inplace: convert the model itself instead of a copy.
+        report: called with the `Conversion`, as in `report=print`.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, not {model!r}")
+    if report is not None and not callable(report):
+        raise TypeError(f"report must be a function of the conversion, such as print, not {report!r}")
+    check_settings(eps, blend)
+    target = _target(operator, start, data)
+    choice = Choice(include, exclude, where, linear, first, last, shortcuts, depthwise, also)
+    conversion = plan(model, target, choice)
+    if not is_plain(target):
+        _check_some_change(model, conversion)
+    model = model if inplace else copy.deepcopy(model)
+    layers = {name: model.get_submodule(name) for name in conversion.changed}
+    with _restored_on_error(layers.values()):
+        for layer in layers.values():
+            change_(layer, target, eps, blend)
+        if start == "calibrated" and data is not None:
+            conversion = _calibrated(model, layers, data, conversion)
+    if report is not None:
+        report(conversion)
+    return model
+
+
+def recouple(model: Model, *, inplace: bool = False, report: Report | None = None) -> Model:
+    """The network with torch's own layers in place of all decoupled ones, and with its weights."""
+    return decouple(model, PLAIN, linear=True, inplace=inplace, report=report)
+
+
+def change_(layer: nn.Module, operator: Operator | str, eps: float, blend: float | None) -> None:
+    """Gives a layer the operator, or makes it torch's own for "conv"; keeps weight and bias."""
+    plain = plain_class(layer)
+    if isinstance(layer, Decoupled):
+        _drop_state_(layer)
+    if is_plain(operator):
+        vars(layer).pop("sync", None)  # Set by dcnet.sync_norms.
+        unmark_(layer)
+        layer.__class__ = plain
+        return
+    layer.__class__ = TWINS[plain]
+    cast(Decoupled, layer).set_operator(as_operator(operator), eps, blend)
+
+
+def _drop_state_(layer: Decoupled) -> None:
+    drop_blend_(layer)
+    for name in ("mean_norm", "num_batches_tracked"):
+        layer._buffers.pop(name, None)
+    for name in layer.operator.learned:
+        delattr(layer, name)
+    del layer.operator, layer.eps, layer.initial_blend
+
+
+def _target(operator: Operator | str, start: str, data: Iterable[Any] | None) -> Operator | str:
+    if start not in ("as-is", "calibrated"):
+        raise ValueError(f"start must be 'as-is' or 'calibrated', not {start!r}")
+    if start == "calibrated" and data is None:
+        raise ValueError("start='calibrated' requires data, a few batches of inputs, not None")
+    if start == "as-is" and data is not None:
+        raise ValueError("start='as-is' does not use data: give start='calibrated'")
+    if is_plain(operator):
+        return operator
+    return calibratable(as_operator(operator)) if start == "calibrated" else as_operator(operator)
+
+
+def _check_some_change(model: nn.Module, conversion: Conversion) -> None:
+    reasons = dict.fromkeys(conversion.left.values())
+    if conversion.changed or ALREADY in reasons:
+        return
+    why = "; ".join(reasons) or "it has no convolution and no linear layer"
+    raise ValueError(f"no layer of {type(model).__name__} is decoupled: {why}")
+
+
+def _calibrated(
+    model: nn.Module, layers: dict[str, nn.Module], data: Iterable[Any], conversion: Conversion
+) -> Conversion:
+    decoupled = {name: layer for name, layer in layers.items() if isinstance(layer, Decoupled)}
+    missed = calibrate_(model, decoupled, data) if decoupled else []
+    notes = {name: "not reached by the data" if name in missed else "calibrated" for name in decoupled}
+    rows = (dataclasses.replace(row, note=notes.get(row.layer, row.note)) for row in conversion.rows)
+    return Conversion(tuple(rows))
+
+
+@contextlib.contextmanager
+def _restored_on_error(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Restores class and state of the layers if calibration fails."""
+    before = [(layer, type(layer), _shallow_state(layer)) for layer in layers]
+    try:
+        yield
+    except BaseException:
+        for layer, kind, state in before:
+            layer.__class__ = kind
+            layer.__dict__ = state
+        raise
+
+
+def _shallow_state(layer: nn.Module) -> dict[str, Any]:
+    return {**vars(layer), "_parameters": copy.copy(layer._parameters), "_buffers": copy.copy(layer._buffers)}

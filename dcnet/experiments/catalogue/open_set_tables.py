@@ -1,0 +1,103 @@
+"""Verification of unseen people (LFW) and unseen classes (CIFAR-100), by loss: the claim of SphereFace."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from dcnet.experiments.experiment import Cell, Experiment, register
+from dcnet.experiments.tasks import register as register_evaluation
+from dcnet.training import Record, recipe
+from dcnet.verification import evaluate_faces, evaluate_open_set
+
+# With scales for few images of many people: with larger ones features collapse.
+MARGINS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "m-softmax": {},
+    "a-softmax": {},
+    "am-softmax": {"margin_scale": 16.0},
+    "arcface": {"margin_scale": 16.0, "annealing": "auto"},
+    "sphereface-r": {"margin_scale": 16.0},
+}
+# A running mean norm for short runs.
+TANH = "tanh(radius=Radius(decay=0.99))-cos"
+# Losses that decoupled networks are trained with as well.
+DECOUPLED = ("softmax", "a-softmax")
+NETWORKS = [("conv", margin) for margin in MARGINS] + [("tanh-cos", margin) for margin in DECOUPLED]
+# Paths of the measures in the evaluation "faces".
+FACES_COLUMNS: dict[str, tuple[str | int, ...]] = {
+    "accuracy": ("development", "accuracy", "mean"),
+    "AUC": ("development", "auc"),
+    "TAR at FAR 1 %": ("development_all", "tar_at_far", 1, "tar"),
+    "TAR at FAR 0.1 %": ("development_all", "tar_at_far", 2, "tar"),
+    "ten folds, balanced": ("unseen", "balanced_accuracy", "mean"),
+    "ten folds, AUC": ("unseen", "auc"),
+}
+
+
+@register_evaluation("faces")
+def faces_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | None) -> dict[str, Any]:
+    """Verification of people who are not in the training set."""
+    return evaluate_faces(model, data_dir, next(model.parameters()).device)
+
+
+@register
+def faces() -> Experiment:
+    """SphereFace-20 on LFW's development split, people disjoint."""
+    cells = [
+        Cell(
+            row=f"{margin}, {operator}",
+            column=column,
+            config=recipe(
+                "faces", margin=margin, operator=TANH if operator == "tanh-cos" else operator, **MARGINS[margin]
+            ),
+            metric=("evaluations", "faces", *path),
+            factor=100.0,
+            evaluation="faces",
+        )
+        for operator, margin in NETWORKS
+        for column, path in FACES_COLUMNS.items()
+    ]
+    title = "Faces: SphereFace-20 trained on 1,184 people of LFW, tested with others, in %"
+    notes = (
+        "accuracy and AUC: the 1,000 pairs of pairsDevTest, the threshold from nine of ten folds; TAR: all pairs of "
+        "its images; ten folds: the pairs of LFW's ten folds without anyone from the training set.",
+    )
+    return Experiment("faces", title, tuple(cells), seeds=3, higher_is_better=True, notes=notes)
+
+
+# With its default scale of 64 features collapse.
+OPEN_SET_SETTINGS: dict[str, dict[str, Any]] = {"arcface": {"margin_scale": 16.0, "annealing": "auto"}}
+OPEN_SET_COLUMNS: dict[str, tuple[str | int, ...]] = {
+    "known classes, accuracy": ("results", "test_accuracy"),
+    "unseen pairs, AUC": ("evaluations", "open-set", "verification", "auc"),
+    "unseen pairs, accuracy": ("evaluations", "open-set", "verification", "accuracy", "mean"),
+    "unseen, rank 1": ("evaluations", "open-set", "identification", "ranks", 0),
+    "known or not, AUC": ("evaluations", "open-set", "detection", "auc"),
+}
+
+
+@register_evaluation("open-set")
+def open_set_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | None) -> dict[str, Any]:
+    """Verification, identification and detection with the 20 held-out classes."""
+    return evaluate_open_set(model, data_dir, next(model.parameters()).device)
+
+
+@register
+def open_set() -> Experiment:
+    """CNN-9 on 80 classes of CIFAR-100."""
+    cells = [
+        Cell(
+            row=f"{margin}, {operator}",
+            column=column,
+            config=recipe("open-set", margin=margin, operator=operator, **OPEN_SET_SETTINGS.get(margin, {})),
+            metric=path,
+            # Test accuracy is in % already.
+            factor=1.0 if path[0] == "results" else 100.0,
+            evaluation=None if path[0] == "results" else "open-set",
+        )
+        for operator, margin in NETWORKS
+        for column, path in OPEN_SET_COLUMNS.items()
+    ]
+    title = "Open set: CNN-9 trained on 80 classes of CIFAR-100, tested with the other 20, in %"
+    return Experiment("open_set", title, tuple(cells), seeds=3, higher_is_better=True)

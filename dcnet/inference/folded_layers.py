@@ -1,0 +1,224 @@
+"""Layers for inference: everything that does not depend on the input is precomputed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dcnet import kernels
+from dcnet.clamp import is_traced
+from dcnet.component import Value
+from dcnet.eager import ConvPatches, LinearPatches, Patches, check_input, relative_to_mean, scaled
+from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
+from dcnet.norms import accumulation_dtype, filter_norm, within_range
+from dcnet.operator import Operator
+from dcnet.tracing import Opaque, mark_
+
+Layer = DecoupledConv1d | DecoupledConv2d | DecoupledConv3d | DecoupledLinear
+
+PlainLayer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
+
+PLAIN_CONVOLUTIONS: dict[int, Callable[..., PlainLayer]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+# Attributes that a forward may read from a layer.
+GEOMETRY = (
+    *("in_features", "out_features", "in_channels", "out_channels"),
+    *("kernel_size", "stride", "padding", "dilation", "groups"),
+)
+
+
+class Folded(Opaque):
+    """A decoupled layer in evaluation mode, including a batch normalization after it.
+
+    `weight` holds the filters times every factor that can be folded into them, `factor` the remaining factors, `bias`
+    the bias and the shift of the normalization. The constants of the operator are buffers; a relative radius is
+    multiplied by the mean norm. There are no parameters and no running statistics.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    factor: Tensor
+    w_norm: Tensor
+
+    @torch.no_grad()
+    def __init__(self, layer: Layer, norm: _BatchNorm | None = None):
+        super().__init__()
+        op, w_norm, (own, constants) = layer.operator, filter_norm(layer.weight, layer.eps), _constants(layer)
+        factor = torch.ones_like(w_norm) * op.factor(w_norm, own)
+        if op.norm_cancels:
+            factor = factor * op.h(op.weighting.argument(w_norm, torch.ones_like(w_norm)), constants)
+        bias = layer.bias
+        if norm is not None:
+            scale, shift = scale_and_shift(norm)
+            factor, bias = factor * scale, shift if bias is None else bias * scale + shift
+        absorbed = op.angle.homogeneous and (op.angle.identity or bool((factor >= 0).all()))
+        self.operator, self.eps = op, layer.eps
+        vars(self).update({name: getattr(layer, name) for name in GEOMETRY if hasattr(layer, name)})
+        self.coefficients = coefficients(op, own)
+        self.fixed = {name: value for name, value in constants.items() if not isinstance(value, Tensor)}
+        self.register_buffer("weight", scaled(layer.weight, factor / w_norm if absorbed else 1 / w_norm))
+        # Detached: torch.export would look for a parameter among the parameters.
+        self.register_buffer("bias", bias if bias is None else bias.detach().to(layer.weight.dtype))
+        self.register_buffer("factor", torch.ones_like(factor[:1]) if absorbed else factor)
+        self.register_buffer("w_norm", w_norm)
+        for name, value in constants.items():
+            if isinstance(value, Tensor):
+                self.register_buffer(f"constant_{name}", value.detach())
+
+    def combine(self, at: Patches) -> Tensor:
+        """The operator with prepared filters; values that depend on the norm alone keep one channel where possible."""
+        product, op = at.multiply(self.weight), self.operator
+        constants, factor, dtype = self._spread_constants(at), at.per_filter(self.factor), product.dtype
+        if op.norm_cancels:
+            return self._finish(at, op.g(product, constants), factor, dtype)
+        n = at.norm(self.eps)
+        product, inverse = within_range(product, n)
+        if op.angle.homogeneous:
+            g, factor = op.g(product, constants), factor * inverse
+        else:
+            g = op.g(_multiply(product, inverse), constants)
+        return self._finish(at, g, self._h(at, n, factor, constants), dtype)
+
+    def extra_repr(self) -> str:
+        return f"{list(self.weight.shape)}, bias={self.bias is not None}, operator={str(self.operator)!r}"
+
+    def _h(self, at: Patches, n: Tensor, factor: Tensor, constants: Mapping[str, Value]) -> Tensor:
+        argument = self.operator.weighting.argument(at.per_filter(self.w_norm), n)
+        if not self.coefficients:
+            return self.operator.h(argument, constants) * factor
+        # Multiply the factor into alpha first, which saves a pass over all channels.
+        return self.operator.h(
+            argument, {**constants, **{name: constants[name] * factor for name in self.coefficients}}
+        )
+
+    def _finish(self, at: Patches, g: Tensor, h: Tensor, dtype: torch.dtype) -> Tensor:
+        if not _may_overwrite() or not g.dtype == h.dtype == dtype:
+            return at.finish(g, h, self.bias, dtype)
+        output = _multiply(g, h)
+        return at.arrange(output if self.bias is None else output.add_(at.per_filter(self.bias)))
+
+    def _spread_constants(self, at: Patches) -> dict[str, Value]:
+        constants: dict[str, Value] = dict(self.fixed)
+        for name, slot in self.operator.slots.items():
+            if name not in constants:
+                value = self.get_buffer(f"constant_{name}")
+                constants[name] = at.per_filter(value) if slot.size == 1 else value
+        return constants
+
+
+class FoldedLinear(Folded):
+    """A DecoupledLinear for inference."""
+
+    def __init__(self, layer: DecoupledLinear, norm: _BatchNorm | None = None):
+        super().__init__(layer, norm)
+        mark_(self)
+
+    def compute(self, input: Tensor) -> Tensor:
+        return self.combine(LinearPatches(input, self.weight))
+
+
+class FoldedConv(Folded):
+    """A DecoupledConv1d, 2d or 3d for inference."""
+
+    def __init__(self, layer: DecoupledConv1d | DecoupledConv2d | DecoupledConv3d, norm: _BatchNorm | None = None):
+        super().__init__(layer, norm)
+        self.padding_mode, self.ends = layer.padding_mode, layer._reversed_padding_repeated_twice
+        padding = layer.padding if layer.padding_mode == "zeros" else (0,)
+        self.window = (layer.stride, padding, layer.dilation, layer.groups)
+        self._table: tuple[Any, Tensor] | None = None
+
+    def table(self) -> Tensor:
+        """Constants and factors as the kernels read them; rebuilt if a buffer was changed or moved."""
+        # A compiler cannot read addresses, and tensors of inference mode have no version counter.
+        if not kernels.is_plain_eager(self.weight) or any(buffer.is_inference() for buffer in self.buffers()):
+            return self._make_table()
+        state = tuple((buffer.data_ptr(), buffer._version) for buffer in self.buffers())
+        if self._table is None or self._table[0] != state:
+            self._table = (state, self._make_table())
+        return self._table[1]
+
+    def _make_table(self) -> Tensor:
+        names = [name for name in self.operator.slots if name not in self.fixed]
+        buffers: dict[str, Value] = {name: self.get_buffer(f"constant_{name}") for name in names}
+        return kernels.folded_table(self.operator, {**self.fixed, **buffers}, self.factor, self.w_norm)
+
+    def compute(self, input: Tensor) -> Tensor:
+        spatial = self.weight.dim() - 2
+        padded = input
+        if self.padding_mode != "zeros":
+            check_input(input, self.weight.shape[1] * self.window[-1], -spatial - 1, "channels")
+            padded = F.pad(input, self.ends, mode=self.padding_mode)
+        if kernels.fits_folded(padded, self.weight, self.bias, self.operator, self.window[1], self.window[-1]):
+            return kernels.folded(padded, self.weight, self.bias, self.table(), self.operator, self.eps, self.window)
+        return self.combine(ConvPatches(spatial, padded, self.weight, *self.window))
+
+
+def fold_layer(layer: Layer, norm: _BatchNorm | None = None) -> nn.Module:
+    """The layer for inference, with the batch normalization after it; torch's own layer if that computes the same."""
+    folded = FoldedLinear(layer, norm) if isinstance(layer, DecoupledLinear) else FoldedConv(layer, norm)
+    if not (layer.operator.norm_cancels and layer.operator.angle.identity):
+        return folded
+    plain = _plain(layer, folded.bias is not None)
+    plain.weight = nn.Parameter(folded.weight, requires_grad=False)
+    if folded.bias is not None:
+        plain.bias = nn.Parameter(folded.bias, requires_grad=False)
+    return plain
+
+
+def _may_overwrite() -> bool:
+    """Whether in-place operations are allowed: no gradient is needed, and torch.jit does not trace."""
+    return not torch.is_grad_enabled() and not is_traced()
+
+
+def _multiply(values: Tensor, factor: Tensor) -> Tensor:
+    """The product, in place where allowed: allocating memory is the most expensive part of a pass."""
+    in_place = _may_overwrite() and values.dtype == factor.dtype
+    return values.mul_(factor) if in_place else values * factor
+
+
+def scale_and_shift(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+    """Batch normalization in evaluation mode as y = scale * x + shift, per channel."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    dtype = accumulation_dtype(norm.running_var.dtype)
+    scale = (norm.running_var.to(dtype) + norm.eps).rsqrt()
+    scale = scale if norm.weight is None else scale * norm.weight
+    shift = -norm.running_mean * scale
+    return scale, shift if norm.bias is None else shift + norm.bias
+
+
+def coefficients(op: Operator, constants: Mapping[str, Value]) -> tuple[str, ...]:
+    """The constants except the radius if h is homogeneous in all of them together, otherwise none."""
+    names = tuple(name for name in op.slots if name not in op.angle.slots() and not name.startswith("radius"))
+    base = {name: value.double().cpu() if isinstance(value, Tensor) else value for name, value in constants.items()}
+    n = torch.logspace(-3, 3, 61, dtype=torch.float64, device="cpu").unsqueeze(1)
+    for factor in (3.0, 0.1, -1.0):
+        multiplied = {**base, **{name: base[name] * factor for name in names}}
+        if not torch.allclose(op.h(n, multiplied), factor * op.h(n, base), rtol=1e-9, atol=0):
+            return ()
+    return names
+
+
+def _constants(layer: Decoupled) -> tuple[dict[str, Value], dict[str, Value]]:
+    """The constants in float32 or better: as stored, and with a relative radius multiplied by the mean norm."""
+    op, weight = layer.operator, layer.weight
+    stored = {name: value.to(accumulation_dtype(weight.dtype)) for name, value in layer.learned().items()}
+    own = op.constants(stored)
+    like = torch.empty(0, dtype=accumulation_dtype(weight.dtype))
+    mean = layer._buffers.get("mean_norm")
+    return own, relative_to_mean(op, own, like, {"operator": op, "mean_norm": mean})
+
+
+def _plain(layer: Layer, bias: bool) -> PlainLayer:
+    """torch's own layer of the same shape, on the meta device."""
+    if isinstance(layer, DecoupledLinear):
+        return nn.Linear(layer.in_features, layer.out_features, bias, device="meta")
+    window = (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups)
+    kind = PLAIN_CONVOLUTIONS[layer.weight.dim() - 2]
+    return kind(layer.in_channels, layer.out_channels, *window, bias, layer.padding_mode, device="meta")

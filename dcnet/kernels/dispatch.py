@@ -1,0 +1,222 @@
+"""Decides which convolutions use the fused kernels, and calls them; everything else falls back to eager PyTorch."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
+from torch import Tensor
+
+from dcnet.device_functions import AVAILABLE
+from dcnet.eager import Options, Size, check_options, sharing
+from dcnet.kernels.convolution import mean_kind
+from dcnet.kernels.passes import BATCH_MEAN
+from dcnet.kernels.plan import has_device_functions, lies_channels_last
+from dcnet.operator import Operator, as_operator
+
+if AVAILABLE:
+    from dcnet.kernels.autograd import Fused, arguments_of
+    from dcnet.kernels.convolution import Call
+    from dcnet.kernels.folded_inference import folded_conv2d
+    from dcnet.kernels.unit_filters import UnitFilters
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+# Limits: a tile holds all channels of a group, loops over windows are unrolled, and positions are 32-bit integers.
+MOST_CHANNELS, LARGEST_WINDOW, LARGEST = 4096, 121, 2**31
+
+_enabled = AVAILABLE and os.environ.get("DCNET_KERNELS", "on") != "off"
+
+
+@contextlib.contextmanager
+def use_kernels(on: bool) -> Iterator[None]:
+    """Turns the fused kernels on or off inside a `with`. They are on by default if Triton is installed."""
+    global _enabled
+    before = _enabled
+    _enabled = on and AVAILABLE
+    try:
+        yield
+    finally:
+        _enabled = before
+
+
+def fits(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size | str, groups: int, options: Options) -> bool:
+    """Whether the fused kernels support this convolution and are faster than eager PyTorch."""
+    if not _enabled or not isinstance(x, Tensor) or not x.is_cuda or x.dim() != 4 or sharing(options) is not None:
+        return False
+    supported = _supports_operator(options) and _supports_constants(options, w)
+    return supported and _supports_tensors(x, w, bias, padding, groups) and not _is_traced()
+
+
+def _supports_operator(options: Options) -> bool:
+    given = options.get("operator")
+    if given is None:
+        return False
+    op = as_operator(given)
+    if op.norm_cancels:
+        return filters_alone(op) and not torch.compiler.is_compiling()
+    return has_device_functions(op)
+
+
+def _supports_constants(options: Options, w: Tensor) -> bool:
+    """Whether the constants have the sizes that a layer stores; unlike torch, the kernels do not broadcast others."""
+    given, learned = options.get("constants") or {}, as_operator(options["operator"]).learned
+    return all(
+        given[name].numel() == (w.shape[0] if slot.per_channel else 1)
+        for name, slot in learned.items()
+        if name in given
+    )
+
+
+def filters_alone(op: Operator) -> bool:
+    """Whether the operator is a plain convolution with normalized or original filters, times a fixed scale."""
+    single = len(op.magnitude.parts) == 1 and not op.learned
+    return single and op.angle.identity and (not op.weighted or op.weighting.multiplies)
+
+
+def _supports_tensors(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size | str, groups: int) -> bool:
+    autocast = torch.is_autocast_enabled("cuda")
+    dtype = torch.get_autocast_dtype("cuda") if autocast else x.dtype
+    wide = (dtype, torch.float32) if autocast else (dtype,)
+    if dtype not in DTYPES or w.dtype not in wide or not w.is_cuda or w.dim() != 4:
+        return False
+    # torch broadcasts or rejects a bias of another shape; kernels would read out of bounds.
+    if bias is not None and (bias.dtype not in wide or bias.shape != w.shape[:1]):
+        return False
+    channels = w.shape[0] // max(groups, 1)
+    return (
+        x.numel() > 0
+        and x.shape[1] == w.shape[1] * groups
+        and w.shape[0] == channels * groups
+        and 0 < channels <= MOST_CHANNELS
+        and max(x.shape[0] * groups, w.shape[0], x.shape[1]) * x.shape[2] * x.shape[3] < LARGEST
+        and w.shape[2] * w.shape[3] <= LARGEST_WINDOW
+        and (not isinstance(padding, str) or padding == "valid" or (padding == "same" and _odd(w)))
+        and modern(x.device)
+    )
+
+
+def _odd(w: Tensor) -> bool:
+    """Whether padding="same" pads both ends equally for every dilation."""
+    return w.shape[2] % 2 == 1 and w.shape[3] % 2 == 1
+
+
+def modern(device: torch.device) -> bool:
+    """Whether the GPU has compute capability 8.0 or higher."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def exporting() -> bool:
+    """Whether torch.export is tracing. A compiler takes the answer as a constant; see below."""
+    return torch.compiler.is_exporting()
+
+
+# As torch.compiler.assume_constant_result does, without importing the compiler.
+modern._dynamo_marked_constant = True  # type: ignore[attr-defined]
+exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _is_traced() -> bool:
+    """Whether torch's own operations are needed: by export, tracing, a functorch transform or forward-mode autograd."""
+    if exporting() or torch._C._get_tracing_state() is not None:
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def conv2d(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Size,
+    padding: Size | str,
+    dilation: Size,
+    groups: int,
+    options: Options,
+) -> Tensor:
+    """f(w, x) + bias by the fused kernels; also updates the running mean. Call it only if `fits` is true."""
+    if padding == "same" and _pair(stride) != (1, 1):
+        raise ValueError(f"padding='same' requires stride 1, not {stride}")
+    op, running = check_options(options), options.get("mean_norm")
+    if op.norm_cancels:
+        return _with_filters(op, x, w, bias, options.get("eps", 1e-4), (stride, padding, dilation, groups))
+    mean = mean_kind(op.decay, running, options.get("training", False))
+    sizes = (_pair(stride), _pads(w, padding, dilation), _pair(dilation), groups, mean)
+    tracked = options.get("num_batches_tracked") if running is not None else None
+    settings = (running, tracked, str(op), options.get("eps", 1e-4), *sizes)
+    constants = _stored(op, options, w)
+    if is_plain_eager(x):
+        x = x.to(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else x
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, w, bias, *constants)):
+            return Fused.apply(x, w, bias, settings, *constants)
+        call = Call(x, w, bias, constants, *settings)
+        return call.convolution(in_place=True).forward(call)[0]
+    output, *_, updated = torch.ops.dcnet.conv2d.default(*arguments_of(Call(x, w, bias, constants, *settings)))
+    if mean == BATCH_MEAN and running is not None:
+        running.copy_(updated[0])
+        if tracked is not None:
+            tracked.copy_(updated[1])
+    return output
+
+
+def fits_folded(x: Tensor, w: Tensor, bias: Tensor | None, op: Operator, padding: Size | str, groups: int) -> bool:
+    """Whether the kernels support inference with this folded layer, in eager mode or compiled."""
+    if op.norm_cancels or torch.is_autocast_enabled("cuda"):
+        return False
+    if not torch.compiler.is_compiling() and not is_plain_eager(x):
+        return False
+    learning = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, w, bias))
+    return not learning and x.dtype == w.dtype and fits(x, w, bias, padding, groups, {"operator": op})
+
+
+def folded(
+    x: Tensor, w: Tensor, bias: Tensor | None, table: Tensor, op: Operator, eps: float, window: Sequence[Any]
+) -> Tensor:
+    """Inference with a folded layer. Call it only if `fits_folded` is true."""
+    stride, padding, dilation, groups = window
+    sizes = (_pair(stride), _pads(w, padding, dilation), _pair(dilation), groups)
+    if is_plain_eager(x):
+        return folded_conv2d(x, w, bias, table, str(op), eps, sizes)
+    return torch.ops.dcnet.folded_conv2d.default(x, w, bias, table, str(op), eps, *sizes)
+
+
+def _with_filters(op: Operator, x: Tensor, w: Tensor, bias: Tensor | None, eps: float, window: Any) -> Tensor:
+    """The operators of `filters_alone`: a plain convolution with the filters of the operator."""
+    scale = op.slots["scale"].init
+    if op.weighted:
+        return F.conv2d(x, w if scale == 1 else w * scale, bias, *window)
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    return F.conv2d(x, UnitFilters.apply(w, scale, eps, dtype, lies_channels_last(x)), bias, *window)
+
+
+def is_plain_eager(x: Tensor) -> bool:
+    """True in plain eager mode: no compiler, no dispatch mode, no tensor subclass."""
+    if torch.compiler.is_compiling():
+        return False
+    return type(x) in (Tensor, torch.nn.Parameter) and torch._C._len_torch_dispatch_stack() == 0
+
+
+def _stored(op: Operator, options: Options, w: Tensor) -> list[Tensor]:
+    """The learned constants in the order of the operator; those not given have their initial values."""
+    given = options.get("constants") or {}
+    return [
+        given[name] if name in given else slot.initial(w.shape[0]).to(w.device) for name, slot in op.learned.items()
+    ]
+
+
+def _pads(w: Tensor, padding: Size | str, dilation: Size) -> tuple[int, int]:
+    if padding == "same":
+        (high, wide), (down, across) = w.shape[2:], _pair(dilation)
+        return (high - 1) * down // 2, (wide - 1) * across // 2
+    return (0, 0) if isinstance(padding, str) else _pair(padding)
+
+
+def _pair(size: Size | Sequence[int]) -> tuple[int, int]:
+    if not isinstance(size, Sequence):
+        return size, size
+    first, *rest = size
+    return first, rest[0] if rest else first

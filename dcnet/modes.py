@@ -1,0 +1,60 @@
+"""Temporary modes of a network and of PyTorch: evaluation, frozen parameters, full float32 precision."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; on exit every module returns to its previous mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Parameters require no gradient; on exit each requires one as before.
+
+    An attack needs the gradients of the images only, and those of the parameters cost as much.
+    """
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in before:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter, required in before:
+            parameter.requires_grad_(required)
+
+
+@contextmanager
+def frozen_eval(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode with frozen parameters; on exit the model is as before."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model must be an nn.Module, not {type(model).__name__}")
+    with evaluating(model), frozen(model):
+        yield
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Full float32 precision on a GPU, where convolutions and products otherwise keep about three digits (TF32).
+
+    A threshold from one machine is used on another, so it must not depend on the precision.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    cudnn = torch.backends.cudnn
+    try:
+        with cudnn.flags(cudnn.enabled, deterministic=cudnn.deterministic, allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,73 @@
+"""Tables and summaries of experiments."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dcnet.experiments.experiment import Experiment, get_experiment
+from dcnet.experiments.findings import findings_of
+from dcnet.experiments.status import UNMEASURED, CellStatus, RecordIndex, status_of
+from dcnet.table import Column, Table
+
+LEGEND = "ours (the paper's, the difference)"
+
+
+def experiment_table(experiment: Experiment, found: Sequence[CellStatus]) -> Table:
+    """Rows and columns as in the paper."""
+    by_place = {(status.cell.row, status.cell.column): str(status) for status in found}
+    rows = [[row, *(by_place.get((row, column), "") for column in experiment.columns)] for row in experiment.rows]
+    columns = [Column("", wraps=True), *(Column(name, "right", wraps=True) for name in experiment.columns)]
+    return Table(columns, rows, experiment.title, [*_legend(experiment), *experiment.notes])
+
+
+def docs_table(name: str, results: Path) -> str:
+    """The experiment in Markdown, from the records in a folder."""
+    experiment = get_experiment(name)
+    # Ignore local runs, so that the docs are the same everywhere.
+    found = status_of(experiment, RecordIndex(results / "no runs", [results]))
+    about = f"{experiment.title}: {'; '.join([*_legend(experiment), 'one seed unless a deviation is given'])}:"
+    findings = " ".join(str(finding) for finding in findings_of(experiment, found).values())
+    return "\n\n".join([about, experiment_table(experiment, found).markdown(), *([findings] if findings else [])])
+
+
+def summary_lines(experiment: Experiment, found: Sequence[CellStatus]) -> list[str]:
+    """The summary and the findings of an experiment."""
+    return [
+        summary(experiment, found),
+        *(f"{experiment.name}: {finding}" for finding in findings_of(experiment, found).values()),
+    ]
+
+
+def summary(experiment: Experiment, found: Sequence[CellStatus]) -> str:
+    """One sentence: the number of finished cells, and the largest difference from the paper."""
+    wanted = [status for status in found if status.state != "quoted"]
+    done = [status for status in wanted if status.state == "done"]
+    if experiment.not_run is not None:
+        return f"{experiment.name}: not run: {experiment.not_run}"
+    text = f"{experiment.name}: {len(done)} of {len(wanted)} cells done"
+    if partly := sum(status.state == "partial" for status in wanted):
+        text += f", {partly} with fewer seeds"
+    if unmeasured := sum(status.unmeasured > 0 for status in done):
+        text += f", {unmeasured} of them without a number ({UNMEASURED})"
+    furthest = furthest_of(found)
+    if furthest is None:
+        return text
+    where = f"{furthest.cell.row}, {furthest.cell.column}"
+    return f"{text}; largest difference from the paper: {distance(experiment, furthest)} at {where}"
+
+
+def furthest_of(found: Iterable[CellStatus]) -> CellStatus | None:
+    """The cell with the largest difference from the paper, better or worse; None if no cell has one."""
+    compared = [status for status in found if status.difference is not None]
+    return max(compared, key=lambda status: abs(status.difference or 0.0), default=None)
+
+
+def distance(experiment: Experiment, status: CellStatus) -> str:
+    """The difference from the paper, and whether it is better or worse."""
+    difference = status.difference or 0.0
+    worse = (status.misses_by(experiment.higher_is_better) or 0.0) > 0
+    return f"{difference:+.2f}" + (f" ({'worse' if worse else 'better'})" if difference else "")
+
+
+def _legend(experiment: Experiment) -> list[str]:
+    """How to read a cell, if the paper has a number for any."""
+    return [LEGEND] if any(cell.paper is not None for cell in experiment.cells) else []

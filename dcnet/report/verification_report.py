@@ -1,0 +1,131 @@
+"""Tables and plots of verification: measures, thresholds, ROC curve and scores."""
+
+import math
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from dcnet.table import Cells, Table
+from dcnet.terminal import literal
+from dcnet.verification import Calibration, Decision, Roc
+
+Record = dict[str, Any]
+
+
+def measures(found: Record) -> Table:
+    """The measures of a verification report."""
+    folds = f"{found['folds']} folds, threshold of the other {found['folds'] - 1}"
+    rows = [
+        _accuracy_row(f"accuracy, {folds}", found["accuracy"]),
+        _accuracy_row("balanced accuracy, the same folds", found["balanced_accuracy"]),
+        {"measure": "area under the ROC curve (AUC)", "value": percent(found["auc"])},
+        {"measure": "equal error rate (EER)", "value": percent(found["eer"])},
+        *map(_tar_row, found["tar_at_far"]),
+        *_retrieval_rows(found.get("retrieval")),
+    ]
+    cells: Cells = {"measure": "measure", "value, %": "value", "threshold": lambda row: row.get("threshold", "")}
+    return Table.of_records(rows, cells, right=("value, %", "threshold"), wraps=("measure",))
+
+
+def _accuracy_row(name: str, found: Record) -> Record:
+    value = f"{percent(found['mean'])} ± {percent(found['standard_error'])}"
+    return {"measure": name, "value": value, "threshold": f"{found['threshold']:.3f}"}
+
+
+def _tar_row(found: Record) -> Record:
+    name = f"true accepts at {100 * found['far']:g} % false accepts (TAR@FAR)"
+    if found["tar"] is None:
+        return {"measure": name, "value": "too few pairs"}
+    return {"measure": name, "value": percent(found["tar"]), "threshold": f"{found['threshold']:.3f}"}
+
+
+def _retrieval_rows(found: Record | None) -> list[Record]:
+    """Empty if the images of the pairs have no classes."""
+    if found is None:
+        return []
+    of = f"{found['queries']:,} images, each among {found['gallery']:,} others"
+    recall = [{"measure": f"recall@{at['k']}, {of}", "value": percent(at["recall"])} for at in found["recall"]]
+    precision = {"measure": "mean average precision (mAP) of these", "value": percent(found["mean_average_precision"])}
+    return [*recall, precision]
+
+
+def percent(share: float) -> str:
+    """A fraction as percent, without the sign."""
+    return f"{100 * share:.2f}"
+
+
+def thresholds(decision: Decision) -> Table:
+    """The thresholds of a decision."""
+    cells: Cells = {
+        "": "verdict",
+        "cosine": lambda row: f"{row['threshold']:.3f}",
+        "false accepts, %": lambda row: percent(row["false_accepts"]),
+        "false rejects, %": lambda row: percent(row["false_rejects"]),
+    }
+    return Table.of_records(decision.thresholds(), cells, right=list(cells)[1:])
+
+
+def source(calibration: Calibration) -> str:
+    """The pairs that the thresholds are calibrated on."""
+    decision, data = calibration.decision, calibration.data
+    count = f"{decision.genuine + decision.impostor:,} pairs"
+    return f"calibrated by {count}, {decision.genuine:,} of them the same, of {data.get('list')}"
+
+
+BINS = 60
+SAME, DIFFERENT = "tab:blue", "tab:orange"
+
+
+def roc_plot(title: str, curve: Roc, scores: Tensor, same: Tensor, found: dict[str, Any]) -> Figure:
+    """Draws true accepts by false accepts on a log scale, and histograms of the scores."""
+    figure = Figure(figsize=(11.5, 5.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _draw_curve(left, curve, found)
+    _draw_scores(right, scores.double().cpu(), same.cpu(), found["accuracy"]["threshold"])
+    figure.suptitle(literal(title))
+    for axes in (left, right):
+        axes.set_axisbelow(True)
+        axes.grid(color="0.92")
+        # Below the axes, as a curve may be in any corner.
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
+    return figure
+
+
+def _draw_curve(axes: Axes, curve: Roc, found: dict[str, Any]) -> None:
+    # A log scale has no zero: no false accepts are drawn at half a pair.
+    least = min(50 / curve.impostors, 1.0)
+    far, tar, name = (100 * curve.far).clamp(min=least), 100 * curve.tar, f"ROC, AUC {100 * found['auc']:.2f} %"
+    # In steps, as there is no threshold between equal scores.
+    axes.plot(far.tolist(), tar.tolist(), color=SAME, drawstyle="steps-post", label=name)
+    chance = torch.logspace(math.log10(least), 2, 100).tolist()
+    axes.plot(chance, chance, color="0.6", linestyle=":", label="chance")
+    _draw_points(axes, found, least)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set(xlim=(least, 100), ylim=(0, 102), title="ROC: accepted pairs at every threshold")
+    axes.set(xlabel=f"false accepts, % of {curve.impostors:,} different pairs")
+    axes.set(ylabel=f"true accepts, % of {curve.genuines:,} same pairs")
+
+
+def _draw_points(axes: Axes, found: dict[str, Any], least: float) -> None:
+    eer = 100 * found["eer"]
+    axes.plot([max(eer, least)], [100 - eer], "o", color="tab:red", label=f"EER {eer:.2f} %", clip_on=False, zorder=3)
+    for at, style in zip(found["tar_at_far"], "s^Dv", strict=True):
+        if at["tar"] is not None:
+            far, tar = 100 * at["far"], 100 * at["tar"]
+            label = f"TAR {tar:.2f} % at FAR {far:g} %"
+            axes.plot([far], [tar], style, color="tab:green", label=label, clip_on=False, zorder=3)
+
+
+def _draw_scores(axes: Axes, scores: Tensor, same: Tensor, threshold: float) -> None:
+    low, high = float(scores.min()), float(scores.max())
+    edges = torch.linspace(low, high if high > low else low + 0.01, BINS + 1).tolist()
+    for kind, color, name in ((same, SAME, "same"), (~same, DIFFERENT, "different")):
+        own = scores[kind].tolist()
+        weights = [100 / len(own)] * len(own)
+        axes.hist(own, edges, weights=weights, color=color, alpha=0.55, label=f"{name}, {len(own):,} pairs")
+    axes.axvline(threshold, color="0.2", linestyle="--", label=f"best threshold, mean of folds, {threshold:.3f}")
+    axes.set(title="Scores", xlabel="cosine of the two embeddings", ylabel="pairs of the kind, % in each bar")

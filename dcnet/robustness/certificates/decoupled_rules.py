@@ -1,0 +1,254 @@
+"""Bounds of decoupled and plain layers; the derivation is in docs/robustness_bounds.md."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dcnet import weighting
+from dcnet.angle import AngleSlopes
+from dcnet.component import Value, belongs_to
+from dcnet.eager import relative_to_mean
+from dcnet.layers import Decoupled
+from dcnet.magnitude import MagnitudeSlopes
+from dcnet.norms import accumulation_dtype, filter_norm
+from dcnet.operator import Operator
+from dcnet.robustness.certificates.matrices import SLACK, Signal, Window
+
+WEIGHTINGS = (weighting.Unweighted, weighting.LinearlyWeighted, weighting.Joint, weighting.Product)
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Bounds on f = a(w) h(b(w) ||x||) g(theta) of each filter.
+
+    Args:
+        units: the filters over their norms, to which eps is added: [out, channels of a group, *kernel].
+        magnitude: slopes of a h(b n) as a function of n = ||x||.
+        angle: slopes of g.
+        shared: whether a h(b n) is equal for all filters up to a factor.
+        linear: whether it is a n with a homogeneous g, so that f depends on x and not on ||x||.
+        nonnegative: whether f >= 0.
+        eps: of the norms.
+    """
+
+    units: Tensor
+    magnitude: MagnitudeSlopes
+    angle: AngleSlopes
+    shared: bool
+    linear: bool
+    nonnegative: bool
+    eps: float
+
+    @property
+    def largest(self) -> Tensor:
+        """The larger of the two slopes of the magnitude, [out]."""
+        return torch.maximum(self.magnitude.chord, self.magnitude.slope)
+
+    @property
+    def outward(self) -> Tensor:
+        """A bound on the slope of f along the patch, over |<u, x>| / |x|, for angles with infinite dg/dc; [out].
+
+        It is the maximum over r = sqrt(eps) / n of pi / 2 slope (1 - r^2) + chord r.
+        """
+        chord, slope = self.magnitude.chord, self.magnitude.slope
+        r = torch.where(slope > 0, chord / (math.pi * slope), math.inf).clamp(max=1)
+        return math.pi / 2 * slope * (1 - r * r) + chord * r
+
+    @property
+    def gradients(self) -> Tensor:
+        """A bound on the norm of the gradient of f by its patch, over ||u||; [out]."""
+        if self.angle.by_angle:
+            return self.angle.slope * torch.hypot(self.magnitude.chord, self.outward)
+        return self.angle.slope * self.largest
+
+
+def bank_of(layer: Decoupled) -> Bank:
+    """The bank of a layer with its current constants and mean norm."""
+    op, weight = layer.operator, layer.weight.detach().double()
+    if type(op.weighting) not in WEIGHTINGS:
+        raise ValueError(f"has the weighting {op.weighting.name!r}, whose slope has no known bound")
+    own, constants = _constants(layer)
+    w_norm = filter_norm(weight, layer.eps)
+    ones = torch.ones_like(w_norm)
+    factor = ones * op.factor(w_norm, own)
+    inner = op.weighting.argument(w_norm, ones)
+    steep = _magnitude_slopes(op, inner * _smallest_norm(layer), constants)
+    outer, angle = factor.abs(), _angle_slopes(op, constants)
+    slopes = MagnitudeSlopes(outer * inner * steep.chord, outer * inner * steep.slope, outer * steep.top, steep.fades)
+    linear = op.norm_cancels
+    shared = linear or (_uniform(op, constants) and type(op.weighting) is not weighting.Joint)
+    nonnegative = angle.nonnegative and steep.fades and bool((factor >= 0).all())
+    units = weight / w_norm.view(-1, *[1] * (weight.dim() - 1))
+    return Bank(units, slopes, angle, shared, linear, nonnegative, layer.eps)
+
+
+def plain_weight(layer: Decoupled) -> Tensor | None:
+    """The filters of an equal plain layer; None if there is none."""
+    op, weight = layer.operator, layer.weight.detach().double()
+    if not (op.norm_cancels and op.angle.identity):
+        return None
+    own, _ = _constants(layer)
+    w_norm = filter_norm(weight, layer.eps)
+    factor = op.factor(w_norm, own)
+    size = op.h(op.weighting.argument(w_norm, torch.ones_like(w_norm)), own) * factor / w_norm
+    return weight * size.view(-1, *[1] * (weight.dim() - 1))
+
+
+def _constants(layer: Decoupled) -> tuple[dict[str, Value], dict[str, Value]]:
+    """The constants in float64: as stored, and with a relative radius times the running mean norm."""
+    given = layer.constants()
+    own = {name: value.detach().double() if isinstance(value, Tensor) else value for name, value in given.items()}
+    mean, like = layer._buffers.get("mean_norm"), torch.empty(0, dtype=torch.float64)
+    return own, relative_to_mean(layer.operator, own, like, {"operator": layer.operator, "mean_norm": mean})
+
+
+def _smallest_norm(layer: Decoupled) -> float:
+    """||x|| of a patch of zeros; without eps, the root of the smallest positive number."""
+    return math.sqrt(layer.eps or torch.finfo(accumulation_dtype(layer.weight.dtype)).tiny)
+
+
+def _magnitude_slopes(op: Operator, smallest: Tensor, constants: dict[str, Value]) -> MagnitudeSlopes:
+    found: list[MagnitudeSlopes] = []
+    for magnitude, term in zip(op.magnitude.parts, op.magnitude_terms, strict=True):
+        # A subclass that computes something else has no bounds, even if its parent class has some.
+        if not belongs_to(magnitude, "slopes", "value"):
+            raise ValueError(f"has the magnitude {magnitude.spec()!r}, whose slope has no known bound")
+        own = {name: _per_filter(value, smallest) for name, value in term.own_constants(constants).items()}
+        found.append(magnitude.slopes(smallest, **own))
+    return sum(found[1:], start=found[0])
+
+
+def _per_filter(value: Value, like: Tensor) -> Tensor:
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand_as(like)
+
+
+def _angle_slopes(op: Operator, constants: dict[str, Value]) -> AngleSlopes:
+    if not belongs_to(op.angle, "slopes", "value"):
+        raise ValueError(f"has the angle {op.angle.spec()!r}, whose slope has no known bound")
+    return op.angle.slopes(**op.angle_term.own_constants(constants))
+
+
+def _uniform(op: Operator, constants: dict[str, Value]) -> bool:
+    """Whether all filters have the same magnitude."""
+    of_h = (value for name, value in constants.items() if name not in op.angle.slots())
+    return all(not isinstance(value, Tensor) or bool((value == value.flatten()[0]).all()) for value in of_h)
+
+
+def affine(signal: Signal, weight: Tensor, bias: Tensor | None, window: Window) -> Signal:
+    """A convolution or fully connected layer with filters [out, channels of a group, *kernel] in float64."""
+    filters = len(weight)
+    sums = _tap_sums(weight.abs())
+    rows = torch.linalg.vector_norm(weight.flatten(1), dim=1)
+    moved = (sums * window.per_filter(signal.linf, filters)).sum(1)
+    low, high = _interval(signal, weight, bias, window)
+    return Signal(
+        (filters, *window.outputs),
+        torch.minimum(moved, rows * signal.l2 * window.lengthened) * SLACK,
+        low,
+        high,
+        lambda scale: signal.l2 * window.norm(weight * scale.view(-1, *[1] * (weight.dim() - 1))),
+        None if window.sides else lambda: _differences(signal, weight),
+    )
+
+
+def with_zeros(signal: Signal, window: Window) -> tuple[Tensor, Tensor]:
+    """Lower and upper bounds of the values, including zero padding."""
+    if not window.zeros:
+        return signal.low, signal.high
+    return signal.low.clamp(max=0), signal.high.clamp(min=0)
+
+
+def _tap_sums(weight: Tensor) -> Tensor:
+    return weight.flatten(2).sum(2) if weight.dim() > 2 else weight
+
+
+def _interval(signal: Signal, weight: Tensor, bias: Tensor | None, window: Window) -> tuple[Tensor, Tensor]:
+    low, high = with_zeros(signal, window)
+    offset = weight.new_zeros(len(weight)) if bias is None else bias
+    if not signal.bounded:
+        return torch.full_like(offset, -math.inf), torch.full_like(offset, math.inf)
+    up, down = _tap_sums(weight.clamp(min=0)), _tap_sums(weight.clamp(max=0))
+    lows, highs = window.per_filter(low, len(weight)), window.per_filter(high, len(weight))
+    return (up * lows + down * highs).sum(1) + offset, (up * highs + down * lows).sum(1) + offset
+
+
+def _differences(signal: Signal, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Bounds on the difference of two outputs, whose filter is the difference of their filters."""
+    together = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist") * signal.l2
+    moved, width = weight * signal.moved, weight * signal.width
+    lipschitz = torch.minimum(together, torch.cdist(moved, moved, p=1)) * SLACK
+    spread = torch.cdist(width, width, p=1) * SLACK if signal.bounded else torch.full_like(lipschitz, math.inf)
+    return lipschitz, spread
+
+
+# Upper bounds of the norm of A U P + B U e e^T over that of U, where P projects out e, and A and B are diagonal: for
+# 0 <= B <= A <= 1, and for |A|, |B| <= 1. It is 1 only if A and B are equal for all filters.
+FADING, ANY = 2 / math.sqrt(3), math.sqrt(2)
+
+
+def decoupled(signal: Signal, bank: Bank, bias: Tensor | None, window: Window) -> Signal:
+    """f(w, x) + bias of every patch and every filter."""
+    filters, gradients = len(bank.units), bank.gradients
+    lengths = torch.linalg.vector_norm(bank.units.flatten(1), dim=1)
+    patch = _patch_length(signal.linf, bank, window).clamp(max=signal.l2 * window.lengthened)
+    moved = torch.minimum(_moved(signal, bank, window), gradients * lengths * patch) * SLACK
+    low, high = _interval_decoupled(signal, bank, bias, window)
+    stretched = _stretched(signal.l2 * window.repeated, bank, window.groups)
+    return Signal((filters, *window.outputs), moved, low, high, stretched)
+
+
+def _moved(signal: Signal, bank: Bank, window: Window) -> Tensor:
+    """A bound on the movement of f if each value moves by the bound of its channel; [out]."""
+    sizes = bank.units.abs().flatten(2).sum(2) if bank.units.dim() > 2 else bank.units.abs()
+    each = (sizes * window.per_filter(signal.linf, len(sizes))).sum(1)
+    lengths = torch.linalg.vector_norm(bank.units.flatten(1), dim=1)
+    together = lengths * _patch_length(signal.linf, bank, window)
+    if bank.linear:
+        return bank.gradients * each
+    if bank.angle.rises and bank.magnitude.fades:
+        return bank.gradients * (each + together) / 2
+    return bank.gradients * together
+
+
+def _patch_length(values: Tensor, bank: Bank, window: Window) -> Tensor:
+    """The L2 norm of a patch with these values, one per channel; [out]."""
+    squares = window.per_filter(values, len(bank.units)).square().sum(1)
+    return (squares * math.prod(window.kernel)).sqrt()
+
+
+def _stretched(patches: float, bank: Bank, groups: int) -> Callable[[Tensor], float]:
+    """`Signal.stretched` of the outputs if all patches together move by `patches` in L2."""
+    return lambda scale: patches * bank_norm(bank, scale, groups)
+
+
+def bank_norm(bank: Bank, scale: Tensor, groups: int = 1) -> float:
+    """A bound on the L2 norm of the Jacobian by one patch, with f of each filter times a scale, [out]."""
+    rows = bank.gradients * scale.abs() * torch.linalg.vector_norm(bank.units.flatten(1), dim=1)
+    frobenius = float(rows.square().view(groups, -1).sum(1).sqrt().max()) * SLACK
+    return min(frobenius, _jacobian_norm(bank, scale.abs() * bank.angle.slope, groups))
+
+
+def _jacobian_norm(bank: Bank, scale: Tensor, groups: int) -> float:
+    def norm(sizes: Tensor) -> Tensor:
+        weighted = bank.units.flatten(1) * (sizes * scale)[:, None]
+        return torch.linalg.matrix_norm(weighted.unflatten(0, (groups, -1)), 2) * SLACK
+
+    if bank.angle.by_angle:
+        return float(torch.hypot(2 * norm(bank.magnitude.chord), norm(bank.outward)).max())
+    exact = bank.angle.homogeneous and bank.shared
+    factor = 1.0 if exact else FADING if bank.angle.rises and bank.magnitude.fades else ANY
+    return factor * float(norm(bank.largest).max())
+
+
+def _interval_decoupled(signal: Signal, bank: Bank, bias: Tensor | None, window: Window) -> tuple[Tensor, Tensor]:
+    """|f| <= |h| is at most its bound, and at most its chord times the norm of the longest patch."""
+    top = bank.magnitude.top
+    if signal.bounded:
+        low, high = with_zeros(signal, window)
+        longest = (_patch_length(torch.maximum(low.abs(), high.abs()), bank, window).square() + bank.eps).sqrt()
+        top = torch.minimum(top, bank.magnitude.chord * longest * SLACK)
+    offset = torch.zeros_like(top) if bias is None else bias
+    return offset if bank.nonnegative else offset - top, offset + top

@@ -1,0 +1,165 @@
+"""Gradients of a network with respect to images: zero gradients, the loss along them, and smoothed gradients."""
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dcnet import ascent
+from dcnet.ascent import Goal, cross_entropy
+from dcnet.component import Value, belongs_to
+from dcnet.eager import relative_to_mean, scaled
+from dcnet.layers import Decoupled
+from dcnet.modes import frozen_eval
+from dcnet.norms import filter_norm
+from dcnet.operator import Operator
+from dcnet.robustness.subject import Subject
+from dcnet.robustness.task import batch_slices, device_of, on_device
+
+# The images whose loss is measured, and how far they are moved, in epsilons.
+SURFACE_IMAGES = 200
+AMOUNTS = [at / 4 for at in range(-8, 9)]
+Measured = dict[str, Any]
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def gradients(subject: Subject) -> Measured:
+    """The share of correctly classified images whose gradient, as attacks see it, is zero in all pixels.
+
+    If none is classified correctly, all images count. NaN counts as zero, since attacks cannot follow it.
+    """
+    with frozen_eval(subject.model):
+        found = [_zero_pixels(subject, part) for part in batch_slices(len(subject.images), subject.batch_size)]
+    right, zero = (torch.cat(values) for values in zip(*found, strict=True))
+    counted = zero[right] if right.any() else zero
+    return {
+        "images": len(counted),
+        "zero": (counted == 1).double().mean().item(),
+        "zero_pixels": counted.mean().item(),
+    }
+
+
+def _zero_pixels(subject: Subject, part: slice) -> tuple[Tensor, Tensor]:
+    """Whether each image is classified correctly, and the share of its pixels with a zero gradient."""
+    images, labels = _batch(subject, part)
+    gradient, _, broken = Goal(subject.model, cross_entropy).gradient(images, labels)
+    return ~broken.cpu(), (gradient.flatten(1) == 0).double().mean(1).cpu()
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def surface(subject: Subject) -> Measured:
+    """The mean loss along the sign of the gradient and along random signs, within two epsilons of the images.
+
+    As in an attack, pixels are clamped to [0, 1].
+    """
+    count = min(SURFACE_IMAGES, len(subject.images))
+    reach = min(subject.epsilon, 0.5)
+    amounts = [reach * at for at in AMOUNTS]
+    sums = {"gradient": [0.0] * len(amounts), "random": [0.0] * len(amounts)}
+    with frozen_eval(subject.model):
+        goal = Goal(subject.model, cross_entropy)
+        for part in batch_slices(count, subject.batch_size):
+            _add_losses(subject, goal, part, amounts, sums)
+    means = {name: [_number(total / count) for total in totals] for name, totals in sums.items()}
+    return {"images": count, "amounts": amounts, "epsilon": reach, **means}
+
+
+def _add_losses(subject: Subject, goal: Goal, part: slice, amounts: list[float], sums: dict[str, list[float]]) -> None:
+    images, labels = _batch(subject, part)
+    rows = torch.arange(part.start, part.stop, device=images.device)
+    # Another seed than that of the starts of attacks.
+    draws = ascent.uniform(subject.seed + 1, rows, images.shape[1:]).to(images.dtype)
+    directions = {
+        "gradient": goal.gradient(images, labels)[0].sign(),
+        "random": torch.where(draws < 0.5, -1.0, 1.0).to(images.dtype),
+    }
+    for name, direction in directions.items():
+        for at, amount in enumerate(amounts):
+            loss, _ = goal.evaluate((images + amount * direction).clamp(0, 1), labels)
+            sums[name][at] += float(loss.double().sum())
+
+
+def _batch(subject: Subject, part: slice) -> tuple[Tensor, Tensor]:
+    device = device_of(subject.model, subject.images)
+    return on_device(subject.images[part], device), subject.labels[part].to(device)
+
+
+def _number(value: float) -> float | None:
+    """JSON has no infinity and no NaN."""
+    return value if math.isfinite(value) else None
+
+
+@contextmanager
+def smoothed(model: nn.Module) -> Iterator[int]:
+    """Gives decoupled layers in evaluation mode a smoother gradient; their output stays the same.
+
+    With n = ||x|| and c = cos(theta), the gradient of h(n) g(c) becomes k g'(c) w/||w||: 1/n is a constant, and k is
+    the slope of the linear part of h, scale / rho for ball and tanh and scale for seg, as if it never saturated. For
+    other magnitudes, which have no linear part, k is h(n) / n. With g = cos this is the gradient of a plain
+    convolution, and where nothing saturates that of the layer. A layer whose norm cancels, as in linear-cos, keeps its
+    gradient; so do layers in training mode and networks that are compiled already.
+
+    Yields the number of layers with a smoothed gradient.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Decoupled)]
+    changed = [layer for layer in layers if not layer.operator.norm_cancels]
+    try:
+        for layer in changed:
+            layer.__dict__["decoupled"] = functools.partial(_decoupled, layer)
+        yield len(changed)
+    finally:
+        for layer in changed:
+            layer.__dict__.pop("decoupled", None)
+
+
+def _decoupled(layer: Decoupled, input: Tensor) -> Tensor:
+    usual = functools.partial(type(layer).decoupled, layer)
+    if layer.training or not torch.is_grad_enabled():
+        return usual(input)
+    with torch.no_grad():
+        value = usual(input)
+    return _Instead.apply(value, _surrogate(layer, input))
+
+
+class _Instead(torch.autograd.Function):
+    """The value of the first argument with the gradient of the second."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, surrogate: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        return None, gradients[0]
+
+
+def _surrogate(layer: Decoupled, input: Tensor) -> Tensor:
+    """f(w, x) + bias in eager PyTorch, with the smoothed gradient."""
+    op, weighting, patches = layer.operator, layer.operator.weighting, layer.patches(input)
+    constants = {
+        name: patches.per_filter(value) if isinstance(value, Tensor) and op.slots[name].size == 1 else value
+        for name, value in layer.constants().items()
+    }
+    # No gradient flows through the norm, neither by the magnitude nor by the angle.
+    w_norm, n = patches.per_filter(filter_norm(layer.weight, layer.eps)), patches.norm(layer.eps).detach()
+    factor = op.factor(w_norm, constants)
+    relative = relative_to_mean(op, constants, n, layer.options())
+    h = _straight(op, weighting.argument(w_norm, n), relative)
+    product = patches.multiply(scaled(layer.weight, 1 / w_norm))
+    return patches.finish(op.g(product / n, constants), factor * h, layer.bias, product.dtype)
+
+
+def _straight(op: Operator, n: Tensor, constants: Mapping[str, Value]) -> Tensor:
+    """The linear part of the magnitude, or of each of its terms that has one."""
+    total: Value = 0.0
+    for magnitude, term in zip(op.magnitude.parts, op.magnitude_terms, strict=True):
+        own = term.own_constants(constants)
+        slope = magnitude.linear_slope(**own) if belongs_to(magnitude, "linear_slope", "value") else None
+        total = total + (magnitude.value(n, **own) if slope is None else slope * n)
+    return torch.as_tensor(total)

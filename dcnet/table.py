@@ -1,0 +1,176 @@
+"""Tables that render to the terminal, Markdown, HTML and JSON."""
+
+import html
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import rich.table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from dcnet.terminal import visible
+
+Row = Mapping[str, Any]
+Align = Literal["left", "right"]
+# By heading: a key of the record, or a function of the record.
+Cells = Mapping[str, str | Callable[[Any], str]]
+# A narrower column would hold a letter or two per line.
+MIN_WRAPPED_WIDTH = 8
+# A bar in a cell of Markdown.
+BAR = "\\|"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column.
+
+    Attributes:
+        heading: its heading.
+        align: of its cells.
+        wraps: cells may wrap on a narrow terminal.
+        code: Markdown sets its cells as code.
+        detail: Markdown leaves it out.
+    """
+
+    heading: str
+    align: Align = "left"
+    wraps: bool = False
+    code: bool = False
+    detail: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text.
+
+    Attributes:
+        columns: headings and alignment.
+        rows: one text per column; a shorter row is filled up with empty cells.
+        title: printed above the table on a terminal, and the caption in HTML.
+        notes: lines below the table on a terminal.
+        records: the values behind the rows, for JSON.
+        sections: the terminal draws a line above the rows with these indices.
+        dim: the terminal prints the rows with these indices dimmed.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    notes: Sequence[str] = ()
+    records: Sequence[Row] = field(default=(), repr=False)
+    sections: Collection[int] = ()
+    dim: Collection[int] = ()
+
+    @classmethod
+    def of_records(
+        cls,
+        records: Iterable[Row],
+        cells: Cells,
+        *,
+        right: Collection[str] = (),
+        wraps: Collection[str] = (),
+        title: str = "",
+        notes: Sequence[str] = (),
+    ) -> "Table":
+        """A row per record; `right` names the right-aligned columns, `wraps` those that may wrap."""
+        records = list(records)
+        columns = [Column(name, "right" if name in right else "left", name in wraps) for name in cells]
+        read = [_reader(cell) for cell in cells.values()]
+        return cls(columns, [[cell(record) for cell in read] for record in records], title, notes, records)
+
+    @classmethod
+    def of_rows(
+        cls,
+        headings: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        names: int = 1,
+        title: str = "",
+        notes: Sequence[str] = (),
+        sections: Collection[int] = (),
+    ) -> "Table":
+        """Rows of text: the first `names` columns are left-aligned and may wrap, the others are right-aligned."""
+        left = [Column(heading, wraps=True) for heading in headings[:names]]
+        right = [Column(heading, "right") for heading in headings[names:]]
+        return cls([*left, *right], rows, title, notes, sections=sections)
+
+    @property
+    def headings(self) -> list[str]:
+        return [column.heading for column in self.columns]
+
+    def json_rows(self) -> list[Row]:
+        """The records, or the cells by their headings if there are none."""
+        return list(self.records or (dict(zip(self.headings, row, strict=False)) for row in self.rows))
+
+    def markdown(self) -> str:
+        """The columns and rows, without title, notes and details."""
+        shown = [i for i, column in enumerate(self.columns) if not column.detail]
+        rules = ["---:" if column.align == "right" else "---" for column in self.columns]
+        lines = [self.headings, rules, *([*map(_markdown, row, self.columns)] for row in map(self._filled, self.rows))]
+        return "\n".join(f"| {' | '.join(line[i].replace('|', BAR) for i in shown)} |" for line in lines)
+
+    def markdown_section(self) -> str:
+        """The title and a colon, the table, and the notes as a list."""
+        notes = ["\n".join(f"- {note}" for note in self.notes)] if self.notes else []
+        return "\n\n".join([f"{self.title}:", self.markdown(), *notes])
+
+    def html(self, key: str) -> str:
+        """A `<table>` whose caption has the id `<key>-caption`; the first cell of a row is its heading.
+
+        Cells with a method `__html__` are markup, all others are escaped.
+        """
+        head = "".join(f'<th scope="col">{_escaped(heading)}</th>' for heading in self.headings)
+        body = "".join(f"<tr>{_html_row(self._filled(row))}</tr>" for row in self.rows)
+        caption = f'<caption id="{html.escape(key)}-caption">{_escaped(self.title)}</caption>'
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._rich_table(wrap_all=self._min_width() > options.max_width)
+
+    def _rich_table(self, wrap_all: bool) -> rich.table.Table:
+        """Only long columns wrap, unless the table is too wide even so."""
+        title = Text(visible(self.title), style="table.title") if self.title else None
+        notes = Text(visible("\n".join(self.notes), kept="\n"), style="table.caption") if self.notes else None
+        table = rich.table.Table(title=title, caption=notes, caption_justify="left")
+        for column in self.columns:
+            no_wrap = not (wrap_all or column.wraps)
+            table.add_column(Text(column.heading), justify=column.align, overflow="fold", no_wrap=no_wrap)
+        for at, row in enumerate(self.rows):
+            if at in self.sections:
+                table.add_section()
+            # Text, since specs contain brackets, which rich would read as styles.
+            table.add_row(*(Text(visible(cell)) for cell in row), style="dim" if at in self.dim else None)
+        return table
+
+    def _min_width(self) -> int:
+        """The width with only the wrapping columns wrapped."""
+        widths = [
+            MIN_WRAPPED_WIDTH if column.wraps else max(cell_len(text) for text in (column.heading, *self._cells(i)))
+            for i, column in enumerate(self.columns)
+        ]
+        # A space on both sides of each column, and the lines between columns.
+        return sum(widths) + 3 * len(widths) + 1
+
+    def _cells(self, i: int) -> list[str]:
+        return [visible(self._filled(row)[i]) for row in self.rows]
+
+    def _filled(self, row: Sequence[str]) -> list[str]:
+        return [*row, *[""] * (len(self.columns) - len(row))]
+
+
+def _reader(cell: str | Callable[[Any], str]) -> Callable[[Any], str]:
+    return cell if callable(cell) else lambda record: str(record[cell])
+
+
+def _markdown(cell: str, column: Column) -> str:
+    return f"`{cell}`" if column.code and cell else cell
+
+
+def _html_row(row: Sequence[str]) -> str:
+    return f'<th scope="row">{_escaped(row[0])}</th>' + "".join(f"<td>{_escaped(cell)}</td>" for cell in row[1:])
+
+
+def _escaped(cell: Any) -> str:
+    return cell.__html__() if hasattr(cell, "__html__") else html.escape(cell, quote=False)

@@ -1,0 +1,253 @@
+"""Adversarial training: FGSM, PGD and TRADES."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dcnet.ascent import Ascent, Goal, Loss, Track, cross_entropy, norms
+from dcnet.checks import check_number
+from dcnet.modes import frozen
+from dcnet.registry import Registry
+from dcnet.spec import format_call, parse_call
+
+Call = Callable[..., Any]
+# From network, images and labels to the loss and the logits.
+TrainLoss = Callable[[Call, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A network: as called in training, as called in attacks, and the module with its buffers."""
+
+    trained: Call
+    attacked: Call
+    module: nn.Module
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """Changes each pixel, in [0, 1], by at most epsilon so that the loss grows.
+
+    Nothing waits for the device, so that a step can be captured as a CUDA graph.
+    """
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    epsilon: float = 8 / 255
+
+    def __post_init__(self) -> None:
+        check_number(f"epsilon of {self.name}", self.epsilon, above=0)
+        if self.epsilon > 1:
+            raise ValueError(f"epsilon of {self.name} must be at most 1 (of pixels in [0, 1]), not {self.epsilon}")
+
+    def __str__(self) -> str:
+        """The spec for `as_adversary`, without default values."""
+        return format_call(self, self.name, _written)
+
+    @property
+    def takes_margins(self) -> bool:
+        """Whether it supports heads with a margin, which have their own loss."""
+        return True
+
+    @property
+    def cost(self) -> float:
+        """Forward and backward passes per step; plain training has one."""
+        raise NotImplementedError
+
+    def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The training loss, and the logits for the accuracy: those of the unchanged images if it computes them.
+
+        Args:
+            of: the loss without an adversary.
+            target: the network.
+            images: pixels in [0, 1].
+            labels: the labels of the images.
+        """
+        raise NotImplementedError
+
+
+def _written(value: Any) -> str:
+    """A value in a spec; as a fraction such as 6/255 if that is exact and shorter."""
+    exact = repr(value)
+    if not isinstance(value, float):
+        return exact
+    steps = f"{255 * value:g}"
+    return f"{steps}/255" if float(steps) / 255 == value and len(steps) + 4 < len(exact) else exact
+
+
+adversaries: Registry[type[Adversary]] = Registry("an adversary")
+register = adversaries.register
+
+
+def as_adversary(given: Adversary | str) -> Adversary:
+    """The adversary of a spec such as `fgsm` or `pgd(epsilon=8/255,steps=7)`, or the adversary itself."""
+    if isinstance(given, Adversary):
+        return given
+    adversary: Adversary = parse_call(given, adversaries)
+    return adversary
+
+
+def perturb_within(
+    attacked: Call, loss: Loss, labels: Tensor, x: Tensor, start: Tensor, epsilon: float, step: float, steps: int
+) -> Tensor:
+    """Images after gradient ascent steps, within epsilon of x and in [0, 1]."""
+    ascent = Ascent(Goal(attacked, loss), norms["linf"], epsilon, step, steps)
+    places = torch.arange(len(x), device=x.device)
+    return ascent(Track(places, x, labels, start, torch.zeros_like(x))).images
+
+
+@contextmanager
+def preserve_buffers(module: nn.Module) -> Iterator[None]:
+    """Freezes the parameters of a module, and restores its buffers, such as running statistics, at the end."""
+    buffers = list(module.buffers())
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        with frozen(module):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, kept in zip(buffers, before, strict=True):
+                buffer.copy_(kept)
+
+
+def random_start(x: Tensor, epsilon: float) -> Tensor:
+    """Random images within epsilon of x."""
+    return (x + epsilon * (2 * torch.rand_like(x) - 1)).clamp(0, 1)
+
+
+__all__ = ["FGSM", "PGD", "TRADES", "Adversary", "adversaries", "as_adversary"]
+
+
+@register
+@dataclass(frozen=True)
+class FGSM(Adversary):
+    """Clean images and images after one step of size epsilon, in one batch, with weights 1 - share and share.
+
+    With `predicted` the step is away from the predicted class instead of the label, which avoids label leaking.
+    """
+
+    name: ClassVar[str] = "fgsm"
+    about: ClassVar[str] = "clean images, and images after one step along the sign of the gradient"
+    share: float = 0.5
+    predicted: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(f"share of {self.name}", self.share, above=0)
+        if self.share > 1:
+            raise ValueError(f"share of {self.name} must be at most 1, not {self.share!r}")
+        if not isinstance(self.predicted, bool):
+            raise ValueError(f"predicted of {self.name} must be True or False, not {self.predicted!r}")
+
+    @property
+    def takes_margins(self) -> bool:
+        return self.share in (0.5, 1.0)
+
+    @property
+    def cost(self) -> float:
+        return 1.0 + (1.0 if self.share == 1 else 2.0)
+
+    def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        with preserve_buffers(target.module):
+            loss = _cross_entropy_of_prediction if self.predicted else cross_entropy
+            changed = perturb_within(target.attacked, loss, labels, images, images, self.epsilon, self.epsilon, 1)
+        if self.share == 1:
+            return of(target.trained, changed, labels)
+        return _of_both(of, target.trained, images, changed, labels, self.share)
+
+
+@register
+@dataclass(frozen=True)
+class PGD(Adversary):
+    """Images after several steps from a random start; no clean images."""
+
+    name: ClassVar[str] = "pgd"
+    about: ClassVar[str] = "images after several steps from a random start within epsilon"
+    steps: int = 7
+    step: float = 2 / 255
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_steps(self.name, self.steps, self.step)
+
+    @property
+    def cost(self) -> float:
+        return 1.0 + self.steps
+
+    def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        start = random_start(images, self.epsilon)
+        with preserve_buffers(target.module):
+            reach = (self.epsilon, self.step, self.steps)
+            changed = perturb_within(target.attacked, cross_entropy, labels, images, start, *reach)
+        return of(target.trained, changed, labels)
+
+
+@register
+@dataclass(frozen=True)
+class TRADES(Adversary):
+    """The loss of clean images plus beta KL(p(x) || p(x')), where x' maximizes the divergence."""
+
+    name: ClassVar[str] = "trades"
+    about: ClassVar[str] = "clean images, plus beta times the divergence of predictions after several steps"
+    beta: float = 6.0
+    steps: int = 10
+    step: float = 2 / 255
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_steps(self.name, self.steps, self.step)
+        check_number(f"beta of {self.name}", self.beta, above=0)
+
+    @property
+    def takes_margins(self) -> bool:
+        return False
+
+    @property
+    def cost(self) -> float:
+        return 2.0 + self.steps
+
+    def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        # A small offset, since the gradient of the divergence is 0 at the image itself.
+        start = (images + 1e-3 * torch.randn_like(images)).clamp(0, 1)
+        with preserve_buffers(target.module):
+            with torch.no_grad():
+                answer = target.attacked(images).float().softmax(1)
+            reach = (self.epsilon, self.step, self.steps)
+            changed = perturb_within(target.attacked, divergence(answer), answer.argmax(1), images, start, *reach)
+        logits, moved = target.trained(torch.cat([images, changed])).float().chunk(2)
+        natural, _ = of(lambda given: logits, images, labels)
+        apart = F.kl_div(moved.log_softmax(1), logits.softmax(1), reduction="batchmean")
+        return natural + self.beta * apart, logits
+
+
+def _of_both(
+    of: TrainLoss, network: Call, images: Tensor, changed: Tensor, labels: Tensor, share: float
+) -> tuple[Tensor, Tensor]:
+    """The loss of clean and changed images in one batch, which shares the batch statistics."""
+    if share == 0.5:
+        loss, logits = of(network, torch.cat([images, changed]), torch.cat([labels, labels]))
+        return loss, logits[: len(images)]
+    natural, changed_logits = network(torch.cat([images, changed])).chunk(2)
+    loss, logits = of(lambda given: natural, images, labels)
+    return (1 - share) * loss + share * of(lambda given: changed_logits, changed, labels)[0], logits
+
+
+def _cross_entropy_of_prediction(logits: Tensor, labels: Tensor) -> Tensor:
+    """The cross entropy with the predicted class; the labels are ignored."""
+    return cross_entropy(logits, logits.argmax(1))
+
+
+def divergence(answer: Tensor) -> Loss:
+    """KL(answer || softmax(logits)) of each image; the labels are ignored."""
+    return lambda logits, labels: F.kl_div(logits.log_softmax(1), answer, reduction="none").sum(1)
+
+
+def _check_steps(name: str, steps: Any, step: Any) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps of {name} must be a whole number, 1 or more, not {steps!r}")
+    check_number(f"step of {name}", step, above=0)

@@ -1,0 +1,157 @@
+"""Evaluation on a test set, and snapshots of features during training."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dcnet.data import Dataset, FolderDataset, Split
+from dcnet.training.checkpoints import read_tensors, whole
+from dcnet.training.step import Meter, Reading, classification_loss, correct
+
+Autocast = Callable[[], AbstractContextManager[object]]
+EVALUATION_BATCH = 1000
+
+
+class Evaluator:
+    """Cross entropy and accuracy in evaluation mode; on a GPU full batches are replayed as a CUDA graph."""
+
+    def __init__(self, model: nn.Module, device: torch.device, autocast: Autocast = nullcontext, graph: bool = False):
+        self.model, self.autocast, self.meter = model, autocast, Meter(device)
+        self.graphed, self.calls = graph, 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.images = self.labels = torch.empty(0)
+
+    @torch.no_grad()
+    def __call__(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Reading:
+        """Evaluates batches of pixels, bytes or floats in [0, 1], and their labels."""
+        was_training = self.model.training
+        self.model.eval()
+        self.meter.reset()
+        try:
+            for images, labels in batches:
+                self._add(images, labels)
+        finally:
+            self.model.train(was_training)
+        return self.meter.read()
+
+    def _add(self, images: Tensor, labels: Tensor) -> None:
+        # The first batches initialize libraries, which must not happen during a capture.
+        self.calls += 1
+        if not self.graphed or self.calls <= 2:
+            self._compute(images, labels)
+        elif self.graph is None:
+            self._capture(images, labels)
+        elif images.shape != self.images.shape:
+            self._compute(images, labels)
+        else:
+            self.images.copy_(images)
+            self.labels.copy_(labels)
+            self.graph.replay()
+
+    def _capture(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels, self.graph = images.clone(), labels.clone(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._compute(self.images, self.labels)
+        self.graph.replay()
+
+    def _compute(self, images: Tensor, labels: Tensor) -> None:
+        pixels = images.float() / 255 if images.dtype == torch.uint8 else images
+        if pixels.is_cuda:
+            pixels = pixels.contiguous(memory_format=torch.channels_last)
+        with self.autocast():
+            logits = self.model(pixels)
+        self.meter.add(classification_loss(logits, labels), correct(logits, labels), len(labels))
+
+
+def batches_of(split: Split, size: int = EVALUATION_BATCH) -> list[tuple[Tensor, Tensor]]:
+    """Splits images and labels into batches."""
+    return list(zip(split.images.split(size), split.labels.split(size), strict=True))
+
+
+NAME = "features."
+
+
+@dataclass(frozen=True)
+class History:
+    """Features float32 [T, N, D] of N images with labels [N], and directions of classes [T, C, D], at T steps."""
+
+    steps: Tensor
+    labels: Tensor
+    points: Tensor
+    directions: Tensor
+
+
+class Snapshots:
+    """Features of the same test images, in proportion to the classes, at several steps.
+
+    Checkpoints include them, so that an interrupted run ends with the same snapshots.
+    """
+
+    def __init__(self, model: nn.Module, dataset: Dataset | FolderDataset, count: int, device: torch.device):
+        self.model, self.network = model, _network_with_head(model)
+        if isinstance(dataset, FolderDataset):
+            raise ValueError(f"feature_snapshots={count} does not apply to a folder of images: omit it")
+        kept = dataset.test.subset(min(count, len(dataset.test)), dataset.num_classes)
+        self.pixels, self.labels = kept.images.to(device).float() / 255, kept.labels.cpu()
+        self.steps: list[int] = []
+        self.points: list[Tensor] = []
+        self.directions: list[Tensor] = []
+
+    @torch.no_grad()
+    def take(self, step: int) -> None:
+        """Stores the current features; all processes have to call this."""
+        found: list[Tensor] = []
+        # By a hook, since a sharded network is only gathered during its forward pass.
+        hook = self.network.embedding.register_forward_hook(lambda module, inputs, output: found.append(output))
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            for pixels in self.pixels.split(500):
+                self.model(pixels)
+        finally:
+            hook.remove()
+            self.model.train(was_training)
+        self.steps.append(step)
+        self.points.append(torch.cat(found).float().cpu())
+        # A copy, since training changes the weights.
+        self.directions.append(whole(self.network.head.weight).to("cpu", torch.float32, copy=True))
+
+    def state(self) -> dict[str, Tensor]:
+        """All snapshots as tensors by name."""
+        if not self.steps:
+            return {}
+        kept = History(torch.tensor(self.steps), self.labels, torch.stack(self.points), torch.stack(self.directions))
+        return {NAME + name: value for name, value in vars(kept).items()}
+
+    def restore_(self, tensors: dict[str, Tensor]) -> None:
+        """Loads the snapshots of a checkpoint."""
+        if NAME + "steps" not in tensors:
+            return
+        kept = _history(tensors)
+        self.steps = kept.steps.tolist()
+        self.points, self.directions = list(kept.points), list(kept.directions)
+
+
+def read_history(file: Path) -> History:
+    """The snapshots of a run; a ValueError in one sentence for any other file."""
+    tensors, _ = read_tensors(file)
+    try:
+        return _history(tensors)
+    except KeyError:
+        raise ValueError(f"{str(file)!r} has no features: expected features.safetensors of a run") from None
+
+
+def _history(tensors: dict[str, Tensor]) -> History:
+    return History(**{name: tensors[NAME + name] for name in History.__dataclass_fields__})
+
+
+def _network_with_head(model: nn.Module) -> Any:
+    network = getattr(model, "network", model)
+    if not hasattr(network, "embedding") or not hasattr(network, "head"):
+        raise ValueError(f"{type(network).__name__} has no head with features: omit feature_snapshots")
+    return network

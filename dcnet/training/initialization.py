@@ -1,0 +1,249 @@
+"""Initialization from pretrained weights of timm, and of running statistics."""
+
+import dataclasses
+import pickle
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dcnet.convert import decouple
+from dcnet.data import Dataset, FolderDataset
+from dcnet.files import fingerprint
+from dcnet.layers import Decoupled
+from dcnet.models import Network
+from dcnet.models.blocks import MarginNetwork, Normalized
+from dcnet.models.timm_models import own_file, with_weights
+from dcnet.operator import PLAIN
+from dcnet.training.build import build_model
+from dcnet.training.config import OWN_WEIGHTS, RunConfig
+from dcnet.training.record import Record
+
+# Training images for the calibration, and their batch size.
+IMAGES, BATCH = 128, 32
+# Names under which training scripts of timm store the weights.
+INSIDE = ("state_dict_ema", "model_ema", "state_dict", "model")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The pretrained weights of a network: the file, and what was loaded from it."""
+
+    file: str
+    sha256: str | None
+    tensors: int
+    classes: int
+    new: tuple[str, ...]
+    calibrated: int
+
+    def described(self) -> dict[str, Any]:
+        """The values as JSON."""
+        return dataclasses.asdict(self) | {"new": list(self.new)}
+
+    def __str__(self) -> str:
+        sums = "" if self.sha256 is None else f" (sha256 {self.sha256[:12]})"
+        kept = f"the classifier of {self.classes} classes among them"
+        new = f"new: {', '.join(self.new)}" if self.new else kept
+        layers = "1 layer is" if self.calibrated == 1 else f"{self.calibrated} layers are"
+        calibrated = f"; {layers} decoupled and calibrated" if self.calibrated else ""
+        return f"{self.tensors} tensors from {self.file}{sums}; {new}{calibrated}"
+
+
+def build_pretrained(
+    config: RunConfig, dataset: Dataset | FolderDataset, image_size: int, device: torch.device
+) -> tuple[nn.Module, Loaded]:
+    """The network of a config with pretrained weights; a decoupled one is calibrated on training images."""
+    shape = (len(dataset.classes), dataset.channels, image_size)
+    model = build_model(dataclasses.replace(config, operator=PLAIN), *shape)
+    loaded = _load_(model, config, *shape[1:])
+    if not config.decoupled:
+        return model, loaded
+    twin = build_model(config, *shape)
+    chosen = {name for name, layer in twin.named_modules() if isinstance(layer, Decoupled)}
+    images = training_images(dataset, image_size, IMAGES, BATCH)
+    decoupled = decouple(
+        model.to(device),
+        config.operator,
+        where=lambda name, _: name in chosen,
+        linear=True,
+        start="calibrated",
+        data=images,
+        inplace=True,
+    )
+    return decoupled, dataclasses.replace(loaded, calibrated=len(chosen))
+
+
+def training_images(dataset: Dataset | FolderDataset, image_size: int, count: int, batch: int) -> list[Tensor]:
+    """Batches of pixels in [0, 1] for a calibration, always the same ones."""
+    batch, count = min(batch, len(dataset.train)), min(count, len(dataset.train))
+    if isinstance(dataset, FolderDataset):
+        loader = dataset.train_loader(batch, image_size, workers=0, steps=max(1, count // batch))
+        return [images for images, _ in loader]
+    some = dataset.train.subset(count, dataset.num_classes)
+    return [images.float() / 255 for images in some.images.split(batch)]
+
+
+def check_weights(record: Record, config: RunConfig) -> None:
+    """Raises ValueError if a finished run started from other weights than the file has now; it may be missing."""
+    known = (record.weights or {}).get("sha256")
+    if known is None or config.weights in (None, OWN_WEIGHTS) or not Path(str(config.weights)).is_file():
+        return
+    found = fingerprint(Path(str(config.weights)))
+    if found != known:
+        raise ValueError(
+            f"{config.name}-{config.hash} is done, but {config.weights!r} has changed: its sha256 was {known[:12]}..., "
+            f"and is {found[:12]}... now; --again trains it again, and another folder for --runs keeps both"
+        )
+
+
+@torch.no_grad()
+def _load_(model: Normalized, config: RunConfig, channels: int, image_size: int) -> Loaded:
+    """Copies pretrained weights into the plain network, with the classifier if it has as many classes."""
+    name, weights = config.model.partition(":")[2], str(config.weights)
+    tensors = None if weights == OWN_WEIGHTS else read_weights(Path(weights))
+    source, classifier = with_weights(name, tensors, channels, image_size)
+    path = own_file(name) if weights == OWN_WEIGHTS else Path(weights)
+    network = model.network
+    body = network.body if isinstance(network, MarginNetwork) else network
+    assert isinstance(body, Network)
+    values = source.state_dict()
+    own = body.body.state_dict()
+    for key, value in own.items():
+        value.copy_(values[key])
+    same = _copy_classifier_(network, classifier)
+    return Loaded(
+        file=config.model if path is None else path.name,
+        sha256=None if path is None else fingerprint(path),
+        tensors=len(own) + (2 if same else 0),
+        classes=0 if classifier is None else len(classifier.weight),
+        new=() if same else (_in_words(network, classifier),),
+        calibrated=0,
+    )
+
+
+def _copy_classifier_(network: nn.Module, classifier: nn.Linear | None) -> bool:
+    """Copies the classifier if it is linear and has the same shape; returns whether it did."""
+    own = network.classifier if isinstance(network, Network) else None
+    if classifier is None or type(own) is not nn.Linear or own.weight.shape != classifier.weight.shape:
+        return False
+    own.weight.copy_(classifier.weight)
+    if own.bias is not None:
+        own.bias.copy_(torch.zeros_like(own.bias) if classifier.bias is None else classifier.bias)
+    return True
+
+
+def _in_words(network: nn.Module, classifier: nn.Linear | None) -> str:
+    what = "the head with a margin" if isinstance(network, MarginNetwork) else "the classifier"
+    return what if classifier is None else f"{what} (the file has one of {len(classifier.weight)} classes)"
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file with timm's names, .safetensors or a zip of torch.save; nothing else is unpickled."""
+    if not path.is_file():
+        raise ValueError(f"there are no weights at {str(path)!r}: give a .safetensors file, or 'timm' for timm's own")
+    found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_zip(path)
+    tensors = {_without_wrappers(name): value for name, value in found.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise ValueError(f"{str(path)!r} has no tensors by name: give the state dict of a network of timm")
+    return tensors
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            if "dcnet" in (file.metadata() or {}):
+                raise ValueError(f"{str(path)!r} is of a run of dcnet, not of timm: give it to --pretrained")
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    except SafetensorError as error:
+        raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error}") from None
+
+
+def _read_zip(path: Path) -> dict[str, Any]:
+    """Reads a file of torch.save with `weights_only`, which loads tensors and plain containers only."""
+    hint = "if you trust it, load it and write its state dict with safetensors.torch.save_file"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # torch stores without compression; a compressed file could be huge in memory.
+            packed = any(entry.compress_size < entry.file_size for entry in archive.infolist())
+    except (OSError, zipfile.BadZipFile):
+        packed = True
+    if packed:
+        raise ValueError(f"{str(path)!r} is neither .safetensors nor a file of torch.save of today: {hint}")
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError, KeyError, RuntimeError, TypeError, ValueError):
+        raise ValueError(f"{str(path)!r} holds objects other than tensors, which are not loaded: {hint}") from None
+    for name in INSIDE:
+        if isinstance(found, dict) and isinstance(found.get(name), dict):
+            return dict(found[name])
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _without_wrappers(name: str) -> str:
+    """The name without the prefixes of DistributedDataParallel and torch.compile."""
+    return str(name).removeprefix("module.").removeprefix("_orig_mod.")
+
+
+KEPT = ("running_mean", "running_var")
+
+
+@torch.no_grad()
+def init_batch_norm_(model: nn.Module, forward: Callable[[], object]) -> None:
+    """Sets the running statistics of every untrained batch normalization to those of one batch, and nothing else.
+
+    The output of a decoupled layer may have a hundredth of the initial running variance, 1. Without this, evaluation
+    after a short training would be at chance.
+
+    Args:
+        model: the network, in training mode.
+        forward: runs a batch through it.
+    """
+    layers = [layer for layer in _tracking(model) if layer.momentum is not None and not layer.num_batches_tracked]
+    if not layers:
+        return
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.momentum = 1.0
+    try:
+        forward()
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+    _restore(model, layers, before)
+
+
+def reset_batch_norm_(model: nn.Module) -> None:
+    """Marks every batch normalization as untrained, for layers with another operator than before.
+
+    The running statistics stay, for evaluation without training.
+    """
+    for layer in _tracking(model):
+        if layer.num_batches_tracked is not None:
+            layer.num_batches_tracked.zero_()
+
+
+@torch.no_grad()
+def reset_mean_norms_(model: nn.Module) -> None:
+    """Restarts every running mean norm with the next training batch, for layers with another operator than before."""
+    for layer in model.modules():
+        if isinstance(layer, Decoupled) and layer.operator.decay is not None:
+            layer.get_buffer("mean_norm").zero_()
+
+
+def _tracking(model: nn.Module) -> list[_BatchNorm]:
+    return [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
+
+
+def _restore(model: nn.Module, layers: list[_BatchNorm], before: dict[str, Tensor]) -> None:
+    """Restores all buffers except finite statistics of these layers."""
+    new = {id(getattr(layer, name)) for layer in layers for name in KEPT}
+    for name, buffer in model.named_buffers():
+        if id(buffer) not in new or not buffer.isfinite().all():
+            buffer.copy_(before[name])

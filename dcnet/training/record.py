@@ -1,0 +1,416 @@
+"""The record of a run: its types, its JSON, and the checks of records that come from elsewhere.
+
+Records are copied between machines and versions, so every value is checked before it is used. Names that this version
+does not know are kept as they are.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from dcnet.data import Augmentation
+from dcnet.files import read_json, write_json
+from dcnet.training.config import RunConfig, config_of, with_defaults
+from dcnet.training.schedules import Schedule
+
+# Training rewrites the records of runs with one of these, and keeps no evaluations.
+UNFINISHED = ("running", "interrupted", "diverged")
+LONGEST_NAME = 200
+# The largest image side; images are held in memory.
+LARGEST_SIDE = 10_000
+
+
+@dataclass(kw_only=True)
+class Values:
+    """A JSON object as a dataclass.
+
+    Attributes:
+        extra: values without a field.
+        given: names that are written even if their fields have the default value, such as those that were read.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ()
+    extra: dict[str, Any] = field(default_factory=dict)
+    given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The names of the fields that are written."""
+        return [declared.name for declared in dataclasses.fields(cls) if declared.name not in ("extra", "given")]
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Reads a JSON object; `record_problem` has checked its values."""
+        own = {name: values[name] for name in cls.names() if name in values}
+        return cls(**own, extra={name: values[name] for name in values if name not in own}, given=frozenset(values))
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object: the fields in their order, then all other values."""
+        default = type(self)()
+        always = {*self.required, *self.given}
+        kept = [name for name in self.names() if name in always or getattr(self, name) != getattr(default, name)]
+        return {name: _to_json(getattr(self, name)) for name in kept} | self.extra
+
+    def get(self, name: str | int) -> Any:
+        """The value of a name, even without a field; None if there is none."""
+        return getattr(self, str(name)) if name in self.names() else self.extra.get(str(name))
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Values):
+        return value.to_json()
+    return {name: _to_json(part) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+@dataclass(kw_only=True)
+class Point:
+    """One evaluation during training."""
+
+    step: int
+    epoch: float
+    learning_rate: float
+    train_loss: float
+    train_accuracy: float
+    test_loss: float
+    test_accuracy: float
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class Curves(Values):
+    """A value for each evaluation during training; None for a value that was not finite."""
+
+    step: list[int] = field(default_factory=list)
+    epoch: list[float] = field(default_factory=list)
+    learning_rate: list[float] = field(default_factory=list)
+    train_loss: list[float] = field(default_factory=list)
+    train_accuracy: list[float] = field(default_factory=list)
+    test_loss: list[float | None] = field(default_factory=list)
+    test_accuracy: list[float | None] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def add(self, point: Point) -> None:
+        """Appends an evaluation."""
+        for name, value in vars(point).items():
+            getattr(self, name).append(finite(value))
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+def finite(value: float) -> float | None:
+    """The value; None for NaN and infinity, which JSON lacks."""
+    return value if math.isfinite(value) else None
+
+
+@dataclass(kw_only=True)
+class Results(Values):
+    """Accuracy, error in % and loss after the last step; None for a loss that is not finite."""
+
+    test_accuracy: float | None = None
+    test_error: float | None = None
+    test_loss: float | None = None
+    train_loss: float | None = None
+    train_accuracy: float | None = None
+
+
+@dataclass(kw_only=True)
+class Timings(Values):
+    """Seconds by phase and in total, milliseconds per step and images per second."""
+
+    start: float | None = None
+    training: float | None = None
+    evaluation: float | None = None
+    saving: float | None = None
+    total: float | None = None
+    step_ms: float | None = None
+    images_per_second: float | None = None
+
+
+@dataclass(kw_only=True)
+class Evaluation(Values):
+    """Measurements of a trained network, such as by `dcnet attack`; most of them are in `extra`."""
+
+    command: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] | None = None
+
+
+@dataclass(kw_only=True)
+class DataDescription(Values):
+    """The dataset of a run; empty or 0 where a record does not say.
+
+    Attributes:
+        fingerprint: of its contents.
+        folder: of a dataset of files.
+        image_files: whether it is a folder of images.
+        held_out: the share of a folder without a test set that was held out as one.
+        skipped: the files that could not be read.
+    """
+
+    name: str = ""
+    classes: list[str] = field(default_factory=list)
+    channels: int = 0
+    image_size: int = 0
+    train_images: int = 0
+    test_images: int = 0
+    fingerprint: str | None = None
+    image_files: bool = False
+    held_out: float | None = None
+    skipped: list[str] = field(default_factory=list)
+    folder: str | None = None
+
+
+@dataclass(kw_only=True)
+class Record(Values):
+    """All information about a run.
+
+    Attributes:
+        status: "running", "interrupted", "diverged", "done", or "converted" for a network that was not trained.
+        command: trains the same run; None if no command does.
+        config: the values of the config as saved, by any version.
+        execution: where and how it was computed.
+        weights: the pretrained weights that it started from.
+        network_class: the class of a custom network.
+        resumed_at: the steps after which it was resumed.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ("config", "status", "curves")
+    name: str = ""
+    hash: str = ""
+    status: str = ""
+    command: str | None = None
+    commit: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    data: DataDescription = field(default_factory=DataDescription)
+    curves: Curves = field(default_factory=Curves)
+    results: Results | None = None
+    weights: dict[str, Any] | None = None
+    steps: int | None = None
+    steps_per_epoch: int | None = None
+    parameters: int | None = None
+    execution: dict[str, Any] = field(default_factory=dict)
+    network_class: str | None = None
+    resumed_at: list[int] = field(default_factory=list)
+    steps_done: int | None = None
+    timings: Timings = field(default_factory=Timings)
+    evaluations: dict[str, Evaluation] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        parts = {name: kind.from_json(values[name]) for name, kind in PARTS.items() if values.get(name) is not None}
+        found = {name: Evaluation.from_json(one) for name, one in values.get("evaluations", {}).items()}
+        return super().from_json({**values, **parts, **({"evaluations": found} if "evaluations" in values else {})})
+
+    @property
+    def run_name(self) -> str:
+        """The name of its folder."""
+        return f"{self.name}-{self.hash}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The config with default values for names that its version did not know."""
+        return with_defaults(self.config)
+
+    def run_config(self) -> RunConfig:
+        """The config; a ValueError, KeyError or TypeError if this version cannot read it."""
+        return config_of(self.config)
+
+    def value(self, path: tuple[str | int, ...]) -> Any:
+        """The value at a path of names and list indices; None if there is none."""
+        found: Any = self
+        for name in path:
+            try:
+                found = found.get(name) if isinstance(found, Values) else found[name]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return found
+
+
+PARTS: dict[str, type[Values]] = {
+    "data": DataDescription,
+    "curves": Curves,
+    "results": Results,
+    "timings": Timings,
+}
+
+
+def read_record(path: Path) -> Record:
+    """The record in a file or in the folder of a run; a ValueError says in one sentence why it cannot be read."""
+    file = path / "record.json" if path.is_dir() else path
+    try:
+        values = read_json(file)
+    except FileNotFoundError:
+        raise ValueError(f"there is no record at {str(file)!r}: give a run, see `dcnet list runs`") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{str(file)!r} is not a record of a run: {_reason(error)}") from None
+    if problem := record_problem(values):
+        raise ValueError(f"{str(file)!r} is not a record of a run: {problem}")
+    return Record.from_json(values)
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Writes the record atomically."""
+    write_json(path, record.to_json())
+
+
+def file_problem(file: Path) -> str | None:
+    """What is wrong with a file that is not JSON, or with a damaged record; None for any other file."""
+    try:
+        found = read_json(file)
+    except IsADirectoryError:
+        return None
+    except (OSError, ValueError) as error:
+        return _reason(error)
+    return record_problem(found) if isinstance(found, dict) and found.keys() >= set(Record.required) else None
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+Check = Callable[[Any], bool]
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _side(value: Any) -> bool:
+    return _whole(value) and value <= LARGEST_SIDE
+
+
+def _mapping(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _file_name(value: Any) -> bool:
+    """True for one printable part of a path that is not hidden."""
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
+        return False
+    return value.isprintable() and not value.startswith(".") and not set(value) & set("/\\")
+
+
+def _date(value: Any) -> bool:
+    try:
+        return datetime.fromisoformat(value).astimezone() is not None
+    except (OverflowError, TypeError, ValueError):
+        return False
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _list_of(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(check(part) for part in value)
+
+
+OBJECT = "an object"
+NUMBERS, SOME_NUMBERS = _list_of(_number), _list_of(_or_none(_number))
+# By path; * is any name. Outer objects come first.
+CHECKS: dict[str, tuple[Check, str]] = {
+    **dict.fromkeys(("data", "environment", "evaluations", "timings", "execution"), (_mapping, OBJECT)),
+    # An unfinished run has no results.
+    **dict.fromkeys(("results", "weights"), (_or_none(_mapping), OBJECT)),
+    "name": (_file_name, "a name that a file can have"),
+    "hash": (_file_name, "a name that a file can have"),
+    "status": (_text, "text"),
+    **dict.fromkeys(("command", "commit"), (_or_none(_text), "text")),
+    **dict.fromkeys(("steps", "steps_done", "parameters"), (_or_none(_whole), "a whole number")),
+    "resumed_at": (_list_of(_whole), "a list of whole numbers"),
+    "environment.date": (_or_none(_date), "a date such as 2026-11-15T00:00:00+00:00"),
+    **dict.fromkeys(("data.classes", "data.skipped"), (_list_of(_text), "a list of names")),
+    **dict.fromkeys(("data.folder", "data.fingerprint", "network_class"), (_text, "text")),
+    **dict.fromkeys(("data.train_images", "data.test_images"), (_whole, "a whole number")),
+    **dict.fromkeys(("data.channels", "data.image_size"), (_side, f"a whole number up to {LARGEST_SIDE:,}")),
+    **dict.fromkeys(("results.*", "timings.*"), (_or_none(_number), "a number")),
+    **dict.fromkeys((f"curves.{name}" for name in ("step", "epoch", "learning_rate", "seconds")), (NUMBERS, "numbers")),
+    **dict.fromkeys(
+        (f"curves.{part}_{name}" for part in ("train", "test") for name in ("loss", "accuracy")),
+        (SOME_NUMBERS, "numbers, or null"),
+    ),
+    **dict.fromkeys(("evaluations.*", "evaluations.*.settings"), (_mapping, OBJECT)),
+    **dict.fromkeys(
+        ("evaluations.*.results", "evaluations.*.results.transfer", "evaluations.*.results.transfer.source"),
+        (_or_none(_mapping), OBJECT),
+    ),
+    "evaluations.*.settings.epsilon": (_number, "a number"),
+    "evaluations.*.settings.images": (_whole, "a whole number"),
+}
+
+
+def record_problem(values: Any) -> str | None:
+    """What is wrong with a JSON value as the record of a run; None if nothing is."""
+    if not isinstance(values, dict) or not all(isinstance(values.get(name), dict) for name in ("config", "curves")):
+        return "it lacks config, status or curves"
+    if "status" not in values:
+        return "it lacks config, status or curves"
+    for path, (check, expected) in CHECKS.items():
+        for name, value in _values(values, path.split(".")):
+            if not check(value):
+                return f"{name!r} in it is {_short(value)}, and not {expected}"
+    return _problem_of_curves(values["curves"]) or _problem_of_config(values["config"])
+
+
+def _values(inside: Any, path: list[str], before: str = "") -> Iterator[tuple[str, Any]]:
+    """The values that a path leads to, with their full names."""
+    if not path:
+        yield before, inside
+    elif isinstance(inside, dict):
+        for name in inside if path[0] == "*" else [path[0]] * (path[0] in inside):
+            yield from _values(inside[name], path[1:], f"{before}.{name}" if before else name)
+
+
+def _problem_of_curves(curves: Mapping[str, Any]) -> str | None:
+    lengths = {len(values) for name, values in curves.items() if name in Curves.names()}
+    if len(lengths) > 1:
+        return f"its curves have {min(lengths)} to {max(lengths)} values: expected equally many"
+    if curves.get("step") and "test_accuracy" not in curves:
+        return "its curves lack 'test_accuracy'"
+    return None
+
+
+def _problem_of_config(config: Mapping[str, Any]) -> str | None:
+    """Checks the fields of `RunConfig` by their types; names of later versions may have any value."""
+    hints = typing.get_type_hints(RunConfig)
+    for declared in dataclasses.fields(RunConfig):
+        value = config.get(declared.name)
+        if declared.name in config and not _fits(value, hints[declared.name]):
+            return f"{declared.name!r} of its config is {_short(value)}"
+    return None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a JSON value has the type of a field of a config."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return any(_fits(value, part) for part in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, list) and all(_fits(part, typing.get_args(hint)[0]) for part in value)
+    if hint is Schedule:
+        return isinstance(value, dict) and isinstance(value.get("name"), str)
+    if hint is Augmentation:
+        return isinstance(value, dict)
+    if hint in (float, int):
+        return _number(value) and (hint is float or isinstance(value, int))
+    return hint is Any or not isinstance(hint, type) or isinstance(value, hint)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

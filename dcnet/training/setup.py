@@ -1,0 +1,297 @@
+"""Setup of a run: from a config and a machine to data, network, optimizer and training step."""
+
+import inspect
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dcnet.environment import commit, default_workers, environment
+from dcnet.norm_tracking import sync_norms
+from dcnet.optim import WeightedGradients, WeightProjection
+from dcnet.training.build import (
+    build_model,
+    build_optimizer,
+    load_run_weights_,
+    operator_of_statistics,
+    set_learning_rate,
+)
+from dcnet.training.checkpoints import gather, restore_
+from dcnet.training.config import RunConfig
+from dcnet.training.evaluation import Evaluator, Snapshots
+from dcnet.training.identity import Data, describe_data, from_folder, load_data
+from dcnet.training.initialization import (
+    Loaded,
+    build_pretrained,
+    init_batch_norm_,
+    reset_batch_norm_,
+    reset_mean_norms_,
+)
+from dcnet.training.recipes import command_of
+from dcnet.training.record import DataDescription, Record
+from dcnet.training.sources import make_source
+from dcnet.training.step import Meter, Objective, Reading, Step
+
+CHECKPOINT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Where and how to compute; it does not change the results.
+
+    Attributes:
+        device: "auto", "cpu" or "cuda".
+        compile: use torch.compile; worth its minute on a GPU in long runs.
+        graph: replay the whole step as a CUDA graph; None for wherever it works: one process with one GPU.
+        data_dir: folder of the datasets.
+        workers: processes that read images from a folder; by default one per core, up to 8.
+        checkpoint_every: steps between checkpoints; None for the first evaluation after `checkpoint_seconds`.
+        tracker: one of accelerate's trackers, such as "tensorboard".
+    """
+
+    device: str = "auto"
+    compile: bool = False
+    graph: bool | None = None
+    data_dir: Path | None = None
+    workers: int = field(default_factory=default_workers)
+    checkpoint_every: int | None = None
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    tracker: str | None = None
+
+
+def make_accelerator(config: RunConfig, execution: Execution, folder: Path) -> Accelerator:
+    """A new accelerator in the precision of the config; it detects other processes by itself."""
+    tracker = execution.tracker
+    # Otherwise accelerate would only warn, and continue without the tracker.
+    if tracker in LOGGER_TYPE_TO_CLASS and tracker not in {found.value for found in get_available_trackers()}:
+        raise ValueError(f"tracker is {tracker!r}, which is not installed here: install it, or omit it")
+    # accelerate keeps one state per process, and would reject another precision in the next run.
+    AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
+    mixed = "bf16" if config.precision == "bfloat16" else "no"
+    # By default accelerate also chooses unsupported devices, such as the GPU of a Mac.
+    cpu = execution.device == "cpu" or not torch.cuda.is_available()
+    accelerator = Accelerator(mixed_precision=mixed, cpu=cpu, log_with=tracker, project_dir=str(folder))
+    if execution.device == "cuda" and accelerator.device.type != "cuda":
+        raise ValueError("device is 'cuda', but torch finds no GPU here: use cpu")
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise ValueError("FSDP of version 1 flattens parameters and loses their names: use --fsdp_version 2")
+    if accelerator.gradient_accumulation_steps != 1:
+        # A step is one batch, but accelerate would still divide its gradient.
+        raise ValueError(
+            f"accelerate is configured to accumulate gradients over {accelerator.gradient_accumulation_steps} steps, "
+            "but a step is one batch here: unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+        )
+    return accelerator
+
+
+def uses_graph(execution: Execution, accelerator: Accelerator) -> bool:
+    """Whether steps are captured as a CUDA graph."""
+    possible = accelerator.device.type == "cuda" and accelerator.num_processes == 1
+    if execution.graph and not possible:
+        raise ValueError("a CUDA graph of the whole step needs a single process with a GPU")
+    return possible if execution.graph is None else execution.graph
+
+
+class Setup:
+    """Data, network, optimizer and step of a run.
+
+    Args:
+        config: what to train.
+        folder: the folder of the run, for trackers.
+        execution: where and how to compute.
+        dataset: a custom dataset; None for that of the config.
+        model: a custom network; None for that of the config.
+        fresh: whether this is a new run; otherwise `restore_` loads its weights.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: Path,
+        execution: Execution,
+        dataset: Data | None = None,
+        model: nn.Module | None = None,
+        fresh: bool = True,
+    ):
+        self.config, self.execution, self.fresh = config, execution, fresh
+        self.accelerator = make_accelerator(config, execution, folder)
+        self.device, self.processes = self.accelerator.device, int(self.accelerator.num_processes)
+        self.dataset = dataset or load_data(config, execution.data_dir)
+        self.image_size = config.image_size or self.dataset.image_size
+        self.loaded: Loaded | None = None
+        self.graph = uses_graph(execution, self.accelerator)
+        self.model = self._place(self._build_model() if model is None else model)
+        sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        if sharded and config.adversary is not None:
+            raise ValueError(f"adversary={config.adversary!r} needs whole weights in each process: use DDP, not FSDP")
+        optimizer = build_optimizer(config, self.model, self.device, sharded)
+        prepared, wrapped = self.accelerator.prepare(self.model, optimizer)
+        self.optimizer: Optimizer = wrapped.optimizer
+        self.rate = float("nan")
+        self.meter = Meter(self.device, self.sum_over_processes if self.processes > 1 else None, self.is_first)
+        # All batches have one size, or two with an adversary; code for any size is slower.
+        network: Any = torch.compile(prepared, dynamic=False) if execution.compile else prepared
+        objective = Objective(config, self.model, execution.compile)
+        self.step = Step(self.accelerator, network, self.optimizer, objective, self.meter)
+        share = (self.accelerator.process_index, self.processes)
+        self.source = make_source(self.dataset, config, self.device, share, self.graph, execution.workers)
+        self.evaluator = Evaluator(self.model, self.device, graph=self.graph)
+        count = config.feature_snapshots
+        self.snapshots = Snapshots(self.model, self.dataset, count, self.device) if count else None
+        self.projection = WeightProjection(self.model, config.projection_every) if config.projection_every else None
+        if config.weighted_gradients != "none":
+            WeightedGradients(self.model, self.optimizer, on=config.weighted_gradients)
+        self.total_steps = config.steps or (config.epochs or 0) * self.source.steps_per_epoch
+
+    def _build_model(self) -> nn.Module:
+        """The network of the config, with pretrained weights for a new run."""
+        config, data = self.config, self.dataset
+        if config.network is not None:
+            raise ValueError(f"the config is of a custom network, {config.model!r}: give it as model=...")
+        torch.manual_seed(config.seed)
+        if len(data.classes) < 2:
+            only = ", ".join(data.classes)
+            raise ValueError(f"{data.name} has only one class, {only!r}: expected two or more")
+        if config.weights and not config.pretrained and self.fresh:
+            model, self.loaded = build_pretrained(config, data, self.image_size, self.device)
+            return model
+        network = build_model(config, len(data.classes), data.channels, self.image_size)
+        if config.pretrained and self.fresh:
+            load_run_weights_(network, config.pretrained)
+            if operator_of_statistics(config.pretrained) != config.operator:
+                # The running statistics were computed with another operator.
+                reset_batch_norm_(network)
+                reset_mean_norms_(network)
+        return network
+
+    def _place(self, model: nn.Module) -> nn.Module:
+        """Moves the network to its device, in the memory layout that is fastest there."""
+        if self.processes > 1:
+            sync_norms(model)
+        if self.device.type != "cuda":
+            return model.to(self.device)
+        # For products in float32, such as those between filters.
+        torch.set_float32_matmul_precision("highest" if self.config.precision == "float32" else "high")
+        torch.backends.cudnn.benchmark = True
+        return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the files of the run."""
+        return bool(self.accelerator.is_main_process)
+
+    def sum_over_processes(self, value: Tensor) -> Tensor:
+        total: Any = self.accelerator.reduce(value, "sum")
+        return total
+
+    def any_process(self, value: bool) -> bool:
+        """Whether the value is true in any process; all processes have to call this."""
+        if self.processes == 1:
+            return value
+        return bool(self.sum_over_processes(torch.tensor(float(value), device=self.device)).item() > 0)
+
+    def init_statistics(self) -> None:
+        """Initializes the running statistics of a new network with the first batch."""
+
+        def forward() -> None:
+            torch.manual_seed(self.config.seed)
+            with self.accelerator.autocast():
+                self.model(self.source.images(0))
+
+        init_batch_norm_(self.model, forward)
+
+    def train_step(self, step: int, losses: Sequence[float]) -> None:
+        """Trains on the batch of a step, given the training losses of all evaluations before it."""
+        config = self.config
+        rate = config.lr * config.schedule.factor(step, self.total_steps, losses)
+        if rate != self.rate:
+            set_learning_rate(self.optimizer, rate)
+            self.rate = rate
+        # Randomness in the network, such as dropout, is a function of seed, step and process.
+        torch.manual_seed(((config.seed * 1_000_003 + step) * 4_099 + self.accelerator.process_index) % 2**64)
+        self.source.train(step, self.step)
+        if self.projection is not None:
+            self.projection.step()
+
+    def evaluate(self, step: int) -> Reading:
+        """Evaluates on the test set, and takes a snapshot of the features if the config enables it."""
+        if self.snapshots is not None:
+            self.snapshots.take(step)
+        return self.evaluator(self.source.test())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that training changes; all processes have to call this."""
+        kept = {} if self.snapshots is None else self.snapshots.state()
+        return {**gather(self.model, self.optimizer), **self.meter.state(), **kept}
+
+    def restore_(self, step: int, tensors: dict[str, Tensor]) -> None:
+        """Loads the tensors of a checkpoint."""
+        restore_(self.model, self.optimizer, tensors)
+        self.meter.restore_(tensors)
+        if self.snapshots is not None:
+            self.snapshots.restore_(tensors)
+        if self.projection is not None:
+            self.projection.count = step
+
+    def new_record(self, network_class: str | None = None) -> Record:
+        """The record of the run before its first step."""
+        config, data = self.config, describe_data(self.dataset)
+        data.image_size, data.train_images = self.image_size, config.train_images or data.train_images
+        return Record(
+            name=config.name,
+            hash=config.hash,
+            status="running",
+            command=_command(config, data),
+            commit=commit(),
+            config=config.described(),
+            environment=environment(),
+            data=data,
+            weights=None if self.loaded is None else self.loaded.described(),
+            steps=self.total_steps,
+            steps_per_epoch=self.source.steps_per_epoch,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            execution={
+                "device": self.device.type,
+                "graph": self.graph,
+                "compile": self.execution.compile,
+                "processes": self.processes,
+                "strategy": self.accelerator.distributed_type.value,
+            },
+            network_class=network_class,
+            given=frozenset(("command", "commit", "results")),
+        )
+
+
+def _command(config: RunConfig, data: DataDescription) -> str | None:
+    """The command that trains the same run; None for custom networks and datasets."""
+    if config.network is not None or (config.data is not None and not from_folder(config.dataset)):
+        return None
+    words = [command_of(config)]
+    if data.folder:
+        words += ["--data-dir", shlex.quote(data.folder)]
+    return " ".join([*words, "--skip-bad-images"] if data.skipped else words)
+
+
+def check_network(model: nn.Module | None, config: RunConfig) -> None:
+    """Raises an error for a custom network that cannot be trained with the config."""
+    if model is None:
+        return
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a network to train is an nn.Module, not {model!r}")
+    if config.margin is not None:
+        try:
+            inspect.signature(model.forward).bind("images", "labels")
+        except TypeError:
+            raise ValueError(
+                f"margin={config.margin!r} needs a network whose forward takes images and labels and returns loss and "
+                f"logits, which {type(model).__name__} does not: omit margin, or train a MarginNetwork"
+            ) from None

@@ -1,0 +1,212 @@
+"""`dcnet train`, as it is typed."""
+
+import sys
+from dataclasses import fields
+
+import pytest
+from helpers.cli_runs import colour_run
+
+from dcnet.cli.app import main
+from dcnet.cli.train import AUGMENTATION, NetworkOptions, RecipeOptions
+from dcnet.training import RunConfig, all_runs
+
+SMALL = ["--train-images", "60", "--batch-size", "20", "--width", "0.1", "--epochs", "2", "--device", "cpu"]
+
+
+def train(root, *arguments):
+    return main(["train", *SMALL, "--runs", str(root), *arguments])
+
+
+def test_networks_are_compared(tmp_path, capsys):
+    assert train(tmp_path, "--operators", "conv", "tanh-cos", "--seeds", "0", "1") == 0
+    out = capsys.readouterr().out
+    assert "digits, cnn9-small, last step, mean ± deviation of 2 seeds" in " ".join(out.split())
+    assert "conv" in out
+    assert "tanh-cos" in out
+    assert "±" in out
+    assert len(all_runs(tmp_path)) == 4
+
+
+def test_what_is_done_is_not_done_again(tmp_path, capsys):
+    assert train(tmp_path) == 0
+    (run,) = all_runs(tmp_path)
+    before = run.record()
+    capsys.readouterr()
+    assert train(tmp_path) == 0
+    assert "is done already" in capsys.readouterr().out
+    assert run.record() == before
+    assert train(tmp_path, "--again") == 0
+    assert run.record().environment["date"] != before.environment["date"] or run.record() != before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--operators", "tanh-cosine"], "cosine"),
+        (["--operators"], "--operators is empty"),
+        (["--seeds"], "--seeds is empty"),
+        (["--lr", "0"], "lr must be positive, not 0"),
+        (["--steps", "5"], "--steps 5 and --epochs 2 exclude each other"),
+        (["--resume", "nothing"], "no run 'nothing'"),
+        (["--resume", "some", "--again"], "--resume continues a run and --again starts over"),
+        (["--checkpoint-every", "0"], "--checkpoint-every must be 1 or more, not 0"),
+        (["--operators", "tanh-cos+linear", "--projection-every", "3"], "needs an unweighted operator"),
+        (["--dataset", "cifr10"], "cifar10"),
+        (["--model", "resnet33"], "resnet32"),
+        (["--batch-size", "500"], "must be from 1 to 60"),
+        (["--pretrained", "nowhere"], "no weights at"),
+        (["--pretrained", ""], "--pretrained is ''"),
+        (["--train-images", "9000"], "from 1 to 600, not 9000"),
+        (["--pad", "-1"], "pad"),
+        (["--margin", "arcface", "--margin-scale", "big"], "scale must be a number, 'norm' or 'learned', not 'big'"),
+        (["--margin", "sphereface2", "--label-smoothing", "0.1"], "does not support label_smoothing (got 0.1)"),
+        (["--momentum", "0.5"], "momentum=0.5 is for sgd, and optimizer='adam' has none"),
+        (["--norm", "none", "--norm-momentum", "0.5"], "norm_momentum=0.5 is for batch normalization, but norm='none'"),
+        (["--features", "2"], "features=2 needs a head with a margin"),
+        (["--seeds", "-1"], "seed must be a whole number, 0 or more, not -1"),
+        (["--image-size", "16"], "image_size=16 does not fit digits, whose images have 8"),
+        (["--tracker", "aim"], "tracker is 'aim', which is not installed here"),
+        (
+            ["--recipe", "paper-imagenet", "--dataset", "digits", "--image-size", "8", "--operators", "conv"],
+            "pixel_mean of the recipe 'paper-imagenet' has 3 values, and the images of 'digits' have 1 channels",
+        ),
+    ],
+)
+def test_wrong_options_are_told_in_one_line(tmp_path, capsys, arguments, words):
+    assert train(tmp_path, *arguments) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [["train"], ["reproduce", "table1", "--status"]])
+@pytest.mark.parametrize("below", ["", "runs"])
+def test_runs_cannot_be_put_into_a_file(tmp_path, capsys, words, below):
+    file = tmp_path / "file"
+    file.touch()
+    assert main([*words, "--runs", str(file / below)]) == 2
+    told = f"runs cannot be written to {str(file / below)!r}: {str(file)!r} is not a folder"
+    assert capsys.readouterr() == ("", f"dcnet: {told}\n")
+
+
+def test_a_missing_dataset_says_how_to_get_it(tmp_path, capsys):
+    assert train(tmp_path, "--dataset", "imagefolder", "--data-dir", str(tmp_path)) == 2
+    assert "train" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["train-images", "pad", "cutout"])
+def test_what_a_folder_of_images_cannot_have_is_refused(tmp_path, capsys, option):
+    colour_run(tmp_path / "run", tmp_path / "images")
+    small = ["--dataset", "imagefolder", "--data-dir", str(tmp_path / "images"), "--image-size", "14"]
+    others = ["--batch-size", "2", "--width", "0.1", "--epochs", "1", "--device", "cpu", "--workers", "0"]
+    assert main(["train", *small, *others, f"--{option}", "4", "--runs", str(tmp_path)]) == 2
+    assert f"{option.replace('-', '_')}=4 does not apply to a folder of images" in capsys.readouterr().err
+
+
+def test_a_run_on_a_folder_of_images_is_not_taken_for_one_on_another(tmp_path, capsys):
+    for name in ("one", "two"):
+        colour_run(tmp_path / f"run of {name}", tmp_path / name)
+    for part in ("train", "val"):
+        (tmp_path / "two" / part / "dark").rename(tmp_path / "two" / part / "dim")
+    small = ["--dataset", "imagefolder", "--image-size", "14", "--batch-size", "2", "--width", "0.1", "--epochs", "1"]
+
+    def words(name):
+        return ["train", *small, "--workers", "0", "--device", "cpu", "--runs", str(tmp_path), "--data-dir", name]
+
+    assert main(words(str(tmp_path / "one"))) == 0
+    capsys.readouterr()
+    assert main(words(str(tmp_path / "one"))) == 0
+    assert "is done already" in capsys.readouterr().out
+    assert main(words(str(tmp_path / "nowhere"))) == 2
+    assert f"imagefolder is not in {tmp_path / 'nowhere'}" in capsys.readouterr().err
+    assert main(words(str(tmp_path / "two"))) == 0
+    assert "is done already" not in capsys.readouterr().out
+    # Both are kept, and the place of a folder does not matter.
+    (tmp_path / "one").rename(tmp_path / "moved")
+    for name, folder in {"moved": "one", "two": "two"}.items():
+        assert main(words(str(tmp_path / name))) == 0
+        out = capsys.readouterr().out
+        assert "is done already" in out
+        (run,) = [run for run in all_runs(tmp_path) if run.folder.name in out]
+        assert run.record().data.folder == str(tmp_path / folder)
+
+
+def test_one_operator_in_two_spellings_is_one_run(tmp_path, capsys):
+    assert train(tmp_path, "--operators", "tanh-cos", "tanh(scale=1.0)-cos", "--seeds", "0", "0") == 0
+    out = capsys.readouterr().out
+    assert "one seed" in out
+    assert out.count("wrote") == 1
+
+
+def test_a_package_that_is_not_there_is_told_in_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert train(tmp_path, "--model", "timm:resnet18", "--epochs", "1") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dcnet train: ")
+    assert "timm" in error
+    assert error.count("\n") == 1
+
+
+def test_large_seeds(tmp_path):
+    assert train(tmp_path, "--seeds", str(2**63 - 1)) == 0
+
+
+# --- runs that are there already ---
+
+
+@pytest.mark.parametrize("where", ["renamed", "."])
+def test_a_run_goes_on_in_its_folder_whatever_that_is_called(tmp_path, capsys, monkeypatch, where):
+    assert train(tmp_path) == 0
+    (run,) = all_runs(tmp_path)
+    folder = run.folder.rename(tmp_path / "renamed")
+    monkeypatch.chdir(tmp_path if where == "renamed" else folder)
+    capsys.readouterr()
+    assert main(["train", "--resume", where, "--device", "cpu"]) == 0
+    assert "is done already" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("digits-*"))
+
+
+def test_runs_that_cannot_go_on(tmp_path, capsys):
+    assert train(tmp_path, "--operators", "conv") == 0
+    assert (
+        main(["convert", "digits", "--runs", str(tmp_path), "--operator", "tanh-cos", "--out", str(tmp_path / "x")])
+        == 0
+    )
+    capsys.readouterr()
+    assert main(["train", "--resume", "x", "--runs", str(tmp_path)]) == 2
+    assert "was converted and never trained, so it cannot be resumed" in capsys.readouterr().err
+    (tmp_path / "x" / "record.json").write_text('{"config": {}, "status": "running", "curves": {}}')
+    assert main(["train", "--resume", "x", "--runs", str(tmp_path)]) == 2
+    assert "does not describe its network" in capsys.readouterr().err
+
+
+def test_a_start_by_the_name_of_a_run(tmp_path):
+    assert train(tmp_path, "--operators", "conv") == 0
+    (plain,) = all_runs(tmp_path)
+    assert train(tmp_path, "--pretrained", plain.folder.name[-8:]) == 0
+    found = {run.record().config["pretrained"] for run in all_runs(tmp_path)}
+    assert found == {None, str(plain.folder)}
+
+
+@pytest.mark.parametrize("choice", ["--optimizer", "--precision", "--norm", "--schedule"])
+def test_choices_are_listed(tmp_path, capsys, choice):
+    with pytest.raises(SystemExit) as exit_:
+        train(tmp_path, choice, "nonsense")
+    assert exit_.value.code == 2
+
+
+def test_help_reads_well(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "--help"])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert "digits" in out
+    assert "--operators" in out
+
+
+def test_every_value_of_a_config_has_an_option():
+    options = {declared.name for kind in (NetworkOptions, RecipeOptions) for declared in fields(kind)}
+    elsewhere = {"recipe", "operator", "seed"}
+    by_recipe_only = {"log_floor", "pixel_mean", "pixel_std", "data", "network"}
+    values = {declared.name for declared in fields(RunConfig)} - elsewhere - by_recipe_only
+    assert options == values - {"augmentation"} | set(AUGMENTATION)

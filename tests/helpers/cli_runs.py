@@ -1,0 +1,77 @@
+"""Runs that are trained in a second or two, once for all tests of a process, and one made by hand."""
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from dcnet.cli.app import main
+from dcnet.training import Execution, Run, RunConfig, Trainer, recipe
+from dcnet.training.build import build_model
+from dcnet.training.checkpoints import write_tensors
+from dcnet.training.record import DataDescription, Record
+
+OPERATORS = ("tanh-cos", "conv")
+# Kept until the process ends, which removes it.
+_folder = tempfile.TemporaryDirectory(prefix="dcnet-runs-")
+
+
+@functools.cache
+def trained() -> dict[str, Run]:
+    """A run of each operator, by the operator."""
+    return {operator: _train(operator) for operator in OPERATORS}
+
+
+def _train(operator: str) -> Run:
+    config = recipe("digits", epochs=3, width=0.25, operator=operator)
+    run = Run.of(config, Path(_folder.name))
+    Trainer(config, run, Execution(device="cpu")).run()
+    return run
+
+
+def root() -> Path:
+    """The folder of the trained runs."""
+    return trained()["conv"].folder.parent
+
+
+def call(*arguments: Any) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def answer(capsys: Any, *arguments: Any) -> Any:
+    """The one JSON document that a command prints."""
+    assert call(*arguments, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def complaint(capsys: Any, *arguments: Any) -> str:
+    """The one line that a command with wrong input ends with."""
+    assert call(*arguments) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("dcnet: ")
+    assert told.err.count("\n") == 1
+    return told.err
+
+
+def colour_run(folder: Path, images: Path) -> Run:
+    """A network that was not trained, of images in colour from a folder with the classes dark and light."""
+    shades = {"dark": 40, "light": 200}
+    for part in ("train", "val"):
+        for name, shade in shades.items():
+            (images / part / name).mkdir(parents=True)
+            for i in range(3):
+                noise = np.random.default_rng(i).integers(0, 40, (11, 9, 3))
+                Image.fromarray((shade + noise).astype(np.uint8)).save(images / part / name / f"{i}.png")
+    config = RunConfig(dataset="imagefolder", model="cnn9-small", operator="conv", width=0.1, image_size=14, epochs=1)
+    torch.manual_seed(0)
+    model, run = build_model(config, 2, 3, 14), Run(folder)
+    write_tensors(run.model_file, {f"model.{name}": value for name, value in model.state_dict().items()}, {})
+    data = {"name": "imagefolder", "classes": list(shades), "channels": 3, "image_size": 14}
+    run.write(Record(config=config.described(), status="done", data=DataDescription.from_json(data)))
+    return run

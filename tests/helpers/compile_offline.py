@@ -1,0 +1,88 @@
+"""Compiles every kernel that a fused convolution launches, for a GPU that is not installed.
+
+Run it as a script without TRITON_INTERPRET: `python compile_offline.py OPERATOR ...` prints one line per kernel.
+"""
+
+import argparse
+import importlib
+import pkgutil
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+import dcnet
+from dcnet import device_functions as device
+from dcnet import kernels
+from dcnet.kernels import dispatch
+
+compile_and_launch = JITFunction.run
+
+
+class AbsentGpu:
+    """The part of a driver that Triton needs before a launch."""
+
+    def __init__(self, capability):
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self):
+        return self.target
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+class NeverLaunched:
+    """Replaces a compiled kernel, which would have to be loaded before a launch."""
+
+    def __getitem__(self, grid):
+        return lambda *args, **kwargs: None
+
+
+def compile_only(self, *args, grid, warmup, **kwargs):
+    """Compiles a kernel as Triton does, with the variant for these arguments, without a launch."""
+    compiled = compile_and_launch(self, *args, grid=grid, warmup=True, **kwargs)
+    assert len(compiled.asm["cubin"]) > 0
+    print(f"{self.fn.__name__} {compiled.metadata.shared} bytes shared", flush=True)
+    return NeverLaunched()
+
+
+def pretend_multiprocessors(count):
+    """Makes all modules of the kernels use the number of multiprocessors of a GPU."""
+    for info in pkgutil.iter_modules(kernels.__path__, "dcnet.kernels."):
+        module = importlib.import_module(info.name)
+        if hasattr(module, "multiprocessors"):
+            module.multiprocessors = lambda device: count
+
+
+def compile_layer(operator, dtype, bias):
+    # 3 * 16 filters, so that a tile has three chunks.
+    layer = dcnet.DecoupledConv2d(8, 48, 3, padding=1, operator=operator, bias=bias).to(dtype)
+    x = torch.randn(2, 8, 56, 56, dtype=dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
+    out = dispatch.conv2d(x, layer.weight, layer.bias, 1, 1, 1, 1, layer.options())
+    torch.autograd.grad(out, [x, *layer.parameters()], torch.ones_like(out))
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("operators", nargs="+")
+    parser.add_argument("--capability", type=int, default=90, help="of the GPU: 80 for an A100, 90 for an H100")
+    parser.add_argument("--half-only", action="store_true", help="in bfloat16 without a bias, not in float32 with one")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    assert not device.INTERPRETED
+    given = arguments()
+    driver.set_active(AbsentGpu(given.capability))
+    JITFunction.run = compile_only
+    pretend_multiprocessors(132)
+    for operator in given.operators:
+        print(operator, flush=True)
+        compile_layer(operator, torch.bfloat16, bias=False)
+        if not given.half_only:
+            compile_layer(operator, torch.float32, bias=True)

@@ -1,0 +1,222 @@
+"""A program for several processes: heads whose classes are divided among them, compared with whole heads."""
+
+import dataclasses
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from dcnet.interrupts import end_process
+from dcnet.losses import Annealing, MarginSoftmax, ShardedMarginSoftmax, SphereFaceR, registry
+from dcnet.parameters import Learnable
+
+FEATURES, CLASSES, OWN = 6, 11, 3
+# A process that waits for another one in vain ends after this.
+PATIENCE = timedelta(seconds=60)
+
+
+def batch(rank, seed):
+    generator = torch.Generator().manual_seed(100 * seed + rank)
+    x = torch.randn(OWN, FEATURES, generator=generator, dtype=torch.float64)
+    return x, torch.randint(CLASSES, (OWN,), generator=generator)
+
+
+def compare(margin, ignored=None, **options):
+    """With `ignored`, samples of that class are ignored, more of them in one process than in the others."""
+    if ignored is not None:
+        options["ignore_index"] = ignored
+    rank, world = dist.get_rank(), dist.get_world_size()
+    sharded = ShardedMarginSoftmax(FEATURES, CLASSES, margin, **options).double()
+    if sharded.bias is not None:
+        torch.nn.init.normal_(sharded.bias)
+    whole = MarginSoftmax(FEATURES, CLASSES, margin, **options).double()
+    first = rank * CLASSES // world
+    rows = slice(first, first + len(sharded.weight))
+    with torch.no_grad():
+        whole.weight.copy_(sharded.full_weight())
+        if whole.bias is not None:
+            torch.manual_seed(1)
+            torch.nn.init.normal_(whole.bias)
+            sharded.bias.copy_(whole.bias[rows])
+    for step in range(2):
+        parts = [batch(r, step) for r in range(world)]
+        x = torch.cat([part[0] for part in parts]).requires_grad_()
+        labels = torch.cat([part[1] for part in parts])
+        own = parts[rank][0].requires_grad_()
+        if ignored is not None:
+            labels[0] = parts[0][1][0] = ignored
+        expected, found = whole(x, labels), sharded(own, parts[rank][1])
+        if options.get("reduction") == "none":
+            close(found, expected[OWN * rank : OWN * (rank + 1)])
+            # Each process computes something else from its losses; the gradient is that of the mean.
+            of_each = torch.arange(1, world + 1, dtype=torch.float64).repeat_interleave(OWN) / world
+            expected, found = (of_each * expected.square()).sum(), ((rank + 1) * found.square()).sum()
+        else:
+            close(found, expected)
+        names = [name for name, _ in sharded.named_parameters()]
+        wanted, given = gradients(whole, expected, names), gradients(sharded, found, names)
+        for name, value in wanted.items():
+            close(given[name], value[rows] if name in ("weight", "bias") else value)
+        (by_feature,) = torch.autograd.grad(expected, x)
+        (own_gradient,) = torch.autograd.grad(found, own)
+        close(own_gradient, world * by_feature[OWN * rank : OWN * (rank + 1)])
+        compare_predictions(sharded, whole, *parts[rank])
+
+
+def compare_predictions(sharded, whole, x, labels):
+    """Compares logits, cosines and diagnosis for the features of this process and all classes."""
+    for of in ("logits", "cosines"):
+        found, expected = getattr(sharded, of)(x), getattr(whole, of)(x)
+        assert found.shape == (OWN, CLASSES)
+        close(found, expected)
+        by_found, by_expected = (torch.autograd.grad(each.square().sum(), x)[0] for each in (found, expected))
+        close(by_found, by_expected)
+    found, expected = (dataclasses.asdict(head.diagnose(x, labels)) for head in (sharded, whole))
+    for name, value in expected.items():
+        close(torch.tensor(found[name]).double(), torch.tensor(value).double())
+
+
+def check_first_weights():
+    """They differ between processes and heads, and are reproducible from a seed."""
+    heads = {}
+    for name in ("first", "again"):
+        torch.manual_seed(3)
+        heads[name] = [ShardedMarginSoftmax(FEATURES, 4000).full_weight() for _ in range(2)]
+    one, two = heads["first"]
+    assert one.shape == (4000, FEATURES)
+    assert len(torch.cat([one, two]).unique(dim=0)) == 8000
+    assert torch.equal(one, heads["again"][0])
+    assert torch.equal(two, heads["again"][1])
+
+
+def gradients(head, loss, names):
+    found = torch.autograd.grad(loss, [head.get_parameter(name) for name in names], retain_graph=True)
+    return dict(zip(names, found, strict=True))
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+
+
+def check_compiled(margin):
+    """Loss and gradients of a head that is compiled."""
+    head = ShardedMarginSoftmax(FEATURES, CLASSES, margin, annealing=None).double()
+    x, labels = batch(dist.get_rank(), 0)
+    x.requires_grad_()
+    losses = head(x, labels), torch.compile(head, backend="aot_eager")(x, labels)
+    expected, found = (torch.autograd.grad(loss, (x, head.weight)) for loss in losses)
+    for one, two in zip((losses[1], *found), (losses[0], *expected), strict=True):
+        close(one, two)
+
+
+def check_all_ignored():
+    """The mean is nan, as in torch, with gradients of 0."""
+    head = ShardedMarginSoftmax(FEATURES, CLASSES, "am-softmax").double()
+    x, labels = batch(dist.get_rank(), 0)
+    x.requires_grad_()
+    loss = head(x, torch.full_like(labels, -100))
+    assert loss.isnan()
+    for gradient in torch.autograd.grad(loss, (x, head.weight)):
+        assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+def check_samples():
+    """All classes of the batch are used, so the loss over fewer classes is smaller."""
+    torch.manual_seed(5)
+    whole = ShardedMarginSoftmax(FEATURES, CLASSES, "am-softmax").double()
+    some = ShardedMarginSoftmax(FEATURES, CLASSES, "am-softmax", sample=0.3).double()
+    some.load_state_dict(whole.state_dict())
+    x, labels = batch(dist.get_rank(), 0)
+    loss = some(x, labels)
+    assert 0 < loss <= whole(x, labels) + 1e-12
+    close(some.eval()(x, labels), whole(x, labels))
+    some.train()(x, labels).backward()
+    used = (some.weight.grad.abs().sum(1) > 0).sum().item()
+    assert used < len(some.weight) or len(some.weight) < 5
+
+
+def message_of(call, labels):
+    try:
+        call(torch.randn(len(labels), FEATURES), torch.tensor(labels, dtype=torch.int64))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def check_invalid_label(call, bad, rank, count):
+    """All processes raise if one of them has an invalid label, and continue with the next batch."""
+    labels = [rank] * (count - 1) + [bad if dist.get_rank() == rank else 0]
+    expected = f"label {bad} must be one of the {CLASSES} classes, from 0 to {CLASSES - 1}"
+    assert message_of(call, labels) == expected, (bad, rank)
+    assert message_of(call, [0] * count) is None
+
+
+def check_invalid_labels():
+    head = ShardedMarginSoftmax(FEATURES, CLASSES, "arcface")
+    for rank in range(dist.get_world_size()):
+        for bad in (-1, CLASSES, 10**12):
+            check_invalid_label(head, bad, rank, count=3)
+            check_invalid_label(head.diagnose, bad, rank, count=1 + dist.get_rank())
+
+
+def check_batch_sizes():
+    """All processes raise if the sizes of their batches differ, and continue with the next batch."""
+    head, (rank, world) = ShardedMarginSoftmax(FEATURES, CLASSES, "arcface"), (dist.get_rank(), dist.get_world_size())
+    sizes = ", ".join(["4", *["3"] * (world - 2)]) + " and 3"
+    expected = f"all processes must have the same batch size, not {sizes}: drop the last batch, or pad it"
+    assert message_of(head, [0] * (4 if rank == 0 else 3)) == expected
+    assert message_of(head, [0] * 3) is None
+
+
+def check_margins():
+    for kind in registry:
+        compare(kind, annealing=None)
+
+
+def check_options():
+    schedule = Annealing(start=3, rate=1, floor=1)
+    compare("a-softmax", annealing=schedule)
+    compare("a-softmax", annealing="auto")
+    compare("arcface", scale=Learnable(10.0))
+    compare("sphereface2", scale="learned")
+    compare(SphereFaceR(version=2, detach=False))
+    compare(SphereFaceR(version=2), annealing=schedule)
+    compare("sphereface2", annealing="auto")
+
+
+def check_ignored_samples():
+    for reduction in ("mean", "sum", "none"):
+        compare("a-softmax", ignored=-100, annealing="auto", reduction=reduction)
+        compare("sphereface2", ignored=4, annealing=None, reduction=reduction)
+        compare("softmax", ignored=4, reduction=reduction)
+    check_all_ignored()
+
+
+CHECKS = {
+    "margins": check_margins,
+    "options": check_options,
+    "ignored samples": check_ignored_samples,
+    "compiled": lambda: check_compiled("arcface"),
+    "samples": check_samples,
+    "first weights": check_first_weights,
+    "invalid labels": check_invalid_labels,
+    "batch sizes": check_batch_sizes,
+}
+
+
+def main():
+    dist.init_process_group("gloo", timeout=PATIENCE)
+    for name, check in CHECKS.items():
+        torch.manual_seed(3)
+        check()
+        # In one piece, since processes share the stream.
+        sys.stdout.write(f"passed: {name}\n")
+        sys.stdout.flush()
+    dist.barrier()
+    dist.destroy_process_group()
+    end_process()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Which runs share a chart of training curves, and what their lines are called."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.page_records import a_run, drawn, put, values_of
+
+from dcnet.experiments import Cell, Experiment, get_experiment
+from dcnet.experiments.experiment import experiments
+from dcnet.training import Run, recipe
+
+LRS = (0.1, 0.2, 0.3, 0.4, 0.5)
+
+
+def trained(folder: Path, cell: Cell, seed: int = 0, **more: Any) -> None:
+    """A record of the cell's run, with the curves of some other one."""
+    (config,) = [one for one in cell.configs(seed + 1) if one.seed == seed]
+    name, _, mark = Run.of(config, folder).folder.name.rpartition("-")
+    put(folder, f"{name}-{mark}", a_run(name=name, hash=mark, config=config.described(), **more))
+
+
+def lines(folder: Path) -> dict[str, list[str]]:
+    """The names of the lines of each chart of curves, by its key."""
+    figures = drawn(folder).one("section", id="curves").all("figure")
+    return {figure.attributes["id"]: [line["name"] for line in values_of(figure)["lines"]] for figure in figures}
+
+
+def test_a_table_of_few_runs_is_one_chart_with_the_names_of_its_cells(tmp_path: Path):
+    table3 = get_experiment("table3")
+    plain, *_, last = table3.cells
+    for seed in (0, 1):
+        trained(tmp_path, plain, seed)
+    trained(tmp_path, last)
+    assert lines(tmp_path) == {"chart-table3": ["baseline, cos, no ReLU, mean of 2", "mix, sqcos, ReLU"]}
+
+
+def test_as_many_lines_as_can_be_seen_are_still_one_chart(tmp_path: Path):
+    for cell in get_experiment("table3").cells[:8]:
+        trained(tmp_path, cell)
+    assert {key: len(names) for key, names in lines(tmp_path).items()} == {"chart-table3": 8}
+
+
+def test_columns_that_differ_in_a_sign_have_charts_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With one id for both, the buttons of the second moved the lines of the first."""
+    epochs = {"+1": 2, "-1": 3}
+    cells = [Cell(f"{lr}", sign, recipe("digits", lr=lr, epochs=epochs[sign])) for lr in LRS for sign in epochs]
+    monkeypatch.setitem(experiments, "signs", lambda: Experiment("signs", "Signs", tuple(cells)))
+    for cell in cells:
+        trained(tmp_path, cell)
+    assert {key: len(names) for key, names in lines(tmp_path).items()} == {"chart-signs--1": 5, "chart-signs--1-2": 5}
+
+
+def test_what_is_measured_of_trained_networks_is_no_table_of_curves(tmp_path: Path):
+    """A network has several cells there."""
+    clean = get_experiment("table7").cells[0]
+    assert clean.metric == ("evaluations", "attacks", "clean")
+    trained(tmp_path, clean, evaluations={"attacks": {"clean": 0.9}})
+    assert list(lines(tmp_path)) == ["chart-cifar10-cnn9-small"]
+
+
+def test_nearness_and_the_order_of_the_rows_are_told_below_the_title(tmp_path: Path):
+    plain, _, sphere, *_ = get_experiment("table3").cells
+    for cell, seed, error in ((plain, 0, 50.0), (plain, 1, 51.0), (sphere, 0, 33.0)):
+        trained(tmp_path, cell, seed, results={"test_error": error})
+    part = drawn(tmp_path).one("section", id="tables")
+    assert "1 of 1 pair that differs by more than seed noise (2.00) ranks as in the paper." in part.text
+    assert "2 of 2 compared cells are within 1.00 of the paper or better." in part.text
+
+
+@pytest.mark.parametrize(
+    ("name", "charts"),
+    [
+        ("table3", {"cos--no-ReLU": 8, "sqcos--no-ReLU": 7, "cos--ReLU": 8, "sqcos--ReLU": 7}),
+        ("fair_trials", {"plain--ReLU": 6, "seg-sqcos--no-ReLU": 6}),
+    ],
+)
+def test_a_table_of_many_has_one_for_each_column_or_row(tmp_path: Path, name: str, charts: dict[str, int]):
+    experiment = get_experiment(name)
+    for cell in experiment.cells:
+        trained(tmp_path, cell)
+    found = lines(tmp_path)
+    prefix = "chart-" + name.replace("_", "-") + "-"
+    assert {key: len(names) for key, names in found.items()} == {prefix + key: count for key, count in charts.items()}
+    assert {each for names in found.values() for each in names} <= {*experiment.rows, *experiment.columns}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("table3", "Test error in % by step"), ("fair_trials", "Validation error in % by step")],
+)
+def test_what_is_measured_on_training_images_is_not_called_a_test_error(tmp_path: Path, name: str, words: str):
+    trained(tmp_path, get_experiment(name).cells[0])
+    figure = drawn(tmp_path).one("section", id="curves").one("figure")
+    assert figure.one("strong").text == words
+    assert f"{words.split(' in ')[0].lower()}, %" in [text.text for text in figure.all("text")]
+
+
+def test_no_run_is_drawn_twice_and_those_of_no_table_come_last(tmp_path: Path):
+    table4, table5 = get_experiment("table4"), get_experiment("table5")
+    shared = {cell.config for cell in table4.cells} & {cell.config for cell in table5.cells} - {None}
+    assert shared
+    for cell in table4.cells[:4]:
+        trained(tmp_path, cell)
+    trained(tmp_path, next(cell for cell in table5.cells if cell.config in shared))
+    put(tmp_path, "digits", a_run())
+    assert list(lines(tmp_path)) == ["chart-figure4", "chart-digits-cnn9-small"]
+
+
+def test_a_network_that_still_guesses_did_not_converge_before_it_is_measured_as_well(tmp_path: Path):
+    """It was missing on the page, where `dcnet reproduce` says that it did not converge."""
+    trained(tmp_path, get_experiment("table7").cells[0], results={"test_error": 90.0})
+    shown = [node.text for node in drawn(tmp_path).one("section", id="tables").all("summary")]
+    assert shown.count("N/C (1 of 3 seeds)") == 6  # three numbers each of Tables 7 and 8

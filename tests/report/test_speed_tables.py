@@ -1,0 +1,274 @@
+"""Tables and plots of benchmark records."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcnet.report import drawing, speed_plots, speed_tables
+
+Row = dict[str, Any]
+SHAPES = ["N512xC64x32", "N256xC64x56"]
+
+
+def layer_row(shape: str, operator: str, variant: str, ratio: float, **more: Any) -> Row:
+    times = {"ms": 2 * ratio, "ms_quartiles": [ratio, 3 * ratio], "ratio": ratio, "ratio_quartiles": [ratio, ratio]}
+    row: Row = {"shape": shape, "operator": operator, "variant": variant, "wrong": None, "failed": None}
+    return {**row, "kept_mib": 8 * ratio, "memory_ratio": ratio, "forward": times, "training": times, **more}
+
+
+def layers(device: str = "cuda", shapes: list[str] = SHAPES) -> Row:
+    variants = {"conv": 1.0, "eager": 1.25, "compiled": 1.125, "naive": 3.0, "naive-compiled": 2.0}
+    operators = ["tanh-cos", "seg-sqcos"]
+    rows = [
+        layer_row(shape, operator, variant, ratio)
+        for shape in shapes
+        for operator in operators
+        for variant, ratio in variants.items()
+    ]
+    means = [mean(operator, variant, ratio) for operator in operators for variant, ratio in variants.items()]
+    config = {"device": device, "threads": 2, "dtype": "bfloat16", "shapes": shapes, "operators": operators}
+    config["variants"] = list(variants)[1:]
+    environment = {"torch": "2.11.0", "gpu": "NVIDIA X"}
+    return {"benchmark": "layers", "config": config, "environment": environment, "results": rows, "means": means}
+
+
+def mean(operator: str, variant: str, ratio: float) -> Row:
+    training = {"ratio": ratio, "host_ratio": ratio + 1, "launches_ratio": 4.0}
+    row: Row = {"operator": operator, "variant": variant, "memory_ratio": 1.5, "training": training}
+    return {**row, "forward": {"ratio": ratio + 0.1}}
+
+
+def network() -> Row:
+    def row(batch: int, operator: str, ratio: float) -> Row:
+        training = {"ms": 10 * ratio, "ratio": ratio}
+        named = {"model": "resnet32", "mode": "graph", "batch": batch, "operator": operator}
+        return {
+            **named,
+            "wrong": None,
+            "failed": None,
+            "training": training,
+            "memory_ratio": 1.5,
+            "peak_mib": 30.0,
+            "images_per_s": 51200,
+        }
+
+    rows = [row(batch, name, ratio) for batch in (512, 128) for name, ratio in {"conv": 1.0, "tanh-cos": 1.2}.items()]
+    config = {"device": "cuda", "model": "resnet32", "width": 1.0, "precision": "autocast", "threads": 2}
+    environment = {"torch": "2.11.0", "gpu": "NVIDIA X"}
+    return {"benchmark": "network", "config": config, "environment": environment, "results": rows}
+
+
+def inference(compiled: bool = False) -> Row:
+    def row(operator: str, folded: bool, ms: float) -> Row:
+        named = {"network": "cnn9", "operator": operator, "folded": folded, "compiled": compiled}
+        return {**named, "wrong": None, "failed": None, "forward": {"ms": ms, "ratio": ms / 4}}
+
+    rows = [row("conv", False, 5.0), row("conv", True, 4.0), row("tanh-cos", False, 10.0), row("tanh-cos", True, 6.0)]
+    config = {"device": "cpu", "threads": 1, "dtype": "float32", "batch": 32, "width": 0.5}
+    return {"benchmark": "inference", "config": config, "environment": {"torch": "2.13.0"}, "results": rows}
+
+
+def test_layers_on_a_cpu_have_a_row_for_each_operator():
+    record = layers("cpu", SHAPES[:1])
+    assert speed_tables.layers_cpu(record).splitlines() == [
+        "x `nn.Conv2d`, which takes 2.00 ms and keeps 8 MiB; "
+        "N512 C64 32x32, bfloat16, channels last, CPU, 2 threads, torch 2.11.0:",
+        "",
+        "| operator | dcnet | dcnet, compiled | naive | naive, compiled | kept by dcnet, MiB |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| `tanh-cos` | 1.25 | 1.12 | 3.00 | 2.00 | 10 |",
+        "| `seg-sqcos` | 1.25 | 1.12 | 3.00 | 2.00 | 10 |",
+    ]
+
+
+def test_layers_on_a_gpu_have_a_column_for_each_shape():
+    table = speed_tables.layers_cuda(layers())
+    assert "NVIDIA X, torch 2.11.0" in table
+    heading = "| operator | form | N512 C64 32x32 | N256 C64 56x56 | mean | forward | launches | memory | naive |"
+    assert heading in table
+    assert "| `tanh-cos` | dcnet | 1.25 | 1.25 | 1.25 | 1.35 | 4.00 | 1.50 | 3.00 |" in table
+    assert "| `seg-sqcos` | dcnet, compiled | 1.12 | 1.12 | 1.12 | 1.23 | 4.00 | 1.50 | 2.00 |" in table
+
+
+def test_what_was_wrong_is_said_in_its_cell():
+    record = layers()
+    record["results"][1] = {**layer_row(SHAPES[0], "tanh-cos", "eager", 1.0), "wrong": "output is off by 1"}
+    del record["results"][1]["training"]
+    record["means"][1]["training"] = {"ratio": None}
+    assert "| `tanh-cos` | dcnet | wrong | 1.25 |  | 1.35 |  | 1.50 | 3.00 |" in speed_tables.layers_cuda(record)
+    assert speed_plots.speed_plot(record).axes
+
+
+def test_variants_that_were_not_timed_have_no_row():
+    record = layers()
+    record["config"]["variants"] = ["eager"]
+    record["means"] = [row for row in record["means"] if row["variant"] in ("conv", "eager")]
+    table = speed_tables.layers_cuda(record)
+    assert "| `tanh-cos` | dcnet | 1.25 | 1.25 | 1.25 | 1.35 | 4.00 | 1.50 |\n" in table + "\n"
+    assert "naive" not in table
+    assert "compiled" not in table
+
+
+def test_training_steps_have_a_row_for_each_batch_and_mode():
+    table = speed_tables.network(network())
+    assert table.startswith("Training step of resnet32, width 1, autocast, NVIDIA X, torch 2.11.0:\n")
+    assert "| `tanh-cos` | 512 | graph | 10.0 | 12.0 | 1.20 | 51,200 | 1.50 |" in table
+    assert "| `tanh-cos` | 128 | graph |" in table
+
+
+def test_inference_compares_folded_with_trained_and_with_plain():
+    table = speed_tables.inference(inference())
+    assert table.startswith(
+        "Forward pass in evaluation, batch 32, width 0.5, float32, channels last, CPU, 1 thread, torch 2.13.0:\n"
+    )
+    assert "| `cnn9` | `conv` | eager | 5.00 | 4.00 | 0.80 | 1.00 |" in table
+    assert "| `cnn9` | `tanh-cos` | eager | 10.0 | 6.00 | 0.60 | 1.50 |" in table
+
+
+def test_inference_compares_compiled_with_compiled():
+    record = inference(compiled=True)
+    for row in record["results"]:
+        # Timed in turns with a plain network that was not compiled.
+        row["forward"]["ratio"] = 0.1
+    assert "| `cnn9` | `tanh-cos` | compiled | 10.0 | 6.00 | 0.60 | 1.50 |" in speed_tables.inference(record)
+
+
+def test_the_picture_of_layers_has_a_panel_for_each_operator_and_a_bar_for_each_variant():
+    figure = speed_plots.speed_plot(layers())
+    assert [axes.get_title() for axes in figure.axes] == ["tanh-cos", "seg-sqcos"]
+    for axes in figure.axes:
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["N512 C64 32x32", "N256 C64 56x56"]
+        heights = [[bar.get_height() for bar in bars] for bars in axes.containers]
+        assert heights == [[1.25, 1.25], [1.125, 1.125], [3, 3], [2, 2]]
+        assert axes.get_ylabel() == "time, x nn.Conv2d"
+        assert 1.0 in [line.get_ydata()[0] for line in axes.get_lines()]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(speed_tables.VARIANTS.values())[1:]
+    assert figure.get_suptitle() == "Forward and backward of one layer, bfloat16, NVIDIA X"
+
+
+def test_of_one_shape_the_operators_stand_side_by_side():
+    (axes,) = speed_plots.speed_plot(layers(shapes=SHAPES[:1])).axes
+    assert axes.get_title() == "N512 C64 32x32"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["tanh-cos", "seg-sqcos"]
+
+
+def test_the_pictures_of_networks():
+    (axes,) = speed_plots.speed_plot(network()).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["batch 512", "batch 128"]
+    assert [bar.get_height() for bar in axes.containers[0]] == [1.2, 1.2]
+    (axes,) = speed_plots.speed_plot(inference()).axes
+    assert [[bar.get_height() for bar in bars] for bars in axes.containers] == [[1.25, 2.5], [1.0, 1.5]]
+
+
+@pytest.mark.parametrize("record", [layers(), network(), inference()], ids=lambda record: record["benchmark"])
+def test_a_picture_is_drawn_from_what_was_written(record: Row, tmp_path: Path):
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    drawing.save(speed_plots.speed_plot(json.loads((tmp_path / "record.json").read_text())), tmp_path / "speed.png")
+    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_of_nothing_there_is_no_picture():
+    record = {**layers(), "results": []}
+    with pytest.raises(ValueError, match="the record of 'layers' has no times to draw"):
+        speed_plots.speed_plot(record)
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [("N8xC3x32", "N8 C3 32x32"), ("N8xC3x32x48", "N8 C3 32x48"), ("N8xC3x32xK5", "N8 C3 32x32, 5x5 filters")],
+)
+def test_shapes_are_spelled_out(shape: str, text: str):
+    assert speed_tables.spell(shape) == text
+
+
+def test_numbers_have_the_digits_that_count():
+    assert [speed_tables.three_digits(ms) for ms in (0.01234, 1.234, 12.34, 123.4)] == [
+        "0.012",
+        "1.23",
+        "12.3",
+        "123.4",
+    ]
+    assert speed_tables.two_digits(None) == ""
+
+
+HEADS = ["linear", "margin", "sharded", "sampled"]
+CLASSES = [1_000, 1_000_000]
+
+
+def made_row(head: str, classes: int, batch: int, **more: Any) -> dict[str, Any]:
+    ms = classes / 100 * (1 + HEADS.index(head))
+    row = {"head": head, "classes": classes, "batch": batch, "wrong": None, "failed": None, "skipped": None}
+    floors = {"floor_ms": classes / 1000, "floor_mib": classes / 250, "needed_mib": classes / 50}
+    training = {"ms": ms, "ms_quartiles": [ms, ms], "rounds": 3, "ratio": 1.0 + HEADS.index(head)}
+    return {**row, **floors, "peak_mib": classes / 100, "training": training, **more}
+
+
+def made_record(batches: tuple[int, ...] = (128,), **more: Any) -> dict[str, Any]:
+    results = [made_row(head, classes, batch) for batch in batches for classes in CLASSES for head in HEADS]
+    config = {"device": "cuda", "threads": 2, "heads": HEADS, "classes": CLASSES, "batches": list(batches)}
+    config |= {"features": 512, "dtype": "float32", "margin": "arcface", "sample": 0.1}
+    environment = {"torch": "2.11.0", "gpu": "NVIDIA X"}
+    record = {"benchmark": "heads", "config": config, "environment": environment, "results": results}
+    return {**record, "free_gib": 139.0, **more}
+
+
+def skip(record: dict[str, Any], index: int) -> None:
+    row = record["results"][index]
+    row["skipped"] = "it does not fit"
+    del row["training"], row["peak_mib"]
+
+
+def test_the_picture_has_time_and_memory_of_each_batch_by_class_count():
+    figure = speed_plots.benchmark_plot(made_record((128, 512)))
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["Time, batch 128", "Memory, batch 128", "Time, batch 512", "Memory, batch 512"]
+    time, memory = figure.axes[:2]
+    assert {time.get_xscale(), time.get_yscale(), memory.get_xscale(), memory.get_yscale()} == {"log"}
+    assert (time.get_ylabel(), memory.get_ylabel()) == ("time of a step, ms", "peak memory, GiB")
+    drawn = {line.get_label(): list(line.get_ydata()) for line in memory.lines}
+    assert drawn["MarginSoftmax"] == [10 / 1024, 10_000 / 1024]
+    assert drawn["free memory"] == [139, 139]
+    assert "ShardedMarginSoftmax, 10% sampled" in drawn
+
+
+def test_what_did_not_fit_is_drawn_where_it_was_predicted():
+    record = made_record()
+    skip(record, 5)
+    time, memory = speed_plots.benchmark_plot(record).axes
+    (line,) = [line for line in memory.lines if line.get_label() == "margin: does not fit, predicted"]
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([1_000_000], [20_000 / 1024])
+    assert len(next(line for line in time.lines if line.get_label() == "MarginSoftmax").get_xdata()) == 1
+
+
+def test_a_record_without_times_is_no_picture():
+    record = made_record()
+    for index in range(len(record["results"])):
+        skip(record, index)
+    with pytest.raises(ValueError, match="the record of 'heads' has no times to draw"):
+        speed_plots.benchmark_plot(record)
+
+
+def test_the_table_has_a_row_for_each_class_count():
+    record = made_record()
+    skip(record, 5)
+    record["results"][6] |= {"failed": "RuntimeError: x"}
+    about, _, headings, _, first, second = speed_tables.heads(record).splitlines()
+    assert about == "`arcface`, batch 128, 512 features, float32, NVIDIA X, torch 2.11.0:"
+    assert headings.startswith("| classes | `nn.Linear`, ms | `MarginSoftmax`, ms | one share, ms | 10% sampled, ms |")
+    assert first.startswith("| 1,000 | 10.0 | 20.0 (x 2.00) | 30.0 (x 3.00) | 40.0 (x 4.00) | 1.00 | 0.010 |")
+    assert second.startswith("| 1,000,000 | 10000.0 | skipped | failed | 40000.0 (x 4.00) | 1000.0 | 9.8 |  |  | 9.8 |")
+
+
+def test_the_estimate_follows_with_its_assumptions():
+    row = {"head": "sharded", "classes": 10_000_000, "gpus": 100, "joint_batch": 12_800, "memory_gib": 3.14}
+    row |= {"compute_ms": 1234.5, "gathered_bytes": 26_000_000, "reduced_bytes": 52_000_000}
+    row |= {"link_ms": 1.9, "total_ms": 1236.4}
+    large = {**row, "classes": 10**9, "memory_gib": 140.0}
+    text = speed_tables.heads(made_record(estimates={"assumptions": ["One.", "Two."], "rows": [row, large]}))
+    assert "Estimate for 100 GPUs with a joint batch of 12,800, per GPU:" in text
+    assert "| 10,000,000 | sharded | 3.1 | 1,234.5 | 26 | 52 | 1.9 | 1,236.4 |" in text
+    assert "| 1,000,000,000 | sharded | 140.0 (too much) |" in text
+    assert text.endswith("- One.\n- Two.")

@@ -1,0 +1,73 @@
+"""One table renders to the terminal, Markdown, HTML and JSON."""
+
+import io
+
+from rich.console import Console
+
+from dcnet.table import Column, Table
+
+RECORDS = [{"name": "a|b", "count": 1}, {"name": "<i>[red]", "count": 20}]
+
+
+def made() -> Table:
+    cells = {"name": "name", "count, %": lambda record: f"{record['count']:.1f}"}
+    return Table.of_records(RECORDS, cells, right=("count, %",), wraps=("name",), title="Title", notes=["A note."])
+
+
+def printed(table: Table, width: int = 60) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_markdown_aligns_numbers_and_escapes_bars():
+    assert made().markdown().splitlines() == [
+        "| name | count, % |",
+        "| --- | ---: |",
+        "| a\\|b | 1.0 |",
+        "| <i>[red] | 20.0 |",
+    ]
+
+
+def test_a_markdown_section_has_title_and_notes():
+    assert made().markdown_section().startswith("Title:\n\n| name |")
+    assert made().markdown_section().endswith("\n\n- A note.")
+
+
+def test_markdown_sets_code_and_leaves_details_out():
+    columns = [Column("name", code=True), Column("detail", detail=True), Column("note")]
+    assert Table(columns, [["a", "b"]]).markdown().splitlines()[-1] == "| `a` |  |"
+
+
+def test_html_escapes_all_but_markup():
+    class Markup(str):
+        def __html__(self) -> str:
+            return str(self)
+
+    text = Table.of_rows(["x", "<y>"], [["<i>", Markup("<b>1</b>")]], title="T").html("key")
+    assert '<th scope="row">&lt;i&gt;</th><td><b>1</b></td>' in text
+    assert '<caption id="key-caption">T</caption>' in text
+    assert '<th scope="col">&lt;y&gt;</th>' in text
+
+
+def test_the_terminal_shows_brackets_escapes_and_notes():
+    text = printed(Table.of_rows(["name"], [["[red]x"], ["\x1b[2J"]], title="Title", notes=["A note."]))
+    for expected in ("Title", "[red]x", "\\x1b[2J", "A note."):
+        assert expected in text
+
+
+def test_a_narrow_terminal_wraps_only_columns_that_may_wrap():
+    table = Table([Column("a", wraps=True), Column("b", "right")], [["long " * 20, "12345678"]])
+    assert "12345678 │" in printed(table, 40)
+    assert "12345678" not in printed(table, 18)
+
+
+def test_short_rows_are_filled_up():
+    table = Table.of_rows(["a", "b"], [["x"]])
+    assert table.markdown().endswith("| x |  |")
+    assert "x" in printed(table)
+
+
+def test_json_has_the_records_or_the_cells():
+    assert made().json_rows() == RECORDS
+    assert Table.of_rows(["a", "b"], [["1", "2"]]).json_rows() == [{"a": "1", "b": "2"}]

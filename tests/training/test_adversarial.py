@@ -1,0 +1,276 @@
+"""Training against an adversary: what it does to images and to the loss, and what it leaves alone."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.small_runs import InterruptsAt, Remembers, tiny, train
+from torch import nn
+
+from dcnet.training.adversarial import FGSM, PGD, TRADES, Target, adversaries, as_adversary
+from dcnet.training.build import build_model
+from dcnet.training.step import Objective
+
+EPSILON = 0.1
+
+
+class Small(nn.Module):
+    """Without anything that normalises, so that each image is by itself."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 36, 10)).double()
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+class Seen:
+    """The loss of a batch, and the images that were given to it."""
+
+    def __init__(self):
+        self.images = []
+
+    def __call__(self, network, images, labels):
+        self.images.append(images)
+        logits = network(images)
+        return F.cross_entropy(logits, labels), logits
+
+
+def batch(count=6):
+    torch.manual_seed(1)
+    return torch.rand(count, 1, 8, 8, dtype=torch.float64), torch.arange(count)
+
+
+def target(network):
+    return Target(network, network, network)
+
+
+def stepped(network, images, labels, epsilon):
+    """One step of FGSM, image by image."""
+    found = []
+    for image, label in zip(images, labels, strict=True):
+        pixels = image[None].clone().requires_grad_()
+        loss = -network(pixels).log_softmax(1)[0, label]
+        loss.backward()
+        found.append((pixels.detach() + epsilon * pixels.grad.sign()).clamp(0, 1))
+    return torch.cat(found)
+
+
+def test_fgsm_is_one_step_and_the_mean_of_both_losses():
+    network, (images, labels) = Small(), batch()
+    loss, logits = FGSM(epsilon=EPSILON).loss(seen := Seen(), target(network), images, labels)
+    changed = stepped(network, images, labels, EPSILON)
+    assert torch.equal(seen.images[0], torch.cat([images, changed]))
+    by_hand = (F.cross_entropy(network(images), labels) + F.cross_entropy(network(changed), labels)) / 2
+    assert torch.allclose(loss, by_hand)
+    assert torch.allclose(logits, network(images))
+
+
+@pytest.mark.parametrize("adversary", [FGSM(EPSILON), PGD(EPSILON, steps=2), TRADES(EPSILON, steps=2)], ids=str)
+def test_parameters_want_no_gradient_while_images_are_changed(adversary):
+    network, (images, labels) = Small(), batch()
+    frozen = next(network.parameters()).requires_grad_(False)
+    seen = []
+    network.register_forward_hook(lambda *_: seen.append([each.requires_grad for each in network.parameters()]))
+    adversary.loss(Seen(), target(network), images, labels)[0].backward()
+    *attacked, trained = seen
+    assert attacked
+    assert not any(any(wanted) for wanted in attacked)
+    assert trained == [each is not frozen for each in network.parameters()]
+    assert all((each.grad is None) == (each is frozen) for each in network.parameters())
+
+
+def test_shares_weigh_the_two_losses_and_all_of_it_leaves_out_one():
+    network, (images, labels) = Small(), batch()
+    changed = stepped(network, images, labels, EPSILON)
+    losses = [F.cross_entropy(network(of), labels) for of in (images, changed)]
+    weighed, _ = FGSM(epsilon=EPSILON, share=0.25).loss(Seen(), target(network), images, labels)
+    assert torch.allclose(weighed, 0.75 * losses[0] + 0.25 * losses[1])
+    alone, logits = FGSM(epsilon=EPSILON, share=1).loss(Seen(), target(network), images, labels)
+    assert torch.allclose(alone, losses[1])
+    assert torch.allclose(logits, network(changed))
+
+
+def test_without_labels_the_step_is_away_from_the_answer():
+    network, (images, labels) = Small(), batch()
+    FGSM(epsilon=EPSILON, predicted=True).loss(seen := Seen(), target(network), images, labels)
+    answers = network(images).argmax(1)
+    assert not torch.equal(answers, labels)
+    assert torch.equal(seen.images[0][len(images) :], stepped(network, images, answers, EPSILON))
+
+
+def test_the_answer_costs_no_pass_of_its_own():
+    network, (images, labels) = Small(), batch()
+    attacked = []
+
+    def counted(given):
+        attacked.append(given)
+        return network(given)
+
+    for predicted in (False, True):
+        attacked.clear()
+        adversary = FGSM(epsilon=EPSILON, predicted=predicted)
+        adversary.loss(Seen(), Target(network, counted, network), images, labels)
+        assert len(attacked) == 1
+        assert adversary.cost == 3.0
+
+
+def test_pgd_climbs_higher_than_one_step_and_stays_within():
+    network, (images, labels) = Small(), batch()
+    PGD(epsilon=EPSILON, steps=20, step=EPSILON / 5).loss(seen := Seen(), target(network), images, labels)
+    (changed,) = seen.images
+    assert (changed - images).abs().max() <= EPSILON + 1e-12
+    assert changed.min() >= 0
+    assert changed.max() <= 1
+    loss = [F.cross_entropy(network(of), labels) for of in (images, stepped(network, images, labels, EPSILON), changed)]
+    assert loss[2] >= loss[1] > loss[0]
+
+
+def test_pgd_begins_elsewhere_each_time_and_at_the_same_place_for_the_same_seed():
+    network, (images, labels) = Small(), batch()
+    found = []
+    for seed in (0, 1, 0):
+        torch.manual_seed(seed)
+        PGD(epsilon=EPSILON, steps=1, step=1e-9).loss(seen := Seen(), target(network), images, labels)
+        found.append(seen.images[0])
+    assert torch.equal(found[0], found[2])
+    assert not torch.allclose(found[0], found[1])
+
+
+def test_trades_is_the_loss_and_beta_times_the_divergence_of_where_it_climbs():
+    network, (images, labels) = Small(), batch()
+    given = []
+
+    def trained(both):
+        given.append(both)
+        return network(both)
+
+    adversary = TRADES(epsilon=EPSILON, beta=3.0, steps=5, step=EPSILON / 3)
+    loss, logits = adversary.loss(Seen(), Target(trained, network, network), images, labels)
+    changed = given[0][len(images) :]
+    assert (changed - images).abs().max() <= EPSILON + 1e-12
+    p, q = network(images).softmax(1), network(changed).softmax(1)
+    divergence = sum((a * (a / b).log()).sum() for a, b in zip(p, q, strict=True)) / len(images)
+    assert divergence > 0
+    assert loss.item() == pytest.approx((F.cross_entropy(network(images), labels) + 3 * divergence).item(), rel=1e-5)
+    assert torch.allclose(logits, network(images).float())
+
+
+def network_that_tracks():
+    torch.manual_seed(0)
+    return build_model(tiny(operator="tanh-cos"), 10, 1, 8).train()
+
+
+@pytest.mark.parametrize("name", sorted(adversaries))
+def test_an_attack_leaves_nothing_behind(name):
+    network, (images, labels) = network_that_tracks(), batch()
+    images = images.float()
+    given = []
+
+    def trained(both):
+        given.append(both)
+        return network(both)
+
+    loss, _ = as_adversary(name).loss(Seen(), Target(trained, network, network), images, labels)
+    assert all(parameter.grad is None for parameter in network.parameters())
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in network.parameters() if parameter.requires_grad)
+    # What it tracked is what one pass over the images of training tracks.
+    (both,) = given
+    once = network_that_tracks()
+    once(both)
+    for (key, buffer), expected in zip(network.named_buffers(), once.buffers(), strict=True):
+        assert torch.equal(buffer, expected), key
+
+
+@pytest.mark.parametrize("name", sorted(adversaries))
+def test_a_run_goes_on_to_the_same_bits(name, tmp_path):
+    config = tiny(steps=6, adversary=f"{name}(epsilon=0.1)")
+    whole, record = train(config, tmp_path / "whole")
+    assert record.config["adversary"] == f"{name}(epsilon=0.1)"
+    assert name in whole.folder.name
+    train(config, tmp_path / "halves", callback=InterruptsAt(3))
+    halves, record = train(config, tmp_path / "halves")
+    assert record.resumed_at == [3]
+    assert whole.model_file.read_bytes() == halves.model_file.read_bytes()
+
+
+def test_the_line_of_a_run_says_what_an_adversary_costs(tmp_path):
+    class Names(Remembers):
+        def on_start(self, name, done, total):
+            self.name = name
+
+    train(tiny(steps=1, adversary="pgd(steps=2)"), tmp_path, callback=(callback := Names()))
+    assert callback.name.endswith("-seed0, 3x the passes")
+    costs = {name: as_adversary(name).cost for name in adversaries}
+    assert costs == {"fgsm": 3.0, "pgd": 8.0, "trades": 12.0}
+    assert as_adversary("fgsm(share=1)").cost == 2.0
+
+
+def test_margins_go_with_what_has_no_loss_of_its_own(tmp_path):
+    for adversary in ("fgsm", "pgd(steps=1)"):
+        _, record = train(tiny(steps=1, margin="a-softmax", adversary=adversary), tmp_path)
+        assert record.status == "done"
+    for adversary in ("trades", "fgsm(share=0.3)"):
+        with pytest.raises(ValueError, match="does not support margin"):
+            tiny(margin="a-softmax", adversary=adversary)
+
+
+def test_specs_are_read_as_they_are_written():
+    for spec in (
+        "fgsm",
+        "fgsm(epsilon=6/255)",
+        "fgsm(epsilon=0.0235)",
+        "pgd(steps=3)",
+        "trades(beta=2.0,steps=4)",
+        "fgsm(epsilon=0.1,share=1.0,predicted=True)",
+    ):
+        assert str(as_adversary(spec)) == spec
+    assert as_adversary("pgd(epsilon=4/255)") == PGD(epsilon=4 / 255)
+    assert str(PGD(epsilon=6 / 255, step=1.5 / 255)) == "pgd(epsilon=6/255,step=1.5/255)"
+    assert tiny(adversary="fgsm(epsilon=8/255)").hash == tiny(adversary="fgsm").hash != tiny().hash
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("fgms", "unknown adversary 'fgms': known are fgsm, pgd, trades; did you mean 'fgsm'?"),
+        ("fgsm(epsilon=8)", "must be at most 1 "),
+        ("fgsm(epsilon=0)", "epsilon of fgsm"),
+        ("fgsm(epsilon=8/0)", "invalid adversary"),
+        ("fgsm(share=0)", "share of fgsm must be positive, not 0"),
+        ("fgsm(share=2)", "share of fgsm must be at most 1, not 2"),
+        ("fgsm(share='a')", "share of fgsm must be a number, not 'a'"),
+        ("fgsm(share=True)", "share of fgsm must be a number, not True"),
+        ("fgsm(predicted=3)", "predicted of fgsm must be True or False, not 3"),
+        ("fgsm(predicted='yes')", "predicted of fgsm must be True or False, not 'yes'"),
+        ("pgd(steps=0)", "steps of pgd must be a whole number, 1 or more, not 0"),
+        ("pgd(step=-1)", "step of pgd"),
+        ("trades(beta=0)", "beta of trades"),
+        ("pgd(restarts=3)", "pgd has no 'restarts', only epsilon, steps, step"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(spec, problem):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the words follow
+        tiny(adversary=spec)
+    assert problem in str(error.value)
+
+
+def test_an_objective_without_an_adversary_is_as_before():
+    network, (images, labels) = network_that_tracks(), batch()
+    objective = Objective(tiny(operator="tanh-cos"), network)
+    twin = copy.deepcopy(network)
+    loss, _ = objective.loss(network, images.float(), labels)
+    assert torch.equal(loss, F.cross_entropy(twin(images.float()), labels))
+
+
+def test_an_objective_trains_on_what_the_adversary_changed():
+    images, labels = batch()
+    losses = {}
+    for adversary in (None, "fgsm(epsilon=0.1,share=1)"):
+        network = network_that_tracks()
+        losses[adversary], _ = Objective(tiny(adversary=adversary), network).loss(network, images.float(), labels)
+    assert losses["fgsm(epsilon=0.1,share=1)"] > losses[None] + 0.01

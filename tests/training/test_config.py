@@ -1,0 +1,203 @@
+"""Configs: what they refuse, how they are written down, and when two are the same."""
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from dcnet.cli.app import parse
+from dcnet.data import Augmentation
+from dcnet.training import RECIPES, RunConfig, config_of, recipe
+from dcnet.training.recipes import command_of
+from dcnet.training.schedules import SCHEDULES, Cosine, Plateau, Steps
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_come_back_from_json(name):
+    config = recipe(name)
+    again = config_of(json.loads(json.dumps(config.described())))
+    assert again == config
+    assert again.hash == config.hash
+
+
+def test_every_value_counts_in_the_hash():
+    base = recipe("digits")
+    others = {
+        "operator": "seg-cos", "seed": 1, "lr": 1e-4, "batch_size": 31, "width": 0.5, "label_smoothing": 0.1,
+        "schedule": Steps(), "augmentation": Augmentation(flip=True), "orthonormal": 1e-5, "optimizer": "sgd",
+    }  # fmt: skip
+    hashes = {base.hash, *(dataclasses.replace(base, **{name: value}).hash for name, value in others.items())}
+    assert len(hashes) == len(others) + 1
+
+
+def test_a_momentum_needs_what_it_is_of():
+    assert recipe("digits", momentum=0.5, optimizer="sgd").momentum == 0.5
+    assert recipe("paper-imagenet", momentum=0.5).momentum == 0.5
+    # That of a recipe serves networks without normalisation, too.
+    assert recipe("paper-cifar", norm="none").norm_momentum == 1e-3
+    with pytest.raises(ValueError, match=r"momentum=0.9 is for sgd, and optimizer='adamw' has none: omit it"):
+        recipe("paper-imagenet", momentum=0.9, optimizer="adamw")
+
+
+def test_two_ways_to_write_an_operator_are_one_config():
+    assert recipe("digits", operator="tanh(scale=1.0)-cos").hash == recipe("digits", operator="tanh-cos").hash
+
+
+def test_a_plain_network_has_nothing_of_decoupled_ones():
+    plain = recipe("paper-cifar", operator="conv", projection_every=100, weighted_gradients="update")
+    assert (plain.projection_every, plain.weighted_gradients, plain.orthonormal) == (0, "none", 0.0)
+    assert plain == recipe("paper-cifar", operator="conv", projection_every=7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"optimizer": "adamax"}, "adamax"),
+        ({"precision": "float16"}, "float16"),
+        ({"lr": 0.0}, "lr must be positive, not 0.0"),
+        ({"lr": float("nan")}, "lr must be finite"),
+        ({"batch_size": 1}, "batch_size must be a whole number, 2 or more, not 1"),
+        ({"seed": -1}, "seed must be a whole number, 0 or more, not -1"),
+        ({"steps": 3, "epochs": 4}, "steps=3 and epochs=4"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be 0 or more and less than 1"),
+        ({"pixel_std": (0.0,)}, "pixel_std must be above 0"),
+        ({"operator": "tanh-cosine"}, "cosine"),
+        ({"operator": "tanh-cos+linear", "projection_every": 100}, "projection_every=100 needs an unweighted operator"),
+        ({"operator": "tanh-cos+joint", "weighted_gradients": "update"}, "weighted_gradients='update' needs"),
+        ({"weight_decay": -1.0}, "weight_decay must not be negative, not -1.0"),
+        ({"margin": "a-sofmax"}, "did you mean 'a-softmax'"),
+        ({"margin": "a-softmax", "classifier": "linear"}, "classifier='linear' is replaced by the head"),
+        ({"margin": "a-softmax", "annealing": "slow"}, "slow"),
+        ({"features": 2}, "features=2 needs a head with a margin"),
+        ({"margin": "arcface", "features": 0}, "features must be a whole number, 1 or more, not 0"),
+        (
+            {"margin": "sphereface2(m=0.2)", "label_smoothing": 0.1},
+            "margin 'sphereface2(m=0.2)' does not support label_smoothing (got 0.1)",
+        ),
+        ({"seed": 2**63}, "seed must be below 2^63, not 9223372036854775808"),
+    ],
+)
+def test_bad_values_are_named(changes, words):
+    with pytest.raises((ValueError, TypeError)) as error:
+        recipe("digits", **changes)
+    assert words in str(error.value)
+
+
+def test_unknown_recipes_and_values_of_another_version():
+    with pytest.raises(ValueError, match="paper-cifar"):
+        recipe("paper-cfiar")
+    with pytest.raises(ValueError, match="warp"):
+        config_of({**recipe("digits").described(), "warp": 1})
+    with pytest.raises(ValueError, match="unknown schedule"):
+        config_of({**recipe("digits").described(), "schedule": {"name": "stairs"}})
+
+
+def test_drops_move_with_the_end_of_a_run():
+    assert recipe("paper-cifar", steps=425).schedule == Steps((200, 300, 375))
+    assert recipe("paper-cifar").schedule == Steps((20_000, 30_000, 37_500))
+    shares = recipe("paper-cifar", epochs=10).schedule.milestones
+    assert shares == pytest.approx((20_000 / 42_500, 30_000 / 42_500, 37_500 / 42_500))
+    assert recipe("paper-cifar", steps=425, schedule=Cosine()).schedule == Cosine()
+    assert recipe("paper-cifar", steps=1).schedule == Steps((1, 1, 1))
+
+
+def test_names_fit_into_a_folder():
+    long = "&".join(f"linear(scale=1.{i})" for i in range(60)) + "-cos"
+    configs = [recipe("digits", operator=long, seed=seed) for seed in (0, 2**62)]
+    assert [len(config.name) for config in configs] == [200, 200]
+    assert configs[0].name.endswith("-seed0")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"operator": "conv"},
+        {"seed": 3, "model": "cnn9", "activation": "none"},
+        {"steps": 100},
+        {"epochs": 3},
+        {"steps": 100, "schedule": Plateau()},
+        {"schedule": Cosine()},
+    ],
+)
+def test_the_command_of_a_config(changes):
+    config = recipe("paper-cifar", **changes)
+    words = command_of(config).split()
+    assert words[:2] == ["dcnet", "train"]
+    command = parse(words[1:])
+    assert command._configs() == [config]
+
+
+# --- schedules ---
+
+
+def test_steps_drop_at_milestones():
+    schedule = Steps((10, 0.5), drop=0.1)
+    factors = [schedule.factor(step, 40, []) for step in (0, 9, 10, 19, 20, 39)]
+    assert factors == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_a_cosine_rises_and_falls():
+    schedule = Cosine(warmup=4, floor=0.1)
+    factors = [schedule.factor(step, 104, []) for step in range(105)]
+    assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert factors[54] == pytest.approx(0.55)
+    assert factors[104] == pytest.approx(0.1)
+    assert all(later < earlier for earlier, later in itertools.pairwise(factors[4:]))
+
+
+def test_a_plateau_is_a_function_of_the_losses():
+    schedule = Plateau(drop=0.5, patience=2)
+    losses = [1.0, 0.5, 0.6, 0.51, 0.4, 0.4, 0.41, 0.42, 0.43]
+    factors = [schedule.factor(0, 1, losses[:count]) for count in range(len(losses) + 1)]
+    assert factors == [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.125]
+    # A loss that creeps is on a plateau, too.
+    creeping = [1.0 - 1e-4 * count for count in range(5)]
+    assert [Plateau(0.5, 2, better).factor(0, 1, creeping) for better in (1e-3, 1e-5)] == [0.25, 1]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values())
+def test_schedules_stay_between_zero_and_one(schedule):
+    made = schedule()
+    assert all(0 <= made.factor(step, 50, [1.0] * 30) <= 1 for step in range(51))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Steps(drop=0.0), lambda: Steps((0,)), lambda: Cosine(floor=2.0), lambda: Plateau(patience=0)],
+)
+def test_schedules_that_make_no_sense(make):
+    with pytest.raises(ValueError):  # noqa: PT011 - each says something else
+        make()
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RunConfig(steps=1).lr = 2.0
+
+
+def test_records_have_the_names_and_hashes_of_their_configs():
+    for file in sorted(RESULTS.glob("*/*.json")):
+        record = json.loads(file.read_text())
+        config = config_of(record["config"])
+        assert file.stem == f"{config.name}-{config.hash}"
+        found = tuple(record[name] for name in ("name", "hash", "command"))
+        assert found == (config.name, config.hash, command_of(config)), file
+
+
+def test_margins_are_written_in_one_way():
+    one, other = recipe("paper-cifar", margin="arcface(m=0.5)"), recipe("paper-cifar", margin="arcface")
+    assert one == other
+    assert one.log_floor == 0
+    assert "arcface" in one.name
+    assert recipe("digits", margin="arcface(m=0.3)").hash != recipe("digits", margin="arcface").hash
+
+
+def test_what_is_as_by_default_is_not_in_the_hash():
+    """So that a value that is added later leaves all runs what they are."""
+    assert recipe("paper-cifar").hash == "efce513e"
+    assert recipe("digits", operator="conv", seed=1).hash == "a8a7cbb4"

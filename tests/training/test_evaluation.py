@@ -1,0 +1,103 @@
+"""Features on their way: those of the network at each evaluation, and the same after an interruption."""
+
+import dataclasses
+
+import pytest
+import torch
+from helpers.small_runs import ON_CPU, InterruptsAt, tiny, train
+
+from dcnet.data import load_dataset
+from dcnet.training import Execution, load_model
+from dcnet.training.checkpoints import write_tensors
+from dcnet.training.evaluation import read_history
+
+SMALL = {"margin": "a-softmax", "features": 2, "feature_snapshots": 40}
+
+
+def test_the_last_ones_are_those_of_the_trained_network(tmp_path):
+    run, record = train(tiny(**SMALL), tmp_path)
+    found = read_history(run.features_file)
+    assert found.steps.tolist() == record.curves.step == [3, 6]
+    assert (found.points.shape, found.directions.shape) == ((2, 40, 2), (2, 10, 2))
+    model, _ = load_model(run)
+    kept = load_dataset("digits").test.subset(40, 10)
+    with torch.no_grad():
+        points = model.features(kept.images.float() / 255)
+    torch.testing.assert_close(found.points[-1], points)
+    assert torch.equal(found.directions[-1], model.network.head.weight)
+    assert torch.equal(found.labels, kept.labels)
+    assert found.labels.unique().tolist() == list(range(10))
+
+
+def test_they_are_of_their_own_time(tmp_path):
+    run, _ = train(tiny(**SMALL), tmp_path)
+    found = read_history(run.features_file)
+    assert not torch.equal(found.points[0], found.points[1])
+    assert not torch.equal(found.directions[0], found.directions[1])
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_an_interrupted_run_ends_in_the_same_file(tmp_path, step):
+    """Before the first evaluation, and between two."""
+    whole, _ = train(tiny(**SMALL), tmp_path / "whole")
+    half, record = train(tiny(**SMALL), tmp_path / "parts", callback=InterruptsAt(step))
+    assert record.status == "interrupted"
+    assert not half.features_file.exists()
+    parts, _ = train(tiny(**SMALL), tmp_path / "parts")
+    assert parts.features_file.read_bytes() == whole.features_file.read_bytes()
+
+
+def test_evaluations_after_the_checkpoint_are_not_there_twice(tmp_path):
+    """A kill after the evaluation at step 6 leaves the checkpoint of step 5."""
+
+    class Killed(InterruptsAt):
+        def on_evaluation(self, point):
+            if point.step == 6:
+                raise InterruptedError
+
+    config = tiny(**SMALL, epochs=3)
+    with pytest.raises(InterruptedError):
+        train(config, tmp_path, Execution(device="cpu", checkpoint_every=5), Killed(0))
+    run, _ = train(config, tmp_path)
+    assert read_history(run.features_file).steps.tolist() == [3, 6, 9]
+
+
+def test_training_is_the_same_with_and_without(tmp_path):
+    # Other hashes, since another file comes out, but the same weights.
+    with_them, _ = train(tiny(**SMALL), tmp_path)
+    without, _ = train(tiny(**SMALL | {"feature_snapshots": 0}), tmp_path)
+    assert not without.features_file.exists()
+    first, second = load_model(with_them)[0].state_dict(), load_model(without)[0].state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_more_images_than_there_are_is_all_of_them(tmp_path):
+    run, record = train(tiny(**SMALL | {"feature_snapshots": 10**6}), tmp_path)
+    assert read_history(run.features_file).points.shape[1] == record.data.test_images
+
+
+@pytest.mark.parametrize("features", [None, 5])
+def test_features_that_cannot_be_drawn_are_refused(features):
+    with pytest.raises(ValueError, match=f"feature_snapshots=40 is for 2 or 3 features, not {features}"):
+        tiny(**SMALL | {"features": features})
+
+
+def test_a_network_without_a_head_is_refused(tmp_path):
+    class Headless(torch.nn.Linear):
+        def forward(self, images, labels):
+            raise AssertionError("a network that is refused is not run")
+
+    with pytest.raises(ValueError, match="Headless has no head with features: omit feature_snapshots"):
+        train(tiny(**SMALL), tmp_path, ON_CPU, model=Headless(8, 10))
+
+
+def test_another_file_of_tensors_has_no_features(tmp_path):
+    write_tensors(tmp_path / "x.safetensors", {"a": torch.zeros(1)}, {})
+    with pytest.raises(ValueError, match=r"x.safetensors' has no features: expected features.safetensors of a run"):
+        read_history(tmp_path / "x.safetensors")
+
+
+def test_runs_without_them_keep_their_hash():
+    config = tiny()
+    assert config.hash == dataclasses.replace(config, feature_snapshots=0).hash
+    assert tiny(**SMALL).hash != tiny(**SMALL | {"feature_snapshots": 0}).hash

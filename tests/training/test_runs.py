@@ -1,0 +1,191 @@
+"""Folders of runs: evaluations, locks, and networks from damaged records and weights."""
+
+import dataclasses
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dcnet.files import write_json
+from dcnet.training import Evaluation, Record, Results, Run, add_evaluation, load_model, recipe
+from dcnet.training.build import build_model, load_run_weights_
+from dcnet.training.checkpoints import read_tensors, write_tensors
+from dcnet.training.runs import run_lock
+
+
+def run_with(folder: Path, status: str) -> Run:
+    run = Run(folder)
+    config, results = recipe("digits").described(), Results(test_accuracy=98.0)
+    run.write(Record(config=config, status=status, results=results))
+    return run
+
+
+@pytest.mark.parametrize("status", ["done", "converted"])
+def test_evaluations_are_added_by_name(status: str, tmp_path: Path):
+    run = run_with(tmp_path / "run", status)
+    before = run.record()
+    add_evaluation(run, "faces", {"auc": 0.5})
+    add_evaluation(run, "open-set", {"auc": 0.7, "open": [{"tpir": None}]})
+    add_evaluation(run, "faces", {"auc": 0.6})
+    found = run.record().to_json()
+    assert found.pop("evaluations") == {"faces": {"auc": 0.6}, "open-set": {"auc": 0.7, "open": [{"tpir": None}]}}
+    assert found == before.to_json()
+
+
+def test_nothing_is_lost_where_several_add_at_once(tmp_path: Path):
+    run = run_with(tmp_path / "run", "done")
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: add_evaluation(run, f"number {number}", {"value": number}), range(24)))
+    assert run.record().evaluations == {f"number {number}": Evaluation(extra={"value": number}) for number in range(24)}
+
+
+def test_what_cannot_be_kept_leaves_the_record_as_it_is(tmp_path: Path):
+    run = run_with(tmp_path / "run", "done")
+    before = run.record_file.read_bytes()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        add_evaluation(run, "faces", {"auc": float("nan")})
+    with pytest.raises(ValueError, match="needs a name"):
+        add_evaluation(run, "", {})
+    assert run.record_file.read_bytes() == before
+    with pytest.raises(ValueError, match="there is no record at"):
+        add_evaluation(Run(tmp_path / "none"), "faces", {})
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted", "diverged"])
+def test_a_run_that_is_not_over_has_nothing_to_evaluate(status: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=f"the run 'run' has nothing to evaluate: its status is '{status}'"):
+        add_evaluation(run_with(tmp_path / "run", status), "faces", {})
+
+
+def test_two_cannot_hold_a_folder(tmp_path):
+    with (
+        run_lock(tmp_path / "run"),
+        pytest.raises(ValueError, match="another process is working on"),
+        run_lock(tmp_path / "run"),
+    ):
+        pass
+
+
+def test_a_folder_that_nothing_came_into_goes_away(tmp_path):
+    with pytest.raises(RuntimeError), run_lock(tmp_path / "run"):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_in_a_folder_stays_and_so_does_one_that_was_there(tmp_path):
+    (tmp_path / "before").mkdir()
+    for name in ("before", "new"):
+        with run_lock(tmp_path / name):
+            if name == "new":
+                (tmp_path / name / "record.json").write_text("{}")
+    assert (tmp_path / "before").is_dir()
+    assert (tmp_path / "new" / "record.json").read_text() == "{}"
+
+
+CONFIG = recipe("digits", width=0.1, steps=2)
+DATA = {"classes": list("0123456789"), "channels": 1, "image_size": 8}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run that nobody trained."""
+    made = Run(tmp_path / "run")
+    write_tensors(made.model_file, build_model(CONFIG, 10, 1, 8).state_dict(), {})
+    write_json(made.record_file, {"status": "done", "config": CONFIG.described(), "curves": {}, "data": DATA})
+    return made
+
+
+def changed(run: Run, part: str, **values: Any) -> Run:
+    record = run.record().to_json()
+    record[part] = {**record[part], **values}
+    run.record_file.write_text(json.dumps(record))
+    return run
+
+
+def sentence(work: Any) -> str:
+    with pytest.raises(ValueError, match=r".") as caught:
+        work()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+    return str(caught.value)
+
+
+def test_the_network_is_not_built_where_it_would_be_larger_than_its_weights(run: Run):
+    assert load_model(run)[1].status == "done"
+    told = sentence(lambda: load_model(changed(run, "config", width=1e5)))
+    assert "the record describes a network of 5,120,000,748,8" in told
+    assert "but its weights have 5,8" in told
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        ("data", {"image_size": 10**9}),
+        ("data", {"channels": 10**9}),
+        ("data", {"classes": 10}),
+        ("config", {"schedule": {"name": "none"}}),
+        ("config", {"schedule": {"name": "step", "milestones": 3}}),
+        ("config", {"augmentation": {"strange": 1}}),
+        ("config", {"operator": "linear&" * 1000}),
+        ("config", {"model": "../../x"}),
+        ("config", {"unheard": 1}),
+    ],
+)
+def test_a_record_that_describes_no_network_is_one_sentence(run: Run, part: str, values: dict[str, Any]):
+    sentence(lambda: load_model(changed(run, part, **values)))
+
+
+def test_a_record_without_data_is_one_sentence(run: Run):
+    record = run.record().to_json()
+    write_json(run.record_file, {name: value for name, value in record.items() if name != "data"})
+    assert "does not describe its network: it lacks data.classes" in sentence(lambda: load_model(run))
+
+
+@pytest.mark.parametrize("name", ["dataset", "model", "operator"])
+def test_a_config_without_its_network_is_one_sentence(run: Run, name: str):
+    record = run.record()
+    del record.config[name]
+    run.write(record)
+    assert f"does not describe its network: it lacks config.{name}" in sentence(lambda: load_model(run))
+
+
+def test_a_pipe_in_the_place_of_weights_is_not_waited_for(run: Run):
+    run.model_file.unlink()
+    os.mkfifo(run.model_file)
+    assert "it is not a regular file" in sentence(lambda: load_model(run))
+    assert "it is not a regular file" in sentence(lambda: read_tensors(run.model_file))
+
+
+HEADS = {
+    "larger than the file": (1 << 40).to_bytes(8, "little") + b"{}",
+    "no JSON": (2).to_bytes(8, "little") + b"[[",
+    "nested": (50_000).to_bytes(8, "little") + b"[" * 50_000,
+    "places outside": b'{"x":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}',
+    "a shape without end": b'{"x":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}',
+    "another type": b'{"x":{"dtype":"X9","shape":[1],"data_offsets":[0,4]}}',
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_crafted_heads_of_files_are_one_sentence(name: str, tmp_path: Path):
+    head, file = HEADS[name], tmp_path / "x.safetensors"
+    file.write_bytes((len(head).to_bytes(8, "little") if head.startswith(b"{") else b"") + head + bytes(4))
+    assert "x.safetensors' is not a whole file of tensors" in sentence(lambda: read_tensors(file))
+    model = build_model(CONFIG, 10, 1, 8)
+    sentence(lambda: load_run_weights_(model, str(file)))
+
+
+def test_weights_of_other_shapes_are_one_sentence(run: Run, tmp_path: Path):
+    other = build_model(dataclasses.replace(CONFIG, width=0.2), 10, 1, 8).state_dict()
+    write_tensors(run.model_file, other, {})
+    assert "in this network and" in sentence(lambda: load_model(run))
+    write_tensors(run.model_file, {name: value.reshape(-1)[:1] for name, value in other.items()}, {})
+    sentence(lambda: load_model(run))
+    save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
+    sentence(lambda: load_run_weights_(build_model(CONFIG, 10, 1, 8), str(tmp_path / "x.safetensors")))

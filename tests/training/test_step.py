@@ -1,0 +1,128 @@
+"""The loss, written out in loops, and what a test set is told to be."""
+
+import math
+
+import pytest
+import torch
+from helpers.small_runs import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch._dynamo.utils import counters
+
+import dcnet
+from dcnet.training.evaluation import Evaluator, batches_of
+from dcnet.training.step import Meter, Objective, classification_loss, correct
+
+
+def loss_in_loops(logits, labels, smoothing, floor):
+    total = 0.0
+    for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
+        highest = max(row)
+        shares = [math.exp(value - highest) for value in row]
+        for j, share in enumerate(shares):
+            wanted = (1 - smoothing) * (j == label) + smoothing / len(row)
+            total -= wanted * math.log(share / sum(shares) + floor)
+    return total / len(labels)
+
+
+@given(
+    seed=st.integers(0, 99),
+    smoothing=st.sampled_from([0.0, 0.01, 0.3]),
+    floor=st.sampled_from([0.0, 1e-4, 1e-2]),
+    scale=st.sampled_from([0.1, 1.0, 20.0]),
+)
+def test_the_loss_is_that_of_the_paper(seed, smoothing, floor, scale):
+    torch.manual_seed(seed)
+    logits, labels = scale * torch.randn(5, 7), torch.randint(7, (5,))
+    expected = loss_in_loops(logits, labels, smoothing, floor)
+    assert classification_loss(logits, labels, smoothing, floor).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_half_precision_is_summed_in_full():
+    logits = torch.randn(64, 100).bfloat16()
+    labels = torch.randint(100, (64,))
+    for floor in (0.0, 1e-4):
+        assert classification_loss(logits, labels, 0.1, floor).dtype == torch.float32
+
+
+def test_the_constraint_is_half_of_the_regularizer():
+    """The coefficient of a config is that of half of it."""
+    model = dcnet.DecoupledLinear(7, 4)
+    wanted = 0.5 * 0.3 * dcnet.regularizers.orthonormal(model)
+    torch.testing.assert_close(Objective(tiny(orthonormal=0.3), model).constraint(), wanted)
+    assert Objective(tiny(orthonormal=0.0), model).constraint() == 0
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, while it compiles
+def test_a_constraint_is_compiled_once_and_has_the_gradients_of_one_that_is_not():
+    """Of filters of several shapes, in groups, one of them of zeros, which lie in memory as on a GPU."""
+    torch.compiler.reset()
+    counters.clear()
+    shapes = [(4, 6, 3, 1), (4, 6, 3, 2), (4, 6, 3, 1), (6, 5, 1, 1), (4, 4, 3, 4)]
+    layers = [dcnet.DecoupledConv2d(*shape[:3], groups=shape[3]) for shape in shapes]
+    model = nn.Sequential(*layers, dcnet.DecoupledLinear(7, 4)).double().to(memory_format=torch.channels_last)
+    weights = [layer.weight for layer in model]
+    called, compiled = (Objective(tiny(orthonormal=1.0), model, compiled=late) for late in (False, True))
+    for step in range(3):
+        torch.nn.init.zeros_(weights[0][step])
+        wanted, found = (torch.autograd.grad(one.constraint(), weights) for one in (called, compiled))
+        torch.testing.assert_close(compiled.constraint(), called.constraint(), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-14)
+        assert [gradient.stride() for gradient in found] == [weight.stride() for weight in weights]
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_correct_ones_are_counted():
+    logits = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0]])
+    assert correct(logits, torch.tensor([1, 1, 1])).item() == 2
+
+
+def test_a_meter_gives_means_over_images():
+    meter = Meter(torch.device("cpu"))
+    meter.add(torch.tensor(1.0), torch.tensor(1), 2)
+    meter.add(torch.tensor(4.0), torch.tensor(4), 4)
+    reading = meter.read()
+    assert (reading.loss, reading.accuracy, reading.bad_step) == (3.0, pytest.approx(100 * 5 / 6), None)
+    meter.reset()
+    meter.add(torch.tensor(5.0), torch.tensor(0), 1)
+    assert meter.read().loss == 5.0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_meter_remembers_the_first_bad_step(bad):
+    meter = Meter(torch.device("cpu"))
+    for loss in (1.0, bad, 1.0, float("nan")):
+        meter.add(torch.tensor(loss), torch.tensor(1), 1)
+    assert meter.read().bad_step == 1
+    assert meter.found_bad.item() == 1
+    again = Meter(torch.device("cpu"))
+    again.restore_(meter.state())
+    assert again.read().bad_step == 1
+
+
+def test_an_evaluation_sees_all_images_and_leaves_the_mode_as_it_was():
+    class Odd(nn.Module):
+        """Says 1 for bright images, and counts how many it saw."""
+
+        seen = 0
+
+        def forward(self, input):
+            assert not self.training
+            assert input.min() >= 0
+            assert input.max() <= 1
+            self.seen += len(input)
+            bright = (input.mean((1, 2, 3)) > 0.5).float()
+            return torch.stack([1 - bright, bright], 1) * 50
+
+    from dcnet.data import Split
+
+    images = torch.tensor([0, 255, 255, 0, 0], dtype=torch.uint8).view(5, 1, 1, 1).expand(5, 1, 4, 4).contiguous()
+    model = Odd().train()
+    split = Split(images, torch.tensor([0, 1, 0, 0, 0]))
+    reading = Evaluator(model, torch.device("cpu"))(batches_of(split, 2))
+    assert model.training
+    assert model.seen == 5
+    assert reading.accuracy == 80
+    assert reading.loss == pytest.approx(50 / 5, rel=1e-5)

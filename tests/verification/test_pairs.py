@@ -1,0 +1,425 @@
+"""Pairs: lists of paths, LFW and its lists, folders of people, and pairs sampled from classes."""
+
+from collections import Counter
+from math import comb
+
+import numpy as np
+import pytest
+import torch
+from helpers.largest_tensor import Largest
+from helpers.lfw_folder import PAIRS, write_image, write_lfw
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from dcnet.data import Dataset, Split
+from dcnet.verification import (
+    ImageFiles,
+    LfwData,
+    Pairs,
+    labels_of,
+    people_disjoint,
+    people_folders,
+    read_pairs,
+    sample_pairs,
+    split_classes,
+)
+from dcnet.verification.pairs import _pair_of_rank
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_lfw(tmp_path / "lfw")
+
+
+def test_pairs_in_folds(folder):
+    found = LfwData(folder).pairs()
+    assert found.rows() == [
+        ("Ada_One/Ada_One_0001.jpg", "Ada_One/Ada_One_0002.jpg", True),
+        ("Bob_Two/Bob_Two_0001.jpg", "Cy_Three/Cy_Three_0001.jpg", False),
+        ("Di_Four/Di_Four_0001.jpg", "Di_Four/Di_Four_0002.jpg", True),
+        ("Ada_One/Ada_One_0003.jpg", "Di_Four/Di_Four_0002.jpg", False),
+    ]
+    assert found.folds.tolist() == [0, 0, 1, 1]
+    assert len(found.names) == len(set(found.names)) == 7
+    assert len(found) == 4
+
+
+def test_pairs_without_folds_and_with_other_spaces(folder):
+    found = LfwData(folder).pairs("pairsDevTest.txt")
+    assert found.same.tolist() == [True, False]
+    assert found.folds is None
+    (folder / "pairs.txt").write_text(PAIRS.replace("\t", "  ").replace("\n", "\r\n") + "\n\n")
+    assert LfwData(str(folder)).pairs("pairs").folds.tolist() == [0, 0, 1, 1]
+
+
+def test_several_pairs_of_each_kind_in_a_fold(folder):
+    same, other = "Ada_One 1 2\nAda_One 1 3\n", "Ada_One 1 Bob_Two 1\nAda_One 1 Bob_Two 2\n"
+    (folder / "pairs.txt").write_text(f"2 2\n{same}{other}{same}{other}")
+    found = LfwData(folder).pairs()
+    assert found.same.tolist() == [True, True, False, False] * 2
+    assert found.folds.tolist() == [0] * 4 + [1] * 4
+
+
+def test_people(folder):
+    data = LfwData(folder)
+    ada = tuple(f"Ada_One/Ada_One_000{number}.jpg" for number in (1, 2, 3))
+    assert data.people("peopleDevTrain") == {"Ada_One": ada, "Cy_Three": ("Cy_Three/Cy_Three_0001.jpg",)}
+    assert {person: len(images) for person, images in data.everyone().items()} == {
+        "Ada_One": 3,
+        "Bob_Two": 2,
+        "Cy_Three": 1,
+        "Di_Four": 2,
+    }
+
+
+def test_lists_beside_the_folder_or_elsewhere(folder, tmp_path):
+    (folder / "pairs.txt").rename(tmp_path / "pairs.txt")
+    assert len(LfwData(folder).pairs()) == 4
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "pairs.txt").rename(tmp_path / "lists" / "pairs.txt")
+    assert len(LfwData(folder, tmp_path / "lists").pairs()) == 4
+    with pytest.raises(ValueError, match=r"there is no list 'pairs.txt': expected it in .*lfw or "):
+        LfwData(folder).pairs()
+    with pytest.raises(ValueError, match="there is no folder"):
+        LfwData(tmp_path / "nowhere")
+
+
+def test_images_may_be_of_another_format(tmp_path):
+    assert LfwData(write_lfw(tmp_path, ".png")).pairs().names[0] == "Ada_One/Ada_One_0001.png"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("Ada_One\t1\t2", "Ada_One\t1\t9", r"pairs.txt, line 2: 'Ada_One\\t1\\t9': .* there is no .*Ada_One_0009.jpg"),
+        ("Bob_Two\t1\tC", "Eve\t1\tC", r"line 3: .* there is no .*Eve_0001.jpg"),
+        ("Ada_One\t1\t2", "Ada_One\t1", r"line 2: 'Ada_One\\t1': expected a pair of one person: name<tab>number<tab>"),
+        ("Ada_One\t1\t2", "Ada_One\tone\t2", "line 2: .* expected a pair of one person"),
+        ("Ada_One\t1\t2", "Ada_One\t0\t2", "line 2: .* expected a pair of one person"),
+        ("Ada_One\t1\t2", "Ada_One\t2\t2", "line 2: .* expected a pair of one person"),
+        ("Ada_One\t1\t2", "Ada_One", "line 2: 'Ada_One': expected a pair of one person"),
+        ("Ada_One\t1\t2", "Ada_One\t1\tDi_Four\t2", "line 2: .* expected a pair of one person"),
+        ("Bob_Two\t1\tCy_Three\t1", "Bob_Two\t1\t2", "line 3: .* expected a pair of two people"),
+        ("Bob_Two\t1\tCy_Three\t1", "Bob_Two\t1\tBob_Two\t2", "line 3: .* expected a pair of two people"),
+        ("2\t1\n", "two\t1\n", r"line 1: 'two\\t1': expected folds and pairs, such as '10<tab>300', or"),
+        ("2\t1\n", "2\t1\t1\n", "line 1: .* expected folds and pairs"),
+        ("2\t1\n", "3\t1\n", r"has 4 pairs: expected 6 by its first line, '3\\t1'"),
+        ("2\t1\n", "1\n", "has 4 pairs: expected 2 by its first line, '1'"),
+        (PAIRS, "", "line 1: '': expected folds and pairs"),
+    ],
+)
+def test_a_line_that_is_wrong_is_named(folder, old, new, says):
+    (folder / "pairs.txt").write_text(PAIRS.replace(old, new))
+    with pytest.raises(ValueError, match=says):
+        LfwData(folder).pairs()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1\nAda_One\t4\n", "line 2: 'Ada_One\\\\t4': .* there is no .*Ada_One_0004.jpg"),
+        ("1\nAda_One\n", "line 2: 'Ada_One': expected a person: name<tab>number of images"),
+        ("1\nAda_One\tmany\n", "line 2: .* expected a person"),
+        ("2\nAda_One\t3\n", "has 1 people: expected 2, as its first line says"),
+        ("2\nAda_One\t3\nAda_One\t3\n", "line 3: .* each person once"),
+        ("Ada_One\t3\n", "line 1: .* expected the number of people"),
+        ("", "line 1: '': expected the number of people"),
+    ],
+)
+def test_a_list_of_people_that_is_wrong_is_named(folder, text, says):
+    (folder / "peopleDevTrain.txt").write_text(text)
+    with pytest.raises(ValueError, match=says):
+        LfwData(folder).people("peopleDevTrain")
+
+
+def test_a_list_that_is_no_text(folder):
+    (folder / "pairs.txt").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(ValueError, match=r"pairs\.txt cannot be read as a list"):
+        LfwData(folder).pairs()
+
+
+def test_pairs_of_people_who_were_not_trained_on(folder):
+    found = people_disjoint(LfwData(folder).pairs(), ["Cy_Three", "Somebody_Else"])
+    assert [row[2] for row in found.pairs.rows()] == [True, True, False]
+    assert found.pairs.folds.tolist() == [0, 1, 1]
+    assert (found.same, found.different, found.left_out, found.people_left_out) == (2, 1, 1, 1)
+    assert "Cy_Three/Cy_Three_0001.jpg" not in found.pairs.names
+    assert "Bob_Two/Bob_Two_0001.jpg" not in found.pairs.names
+    both = people_disjoint(LfwData(folder).pairs("pairsDevTest"), ["Cy_Three"])
+    assert both.pairs.folds is None
+    with pytest.raises(ValueError, match="no pair is left: all 4 pairs have a person of the training set"):
+        people_disjoint(LfwData(folder).pairs(), ["Ada_One", "Bob_Two", "Di_Four"])
+
+
+def test_pairs_without_names_cannot_be_told_apart_by_folders():
+    with pytest.raises(ValueError, match="these 6 pairs have no file names: use pairs of `read_pairs`"):
+        people_disjoint(sample_pairs(torch.arange(10) % 3, 6), ["Ada_One"])
+
+
+def test_an_image_in_no_folder_shows_nobody_who_was_trained_on():
+    pairs = Pairs.of_names([("1.jpg", "a/2.jpg", True), ("1.jpg", "b/2.jpg", False)])
+    found = people_disjoint(pairs, ["a", ""])
+    assert found.pairs.rows() == [("1.jpg", "b/2.jpg", False)]
+    assert (found.left_out, found.people_left_out) == (1, 1)
+
+
+def test_the_folder_of_lfw_or_one_that_it_is_in(folder, tmp_path):
+    for data in (folder, tmp_path):
+        assert LfwData.found_in(data, "pairs").root == folder
+    (folder / "pairs.txt").rename(tmp_path / "pairs.txt")
+    assert len(LfwData.found_in(tmp_path, "pairs").pairs("pairs")) == 4
+    with pytest.raises(ValueError, match="there is no folder"):
+        LfwData.found_in(tmp_path / "nowhere", "pairs")
+
+
+def test_of_several_folders_of_lfw_the_one_with_the_list_is_taken(folder, tmp_path):
+    (tmp_path / "lfw_funneled").mkdir()
+    assert LfwData.found_in(tmp_path, "pairs.txt").root == folder
+    with pytest.raises(ValueError, match=r"there is no list 'other\.txt': expected it in .*lfw_funneled or "):
+        LfwData.found_in(tmp_path, "other").pairs("other")
+
+
+@pytest.mark.parametrize(
+    "text", ["a/1.png,b/1.png,0\na/1.png,a/2.png,1\n", "a/1.png  b/1.png different\n#\n\na/1.png\ta/2.png\tSame"]
+)
+def test_a_list_of_paths(tmp_path, text):
+    for name in ("a/1.png", "a/2.png", "b/1.png"):
+        write_image(tmp_path / name, 1)
+    (tmp_path / "list.txt").write_text(text)
+    found = read_pairs(tmp_path / "list.txt")
+    assert found.rows() == [("a/1.png", "b/1.png", False), ("a/1.png", "a/2.png", True)]
+    assert found.names == ("a/1.png", "b/1.png", "a/2.png")
+    assert found.first.tolist() == [0, 0]
+    assert found.second.tolist() == [1, 2]
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "list.txt").rename(tmp_path / "lists" / "list.txt")
+    assert read_pairs(tmp_path / "lists" / "list.txt", tmp_path).rows() == found.rows()
+
+
+def test_paths_with_spaces_need_commas_or_tabs(tmp_path):
+    write_image(tmp_path / "a b/1 2.png", 1)
+    write_image(tmp_path / "c.png", 2)
+    (tmp_path / "list.csv").write_text("a b/1 2.png, c.png, 0\na b/1 2.png\tc.png\t0\n")
+    assert read_pairs(tmp_path / "list.csv").rows() == [("a b/1 2.png", "c.png", False)] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a.png a.png 1\na.png b.png 0\n", r"list.txt, line 2: 'a.png b.png 0': .* there is no .*b.png"),
+        ("\na.png a.png 2\n", "line 2: 'a.png a.png 2': expected two paths and one of 0, 1, same, different"),
+        ("a.png 1\n", "line 1: 'a.png 1': expected two paths"),
+        ("a.png a.png a.png 1\n", "line 1: .* expected two paths"),
+        ("# nothing\n", "has no pairs: expected lines such as 'a/1.jpg,b/1.jpg,0'"),
+    ],
+)
+def test_a_list_of_paths_that_is_wrong_is_named(tmp_path, text, says):
+    write_image(tmp_path / "a.png", 1)
+    (tmp_path / "list.txt").write_text(text)
+    with pytest.raises(ValueError, match=says):
+        read_pairs(tmp_path / "list.txt")
+
+
+def test_folders_of_people(tmp_path):
+    for name in ("ann/2.png", "ann/1.jpg", "ben/x.webp", ".hidden/1.png"):
+        write_image(tmp_path / name, 1)
+    (tmp_path / "ann" / "notes.txt").write_text("")
+    (tmp_path / "ann" / "._2.png").write_text("")
+    (tmp_path / "empty").mkdir()
+    assert people_folders(tmp_path) == {"ann": ("ann/1.jpg", "ann/2.png"), "ben": ("ben/x.webp",)}
+    with pytest.raises(ValueError, match="has no images: expected a folder of images for each person"):
+        people_folders(tmp_path / "ann")
+    with pytest.raises(ValueError, match="there is no folder"):
+        people_folders(tmp_path / "nobody")
+
+
+def test_people_are_numbers_in_the_order_in_which_they_come():
+    labels, numbers = labels_of(["b/1.jpg", "a/1.jpg", "x/b/2.jpg"])
+    assert (labels.tolist(), numbers) == ([0, 1, 0], {"b": 0, "a": 1})
+    labels, more = labels_of(["a/2.jpg", "c/1.jpg"], numbers)
+    assert (labels.tolist(), more) == ([1, 2], {"b": 0, "a": 1, "c": 2})
+    assert numbers == {"b": 0, "a": 1}
+
+
+def test_images_are_read_when_they_are_wanted(tmp_path):
+    write_image(tmp_path / "a/1.png", 1)
+    files = ImageFiles(tmp_path, ("a/1.png", "a/2.png"), 12)
+    expected = torch.from_numpy(np.array(Image.open(tmp_path / "a/1.png"))).permute(2, 0, 1)
+    assert torch.equal(files[0], expected)
+    write_image(tmp_path / "a/2.png", 2)
+    (batch,) = files.batches()
+    assert batch.shape == (2, 3, 12, 12)
+    assert batch.dtype == torch.uint8
+    assert [len(part) for part in files.batches(1)] == [1, 1]
+    assert len(files) == 2
+
+
+def test_the_square_around_the_centre(tmp_path):
+    write_image(tmp_path / "a.png", 1, width=13, height=10)
+    whole = np.array(Image.open(tmp_path / "a.png"))
+    found = ImageFiles(tmp_path, ("a.png",), size=4, crop=4)[0]
+    assert np.array_equal(found.permute(1, 2, 0).numpy(), whole[3:7, 4:8])
+    resized = ImageFiles(tmp_path, ("a.png",), size=2, crop=4)[0]
+    expected = Image.fromarray(whole[3:7, 4:8]).resize((2, 2), Image.Resampling.BILINEAR)
+    assert np.array_equal(resized.permute(1, 2, 0).numpy(), np.array(expected))
+
+
+def test_what_was_cropped_is_not_cropped_again(tmp_path):
+    write_image(tmp_path / "a.png", 1, width=13, height=10)
+    with pytest.raises(ValueError, match=r"a.png has 13 x 10 pixels: expected at least 11 x 11"):
+        ImageFiles(tmp_path, ("a.png",), size=4, crop=11)[0]
+
+
+def test_grey_images_get_three_channels_and_broken_ones_a_sentence(tmp_path):
+    Image.new("L", (4, 4), 7).save(tmp_path / "grey.png")
+    (tmp_path / "broken.png").write_bytes(b"nothing")
+    files = ImageFiles(tmp_path, ("grey.png", "broken.png", "missing.png"), 4)
+    assert torch.equal(files[0], torch.full((3, 4, 4), 7, dtype=torch.uint8))
+    for at in (1, 2):
+        with pytest.raises(ValueError, match=f"{files.names[at]} cannot be read as an image"):
+            files[at]
+
+
+@pytest.mark.parametrize("options", [{"size": 0}, {"size": 4, "crop": 0}])
+def test_sides_that_are_none_are_refused(tmp_path, options):
+    with pytest.raises(ValueError, match="must be a whole number, 1 or more, not 0"):
+        ImageFiles(tmp_path, (), **options)
+
+
+def dataset(classes: int = 7, images: int = 60) -> Dataset:
+    """The first pixel of an image is its class, the second its number."""
+
+    def split(start: int) -> Split:
+        labels = torch.arange(images) * 5 % classes
+        pixels = torch.zeros(images, 1, 2, 2, dtype=torch.uint8)
+        pixels[:, 0, 0, 0], pixels[:, 0, 0, 1] = labels, torch.arange(start, start + images)
+        return Split(pixels, labels)
+
+    return Dataset("letters", split(0), split(images), tuple("abcdefghijklm"[:classes]))
+
+
+def true_classes(split: Split) -> list[int]:
+    return split.images[:, 0, 0, 0].tolist()
+
+
+def test_classes_are_parted_and_named():
+    whole = dataset()
+    found = split_classes(whole, 3)
+    assert len(found.known.classes) == 4
+    assert len(found.unseen_classes) == 3
+    assert {*found.known.classes, *found.unseen_classes} == set("abcdefg")
+    assert list(found.known.classes) == sorted(found.known.classes)
+    assert found.known.name == "letters-4-of-7-seed0"
+    for split, names in (
+        (found.known.train, found.known.classes),
+        (found.known.test, found.known.classes),
+        (found.unseen, found.unseen_classes),
+    ):
+        named = [names[label] for label in split.labels.tolist()]
+        assert named == ["abcdefg"[true] for true in true_classes(split)]
+        assert set(named) == set(names)
+
+
+def test_no_image_is_lost_and_the_order_is_kept():
+    whole = dataset()
+    found = split_classes(whole, 3)
+    numbers = {
+        name: split.images[:, 0, 0, 1].tolist()
+        for name, split in (("train", found.known.train), ("test", found.known.test), ("unseen", found.unseen))
+    }
+    assert all(part == sorted(part) for part in numbers.values())
+    assert max(numbers["train"]) < 60 <= min(numbers["test"])
+    assert sorted(number for part in numbers.values() for number in part) == list(range(120))
+
+
+def test_the_seed_tells_which():
+    whole = dataset(13)
+    chosen = [split_classes(whole, 5, seed).unseen_classes for seed in range(8)]
+    assert chosen == [split_classes(whole, 5, seed).unseen_classes for seed in range(8)]
+    assert len(set(chosen)) > 4
+
+
+@pytest.mark.parametrize("unseen", [0, 6, 7])
+def test_too_few_or_too_many_are_refused(unseen):
+    with pytest.raises(ValueError, match=f"from 1 to 5, so that two of 7 classes are left, not {unseen}"):
+        split_classes(dataset(), unseen)
+
+
+@given(st.lists(st.integers(0, 3), min_size=4, max_size=30), st.integers(1, 30), st.integers(0, 5))
+def test_pairs_are_balanced_right_and_none_twice(labels, half, seed):
+    sizes = Counter(labels).values()
+    genuine = sum(comb(size, 2) for size in sizes)
+    impostor = comb(len(labels), 2) - genuine
+    if min(genuine, impostor) < half:
+        kind = "one class" if genuine < half else "two classes"
+        with pytest.raises(ValueError, match=f"pairs of {kind}, not {half}: ask for fewer"):
+            sample_pairs(torch.tensor(labels), 2 * half, seed)
+        return
+    found = sample_pairs(torch.tensor(labels), 2 * half, seed)
+    rows = list(zip(found.first.tolist(), found.second.tolist(), found.same.tolist(), strict=True))
+    assert all((labels[first] == labels[second]) is same for first, second, same in rows)
+    assert all(first != second for first, second, _ in rows)
+    assert len({frozenset(row[:2]) for row in rows}) == len(rows) == 2 * half
+    assert sum(row[2] for row in rows) == half
+
+
+def test_large_classes_do_not_take_all_pairs():
+    labels = torch.tensor([0] * 100 + [1] * 10 + [2] * 2)
+    found = sample_pairs(labels, 62)
+    assert Counter(labels[found.first[found.same]].tolist()) == {0: 15, 1: 15, 2: 1}
+
+
+def test_the_seed_tells_which_pairs():
+    labels = torch.arange(200) % 10
+    one, again, other = (sample_pairs(labels, 100, seed) for seed in (1, 1, 2))
+    assert torch.equal(one.first, again.first)
+    assert torch.equal(one.second, again.second)
+    assert not torch.equal(one.first, other.first)
+
+
+def test_pairs_are_drawn_from_everywhere():
+    labels = torch.arange(12) % 3
+    counts: Counter[tuple[int, int]] = Counter()
+    for seed in range(400):
+        found = sample_pairs(labels, 12, seed)
+        counts.update(tuple(sorted(pair)) for pair in zip(found.first.tolist(), found.second.tolist(), strict=True))
+    # 6 of 18 pairs of one class, and 6 of 48 of two, each time.
+    same = [count for (i, j), count in counts.items() if (i - j) % 3 == 0]
+    different = [count for (i, j), count in counts.items() if (i - j) % 3]
+    assert (len(same), len(different)) == (18, 48)
+    assert min(same) > 133 - 50
+    assert max(same) < 133 + 50
+    assert min(different) > 50 - 35
+    assert max(different) < 50 + 35
+
+
+def test_ranks_of_pairs():
+    assert _pair_of_rank(torch.arange(6)).tolist() == [[0, 1], [0, 2], [1, 2], [0, 3], [1, 3], [2, 3]]
+    large = 10**6
+    ranks = torch.tensor([large * (large - 1) // 2 - 1, large * (large - 1) // 2])
+    assert _pair_of_rank(ranks).tolist() == [[large - 2, large - 1], [0, large]]
+
+
+def test_pairs_of_very_large_classes_are_drawn_without_a_list_of_all():
+    """Of 100,000 images there are 5 billion pairs, whose numbers would take 40 GB."""
+    labels = torch.arange(200_000) % 2
+    with Largest() as largest:
+        found = sample_pairs(labels, 2000)
+    assert largest.elements <= len(labels)
+    assert len(set(zip(found.first.tolist(), found.second.tolist(), strict=True))) == 2000
+    assert torch.equal(labels[found.first] == labels[found.second], found.same)
+    assert found.second[found.same].max() > 150_000
+
+
+def test_so_drawn_none_is_there_twice(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dcnet.verification.pairs.LARGEST_PERMUTATION", 0)
+    found = sample_pairs(torch.arange(8) % 2, 24)
+    # All of the 12 pairs of one class.
+    assert len(set(zip(found.first[:12].tolist(), found.second[:12].tolist(), strict=True))) == 12
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_counts_that_cannot_be_halved_are_refused(count):
+    with pytest.raises(ValueError, match=f"count must be even and at least 2, for pairs of both kinds, not {count}"):
+        sample_pairs(torch.arange(4) % 2, count)

@@ -1,0 +1,251 @@
+"""Decisions and calibrations: error rates, verdicts, and files."""
+
+import dataclasses
+import hashlib
+import json
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcnet.verification import (
+    Calibration,
+    Decision,
+    ScoreHistogram,
+    calibrate,
+    calibrate_curve,
+    fingerprint,
+    roc_of_histogram,
+    score_histogram,
+)
+
+scores = st.lists(st.one_of(st.sampled_from([-0.5, 0.0, 0.25, 0.5]), st.floats(-1, 1)), min_size=1, max_size=30)
+rates = st.sampled_from([0.01, 0.1, 0.3, 0.5, 0.9])
+
+
+def calibrated(genuine, impostor, **rates) -> Decision:
+    return calibrate(*(torch.tensor(part, dtype=torch.float64) for part in (genuine, impostor)), **rates)
+
+
+@given(scores, scores, rates, rates)
+def test_rates_are_held_and_are_those_of_what_is_said(genuine, impostor, far, frr):
+    found = calibrated(genuine, impostor, far=far, frr=frr)
+    said = {kind: [found.decide(score).same for score in part] for kind, part in (("g", genuine), ("i", impostor))}
+    assert said["i"].count(True) / len(impostor) == found.far <= far
+    assert said["g"].count(False) / len(genuine) == found.frr <= frr
+    assert said["i"].count(None) / len(impostor) == pytest.approx(found.open_impostor)
+    assert said["g"].count(None) / len(genuine) == pytest.approx(found.open_genuine)
+    for verdict in map(found.decide, genuine + impostor):
+        assert verdict.rate == {True: found.far, False: found.frr, None: None}[verdict.same]
+    assert found.lower <= found.upper
+    assert (found.genuine, found.impostor) == (len(genuine), len(impostor))
+
+
+@given(scores, scores, rates, rates)
+def test_no_narrower_range_holds_them(genuine, impostor, far, frr):
+    found = calibrated(genuine, impostor, far=far, frr=frr)
+    if found.lower == found.upper:
+        return
+    inside = [score for score in genuine + impostor if found.lower <= score < found.upper]
+    highest, lowest = max(inside), min(inside)
+    assert sum(score >= highest for score in impostor) / len(impostor) > far
+    above = [score for score in genuine + impostor if score > lowest] or [float("inf")]
+    assert sum(score < min(above) for score in genuine) / len(genuine) > frr
+
+
+def test_well_separated_scores_have_one_threshold_in_the_middle():
+    found = calibrated([0.8, 0.9], [0.0, 0.2], far=0.4, frr=0.4)
+    assert found.lower == found.upper == pytest.approx(0.5)
+    found = calibrated([0.5, 0.7, 0.8, 0.9], [-0.2, 0.0, 0.2, 0.3], far=0.25, frr=0.25)
+    # From above 0.2 on one impostor of four is accepted, and up to 0.7 one genuine pair of four is refused.
+    assert found.lower == found.upper == pytest.approx(0.45)
+    assert (found.far, found.frr, found.open_genuine, found.open_impostor) == (0, 0, 0, 0)
+
+
+def test_two_thresholds_lie_between_scores_and_not_on_them():
+    found = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.1, frr=0.1)
+    assert (found.lower, found.upper) == (pytest.approx(0.05), pytest.approx(0.65))
+    assert (found.far, found.frr) == (0, 0)
+    assert (found.open_genuine, found.open_impostor) == (0.75, 0.75)
+
+
+def test_rounding_moves_no_pair_across_a_threshold():
+    genuine, impostor = [0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6]
+    found = calibrated(genuine, impostor, far=0.1, frr=0.1)
+    for score in genuine + impostor:
+        assert len({found.decide(score + moved).words for moved in (-1e-6, 0.0, 1e-6)}) == 1
+
+
+def test_at_the_ends_thresholds_stay_where_they_are():
+    found = calibrated([0.25, 0.5], [0.25, 0.75], far=0.1, frr=0.1)
+    assert found.lower == 0.25
+    assert 0.75 < found.upper < 0.7500001
+    assert (found.far, found.frr) == (0, 0)
+
+
+def test_rates_of_a_histogram_are_held_by_the_scores_themselves():
+    # In bins of 0.1: between two that are neighbours, nothing but the edge parts their scores.
+    scores = {"genuine": [-0.46, 0.02, 0.15, 0.55], "impostor": [-0.52, 0.03, 0.08, 0.12]}
+    counts = [torch.histc(torch.tensor(part), 20, -1, 1).long() for part in scores.values()]
+    found = calibrate_curve(roc_of_histogram(ScoreHistogram(*counts)), far=0.3, frr=0.2)
+    assert found.lower < found.upper
+    said = [found.decide(score).same for score in scores["impostor"]]
+    assert (said.count(True) / 4, said.count(None) / 4) == (found.far, found.open_impostor)
+    said = [found.decide(score).same for score in scores["genuine"]]
+    assert (said.count(False) / 4, said.count(None) / 4) == (found.frr, found.open_genuine)
+
+
+@pytest.mark.parametrize("bins", [7, 10, 20_000])
+def test_images_that_are_there_twice_are_above_no_threshold_of_a_histogram(bins):
+    """Their cosine is exactly 1, which is in the last bin, and at its upper end."""
+    embeddings, people = torch.eye(4).repeat(3, 1), torch.tensor([0, 1, 2, 3, 0, 5, 6, 7, 8, 9, 10, 11])
+    curve = roc_of_histogram(score_histogram(embeddings, people, bins))
+    assert curve.thresholds[0] > 1
+    found = calibrate_curve(curve, far=0.1, frr=0.1)
+    # Of 65 impostor pairs 11 have a cosine of 1, so that none may be called the same.
+    assert (found.far, found.decide(1.0).same) == (0, None)
+
+
+def test_what_is_said():
+    found = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.25, frr=0.25)
+    assert found.lower == found.upper == pytest.approx(0.35)
+    strict = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.1, frr=0.1)
+    same, close, different = strict.decide(0.7), strict.decide(0.6), strict.decide(0.04)
+    assert (same.words, same.same, same.rate) == ("same", True, 0)
+    assert (close.words, close.same, close.rate) == ("too close to call", None, None)
+    assert (different.words, different.same, different.rate) == ("different", False, 0)
+    assert str(close) == "too close to call (score 0.600)"
+    assert str(found.decide(0.7)) == "same (score 0.700; wrong for 25 % of impostor pairs)"
+    assert str(found.decide(0.2)) == "different (score 0.200; wrong for 25 % of genuine pairs)"
+    for score in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="a score must be a finite number"):
+            found.decide(score)
+
+
+def test_too_few_pairs_are_noted():
+    genuine, impostor = torch.linspace(0.5, 1, 300), torch.linspace(-1, 0.6, 3000)
+    assert calibrate(genuine, impostor, far=1e-3, frr=1e-2).notes == ()
+    notes = calibrate(genuine[:299], impostor[:2999], far=1e-3, frr=1e-2).notes
+    assert len(notes) == 2
+    assert notes[0] == (
+        "2,999 impostor pairs are too few to support a rate of 0.001: without an error it may still be 0.001 "
+        "(rule of three, 95 %); 3,000 are needed"
+    )
+    assert notes[1].startswith("299 genuine pairs are too few to support a rate of 0.01")
+
+
+def test_what_is_never_said_is_noted():
+    found = calibrated([0.0] * 300, [0.5] * 300, far=0.01, frr=0.01)
+    assert "no genuine pair is accepted at a false accept rate of at most 0.01" in found.notes
+    assert "no impostor pair is rejected at a false reject rate of at most 0.01" in found.notes
+    assert found.decide(0.5).same is None
+    assert (found.open_genuine, found.open_impostor) == (1, 1)
+
+
+def test_it_can_be_kept(tmp_path):
+    found = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.1, frr=0.1)
+    assert Decision.from_json(json.loads(json.dumps(found.to_json()))) == found
+    found.save(tmp_path / "run" / "decision.json")
+    assert Decision.load(tmp_path / "run" / "decision.json") == found
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"more": 1}, "a decision has the keys lower, upper"),
+        ({"lower": "0.5"}, "lower of a decision must be a finite number, not '0.5'"),
+        ({"upper": float("nan")}, "upper of a decision must be a finite number, not nan"),
+        ({"far": True}, "far of a decision must be a finite number, not True"),
+        ({"lower": 0.9, "upper": 0.1}, "lower of a decision must not be above upper, not 0.9 and 0.1"),
+        ({"notes": "none"}, "notes of a decision must be a list of sentences, not 'none'"),
+        ({"notes": [1]}, "notes of a decision must be a list of sentences"),
+    ],
+)
+def test_what_is_no_decision_is_refused(change, says):
+    values = calibrated([0.5], [0.1]).to_json()
+    with pytest.raises(ValueError, match=says):
+        Decision.from_json({**values, **change})
+
+
+def test_files_that_are_no_decision_are_refused(tmp_path):
+    file = tmp_path / "decision.json"
+    with pytest.raises(ValueError, match="is not a decision"):
+        Decision.load(file)
+    for content in ("{", "[]", "{}"):
+        file.write_text(content)
+        with pytest.raises(ValueError, match="is not a decision"):
+            Decision.load(file)
+
+
+def test_from_the_histogram_of_all_pairs():
+    labels = torch.arange(200) % 5
+    embeddings = torch.eye(5)[labels] + 0.5 * torch.randn(200, 5)
+    unit = embeddings / embeddings.norm(dim=1, keepdim=True)
+    first, second = torch.triu_indices(200, 200, 1)
+    all_scores, same = (unit[first] * unit[second]).sum(1), labels[first] == labels[second]
+    exact = calibrate(all_scores[same], all_scores[~same], far=0.01, frr=0.05)
+    found = calibrate_curve(roc_of_histogram(score_histogram(embeddings, labels)), far=0.01, frr=0.05)
+    assert (found.lower, found.upper) == pytest.approx((exact.lower, exact.upper), abs=1e-3)
+    assert found.far <= 0.01
+    assert found.frr <= 0.05
+
+
+@pytest.mark.parametrize(("name", "rate"), [("far", 0), ("frr", 1), ("far", 2)])
+def test_rates_that_are_none_are_refused(name, rate):
+    with pytest.raises(ValueError, match=f"{name} must be above 0 and below 1, not {rate}"):
+        calibrated([0.5], [0.1], **{name: rate})
+
+
+def test_numbers_in_a_list_stay_what_they_are():
+    assert calibrate([0.7], [0.1]).upper == 0.4
+
+
+@pytest.mark.parametrize("shape", [[], [3, 1]])
+def test_scores_of_other_shapes_are_refused(shape):
+    with pytest.raises(ValueError, match=re.escape(f"scores of genuine pairs must be [P], not {shape}")):
+        calibrate(torch.ones(shape), torch.zeros(2))
+
+
+def test_both_kinds_are_needed():
+    with pytest.raises(ValueError, match="there is no impostor pair"):
+        calibrated([0.5], [])
+
+
+@pytest.mark.parametrize(("rate", "pairs"), [(1e-12, "3,000,000,000,000"), (1e-300, "3e+300"), (1e-309, "inf")])
+def test_the_smallest_rates_take_more_pairs_than_are_written_out(rate, pairs):
+    found = calibrated([0.5, 0.6], [0.1, 0.2], far=rate, frr=0.1)
+    assert f"; {pairs} are needed" in found.notes[0]
+
+
+def made() -> Calibration:
+    decision = calibrate(torch.tensor([0.5, 0.75]), torch.tensor([0.0, 0.25]), far=0.1, frr=0.1)
+    return Calibration(decision, {"list": "pairs.csv", "pairs": 4}, "abc", flip=False)
+
+
+def test_it_is_read_as_it_was_written(tmp_path):
+    made().save(tmp_path / "new" / "verification.json")
+    assert Calibration.load(tmp_path / "new" / "verification.json") == made()
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["verification.json"]
+
+
+def test_what_cannot_be_written_leaves_what_was_there(tmp_path):
+    made().save(tmp_path / "kept.json")
+    with pytest.raises(ValueError, match="JSON"):
+        dataclasses.replace(made(), data={"pairs": float("nan")}).save(tmp_path / "kept.json")
+    assert Calibration.load(tmp_path / "kept.json") == made()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"decision": {}}', '{"decision": 1, "data": 1, "weights": 1, "flip": 1}'])
+def test_what_is_none_is_refused_by_name(tmp_path, text):
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(ValueError, match=r"other\.json' is not a calibration: "):
+        Calibration.load(tmp_path / "other.json")
+    with pytest.raises(ValueError, match=r"none\.json' is not a calibration: .*No such file"):
+        Calibration.load(tmp_path / "none.json")
+
+
+def test_the_fingerprint_is_the_checksum_of_the_file(tmp_path):
+    (tmp_path / "weights").write_bytes(b"weights")
+    assert fingerprint(tmp_path / "weights") == hashlib.sha256(b"weights").hexdigest()
