@@ -76,13 +76,20 @@ def test_a_frozen_parameter_is_no_matter_and_a_blend_is():
         assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, blend=0.5))
 
 
-def test_refuses_a_false_bound(monkeypatch):
-    monkeypatch.setattr(dcnet.magnitude.Linear, "saturates", True)
+@pytest.fixture
+def changed_classes(monkeypatch):
+    """A patcher of operator classes: what is parsed meanwhile is not kept for later tests."""
+    monkeypatch.setattr(dcnet.operator, "_parsed", {})
+    return monkeypatch
+
+
+def test_refuses_a_false_bound(changed_classes):
+    changed_classes.setattr(dcnet.magnitude.Linear, "saturates", True)
     with pytest.raises(AssertionError, match="says it is bounded by 1 but gives"):
         assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, operator="linear-cos"))
 
 
-def test_refuses_an_operator_that_is_weighted_in_secret(monkeypatch):
-    monkeypatch.setattr(dcnet.weighting.LinearlyWeighted, "weighted", False)
+def test_refuses_an_operator_that_is_weighted_in_secret(changed_classes):
+    changed_classes.setattr(dcnet.weighting.LinearlyWeighted, "weighted", False)
     with pytest.raises(AssertionError, match=r"does not parse back|changes when its filters are scaled"):
         assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, operator="tanh-cos+linear"))
