@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from dcnet.bench import correctness
 from dcnet.bench.meter import Call, Clock, Meter, Stopwatch, summarize, time_rounds
 from dcnet.environment import commit, environment
 from dcnet.exit_codes import FAILED, INTERRUPTED
@@ -24,13 +25,19 @@ Row = dict[str, Any]
 
 
 class Steps:
-    """Receives progress; this one ignores it."""
+    """The progress of a benchmark; without a progress bar nothing is shown."""
+
+    def __init__(self, progress: Progress | None = None, total: int = 0):
+        self.progress = Progress(disable=True) if progress is None else progress
+        self.task = self.progress.add_task("starting", total=total)
 
     def say(self, text: str) -> None:
         """Describes the next step."""
+        self.progress.update(self.task, description=text)
 
     def advance(self) -> None:
         """Counts one finished step."""
+        self.progress.advance(self.task)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +51,29 @@ class Config:
     warmup: int = 3
 
 
-class Benchmark(ABC):
-    """Measures groups of rows; ratios are relative to the base row of a group."""
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+Made = TypeVar("Made")
+
+
+class Benchmark(ABC, Generic[AnyConfig]):
+    """Measures groups of rows; ratios are relative to the base row of a group.
+
+    Args:
+        config: the options.
+        meter: of the device.
+        dtype: the name of the dtype that is timed.
+        tolerances: the largest error that is accepted, by dtype.
+    """
 
     name: ClassVar[str]
 
-    def __init__(self, config: Config, meter: Meter):
+    def __init__(self, config: AnyConfig, meter: Meter, dtype: str, tolerances: Mapping[torch.dtype, float]):
         self.config, self.meter = config, meter
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.tolerance = tolerances[self.dtype]
+        if self.dtype == torch.float32:
+            # TF32 convolutions have three correct digits, and the check needs four.
+            torch.backends.cudnn.allow_tf32 = False
 
     @property
     @abstractmethod
@@ -63,7 +86,7 @@ class Benchmark(ABC):
 
     def prepare(self) -> dict[str, Any]:
         """Entries of the record that are measured first."""
-        return {}
+        return {"tolerance": self.tolerance}
 
     def summary(self, results: list[Row]) -> dict[str, Any]:
         """Entries of the record that are computed from the results."""
@@ -77,40 +100,52 @@ class Benchmark(ABC):
         """The number of rounds for a group timed by these clocks."""
         return sum(sum(clock.rounds(self.config.warmup, self.config.repeats)) for clock in clocks)
 
-
-Made = TypeVar("Made")
+    def note_errors(self, row: Row, errors: Mapping[str, float], checked: Sequence[str] | None = None) -> None:
+        """Stores the errors in the row, and whether one of the checked ones (default: all) is too large."""
+        judged = errors if checked is None else {name: errors[name] for name in checked}
+        row.update(errors=correctness.finite(errors), wrong=correctness.worst(judged, self.tolerance))
 
 
 class Group:
     """The rows of a group by name; one of them is the base of all ratios.
 
-    `wrong` of a row says why its results are wrong, `failed` why it did not run; both are None otherwise.
+    `wrong` of a row says why its results are wrong, `failed` why it did not run; both are None otherwise. `about`
+    describes the group in the progress bar.
     """
 
-    def __init__(self, benchmark: Benchmark, base: str, rows: Mapping[str, Row], steps: Steps):
-        self.benchmark, self.base, self.rows, self.steps = benchmark, base, rows, steps
+    def __init__(self, benchmark: Benchmark[Any], base: str, rows: Mapping[str, Row], steps: Steps, about: str):
+        self.benchmark, self.base, self.rows, self.steps, self.about = benchmark, base, rows, steps, about
         for row in rows.values():
             row.update(wrong=None, failed=None)
+
+    def make(self, build: Callable[[Row], Made]) -> dict[str, Made]:
+        """What `build` makes for each row, without the rows for which it fails; these are marked."""
+        made: dict[str, Made] = {}
+        for name, row in self.rows.items():
+            self.steps.say(f"{self.about}: {name}")
+            built = self.attempt(name, functools.partial(build, row))
+            made.update({} if built is None else {name: built})
+            self.steps.advance()
+        self.steps.say(f"{self.about}: timing")
+        return made
 
     def attempt(self, name: str, action: Callable[[], Made]) -> Made | None:
         """The result of the action; an exception (out of memory, a failed compilation or capture) marks the row."""
         try:
             return action()
         except Exception as error:  # Compilers raise any type.
-            self.rows[name]["failed"] = f"{type(error).__name__}: {first_line(str(error))}"
+            self.rows[name]["failed"] = short_error(error)
             return None
 
     def sound(self, calls: Mapping[str, Call]) -> dict[str, Call]:
         """The calls of rows that are neither wrong nor failed; empty if the base row is wrong or failed."""
-        good = {name: call for name, call in calls.items() if not self._spoiled(name)}
+        rows = self.rows
+        good = {name: call for name, call in calls.items() if not (rows[name]["wrong"] or rows[name]["failed"])}
         if self.base in good:
             return good
         for name in good:
-            self.rows[name]["failed"] = f"{self.base}, the base of its ratios, was not timed"
+            rows[name]["failed"] = f"{self.base}, the base of its ratios, was not timed"
         return {}
-
-    def _spoiled(self, name: str) -> bool:
-        return bool(self.rows[name]["wrong"] or self.rows[name]["failed"])
 
     def weigh(self, forward: Mapping[str, Call], training: Mapping[str, Call]) -> None:
         """Stores the memory of every row."""
@@ -129,7 +164,9 @@ class Group:
         """Stores times and launches under `entry` of every row; `clocks` defaults to those of the meter."""
         # The main clock runs last, when the others have warmed up the device.
         for clock in reversed(clocks or self.benchmark.meter.clocks):
-            self._note(entry, clock.prefix, self._read(clock, calls))
+            for name, result in self._read(clock, calls).items():
+                place = self.rows[name].setdefault(entry, {})
+                place.update({f"{clock.prefix}{key}": value for key, value in result.items()})
         self._count_launches(calls, entry)
 
     def _read(self, clock: Clock, calls: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
@@ -143,11 +180,6 @@ class Group:
         times = time_rounds(stopwatches, *clock.rounds(config.warmup, config.repeats), self.steps.advance)
         return summarize(times, self.base)
 
-    def _note(self, entry: str, prefix: str, results: Mapping[str, Mapping[str, Any]]) -> None:
-        for name, result in results.items():
-            place = self.rows[name].setdefault(entry, {})
-            place.update({f"{prefix}{key}": value for key, value in result.items()})
-
     def _count_launches(self, calls: Mapping[str, Call], entry: str) -> None:
         counts = {name: self.benchmark.meter.launches(call) for name, call in self.sound(calls).items()}
         for name, count in counts.items():
@@ -155,9 +187,10 @@ class Group:
                 self.rows[name][entry] |= {"launches": count, "launches_ratio": count / (counts[self.base] or 1)}
 
 
-def first_line(text: str) -> str:
-    """The first line that is not empty."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+def short_error(error: Exception) -> str:
+    """The type of an error and the first line of its message."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
+    return f"{type(error).__name__}: {first}"
 
 
 def complaints(rows: Sequence[Row]) -> list[str]:
@@ -171,35 +204,16 @@ def complaints(rows: Sequence[Row]) -> list[str]:
     return sentences
 
 
-def skips(rows: Sequence[Row]) -> list[str]:
-    """A message per row that was skipped for lack of memory, which is not an error."""
-    return [row["skipped"] for row in rows if row.get("skipped")]
-
-
 def title(row: Row) -> str:
     """The entries that identify a row: those before `wrong`; a flag is shown by its name if it is true."""
     named = {name: row[name] for name in list(row)[: list(row).index("wrong")]}
-    words = [name if value is True else str(value) for name, value in named.items() if value is not False]
-    return ", ".join(words)
-
-
-class _Shown(Steps):
-    """A progress bar."""
-
-    def __init__(self, progress: Progress, total: int):
-        self.progress, self.task = progress, progress.add_task("starting", total=total)
-
-    def say(self, text: str) -> None:
-        self.progress.update(self.task, description=text)
-
-    def advance(self) -> None:
-        self.progress.advance(self.task)
+    return ", ".join(name if value is True else str(value) for name, value in named.items() if value is not False)
 
 
 class Session:
     """Runs one benchmark and writes its record after every group."""
 
-    def __init__(self, benchmark: Benchmark, json: Path | None, plot: Path | None, console: Console | None = None):
+    def __init__(self, benchmark: Benchmark[Any], json: Path | None, plot: Path | None, console: Console | None = None):
         self.benchmark, self.json, self.plot = benchmark, json, plot
         lasting, self.output = lasting_console(f"dcnet bench {benchmark.name}")
         self.console = console or lasting
@@ -214,19 +228,22 @@ class Session:
         for table in terminal_tables(self.record):
             self.console.print(table)
         self._write_all()
-        for skip in skips(self.record["results"]):
-            print(f"dcnet bench {self.benchmark.name}: {skip}", file=sys.stderr)
+        # Skipped for lack of memory, which is not an error.
+        skips = [row["skipped"] for row in self.record["results"] if row.get("skipped")]
         problems = complaints(self.record["results"])
-        for problem in problems:
-            print(f"dcnet bench {self.benchmark.name}: {problem}", file=sys.stderr)
+        for sentence in (*skips, *problems):
+            self._report(sentence)
         return FAILED if problems else self.output.code
+
+    def _report(self, sentence: str) -> None:
+        print(f"dcnet bench {self.benchmark.name}: {sentence}", file=sys.stderr)
 
     def _measure(self) -> None:
         torch.set_num_threads(self.benchmark.config.threads)
         self.record |= {"commit": commit(), "environment": environment(), "results": []}
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self.console) as progress:
-            steps = _Shown(progress, self.benchmark.step_count)
+            steps = Steps(progress, self.benchmark.step_count)
             self.record |= self.benchmark.prepare()
             for rows in self.benchmark.measure(steps):
                 self.record["results"] += rows
@@ -242,7 +259,7 @@ class Session:
             self.record |= self.benchmark.summary(measured)
             self._write()
             said += f" and are in {self.json}" if self.json else " and are lost without --json"
-        print(f"dcnet bench {self.benchmark.name}: interrupted: {said}", file=sys.stderr)
+        self._report(f"interrupted: {said}")
         return INTERRUPTED
 
     def _write(self) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dcnet.bench.benchmark import Row
 from dcnet.bench.head_steps import SAMPLED, SHARDED, SINGLE, Size
 from dcnet.bench.meter import GIB, MIB
 
-Row = dict[str, Any]
 COUNTS = (10_000_000, 100_000_000, 1_000_000_000)
 LABEL_BYTES = 8
 # Numbers per sample: the cosine of the target, its logit, the highest logit and the sum over the others.

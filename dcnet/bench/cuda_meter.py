@@ -48,18 +48,34 @@ class Cuda(Meter):
         return Clock("", time_by_events)
 
     def memory_mib(self, forward: Call, training: Call) -> float:
-        return peak_mib(training)
+        """Peak allocated memory during one training call, including memory allocated before."""
+        training()
+        gc.collect()
+        return self.peak_bytes(training) / MIB
 
     def launches(self, call: Call) -> int | None:
         return count_launches(call)
 
     def allocated_mib(self) -> float:
-        return torch.cuda.memory_allocated() / MIB
+        return self.held_bytes() / MIB
 
     def free(self) -> None:
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+
+    def free_bytes(self) -> float:
+        return torch.cuda.mem_get_info()[0]
+
+    def held_bytes(self) -> int:
+        return torch.cuda.memory_allocated()
+
+    def peak_bytes(self, call: Call) -> int:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
 
 
 class Replay:
@@ -131,14 +147,3 @@ def count_launches(call: Call) -> int:
         profiled.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     return sum(event.get("cat") in LAUNCHED for event in events)
-
-
-def peak_mib(call: Call) -> float:
-    """Peak allocated memory during one call, including memory allocated before."""
-    call()
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() / MIB

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from dcnet.bench import correctness
-from dcnet.bench.benchmark import Benchmark, Config, Row, Steps, first_line
+from dcnet.bench.benchmark import Benchmark, Config, Row, Steps, short_error
 from dcnet.bench.cluster_estimate import Cluster, estimates
 from dcnet.bench.head_steps import LINEAR, SAMPLED, GroupOfOne, HeadStep, Size, make_step
-from dcnet.bench.meter import GIB, MIB, Meter, Peak, free_bytes, out_of_memory, tidy, usable_bytes
+from dcnet.bench.meter import GIB, MIB, Meter, out_of_memory
 from dcnet.bench.shapes import Ceilings
 
 # Above this number of classes the check against float64 would need too much memory.
@@ -40,16 +40,13 @@ class HeadConfig(Config):
     link_gb_per_s: float = 50.0
 
 
-class HeadBenchmark(Benchmark):
+class HeadBenchmark(Benchmark[HeadConfig]):
     """A group per number of classes and batch size; heads are timed one by one, as each may fill the memory."""
 
     name = "heads"
 
     def __init__(self, config: HeadConfig, meter: Meter):
-        super().__init__(config, meter)
-        self.heads = config
-        self.dtype: torch.dtype = getattr(torch, config.dtype)
-        self.tolerance = correctness.NETWORK_TOLERANCES[self.dtype]
+        super().__init__(config, meter, config.dtype, correctness.NETWORK_TOLERANCES)
 
     @functools.cached_property
     def ceilings(self) -> Ceilings:
@@ -57,42 +54,42 @@ class HeadBenchmark(Benchmark):
 
     @property
     def step_count(self) -> int:
-        return len(self.heads.classes) * len(self.heads.batches) * len(self.heads.heads)
+        return len(self.config.classes) * len(self.config.batches) * len(self.config.heads)
 
     def described(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self.heads).items() if name != "operators"}
+        return {name: value for name, value in asdict(self.config).items() if name != "operators"}
 
     def prepare(self) -> dict[str, Any]:
-        found = {"tolerance": self.tolerance, "ceilings": asdict(self.ceilings)}
-        tidy(self.meter.device)
-        free = free_bytes(self.meter.device)
+        found = {**super().prepare(), "ceilings": asdict(self.ceilings)}
+        self.meter.free()
+        free = self.meter.free_bytes()
         return {**found, "free_gib": free / GIB if math.isfinite(free) else None}
 
     def measure(self, steps: Steps) -> Iterator[list[Row]]:
         with GroupOfOne(self.meter.device):
-            for head in self.heads.heads:
+            for head in self.config.heads:
                 # Memory that libraries allocate at their first call does not belong to the head.
                 self._make(head, WARM)()
-            for batch in self.heads.batches:
-                for classes in self.heads.classes:
+            for batch in self.config.batches:
+                for classes in self.config.classes:
                     yield self._measure_group(self._size(classes, batch), steps)
 
     def summary(self, results: list[Row]) -> dict[str, Any]:
-        config = self.heads
+        config = self.config
         if config.gpus is None:
             return {}
         cluster, size = Cluster(config.gpus, config.link_gb_per_s), self._size(0, 0)
         return {"estimates": estimates(results, cluster, size, config.sample)}
 
     def _size(self, classes: int, batch: int) -> Size:
-        return Size(classes, batch, self.heads.features, self.dtype.itemsize)
+        return Size(classes, batch, self.config.features, self.dtype.itemsize)
 
     def _make(self, head: str, size: Size) -> HeadStep:
-        return make_step(head, size, self.heads.margin, self.heads.sample, self.dtype, self.meter.device)
+        return make_step(head, size, self.config.margin, self.config.sample, self.dtype, self.meter.device)
 
     def _measure_group(self, size: Size, steps: Steps) -> list[Row]:
         rows = []
-        for head in self.heads.heads:
+        for head in self.config.heads:
             steps.say(f"{head}, {size.classes:,} classes, batch {size.batch}")
             rows.append(self._row(head, size))
             steps.advance()
@@ -102,10 +99,10 @@ class HeadBenchmark(Benchmark):
         return rows
 
     def _row(self, head: str, size: Size) -> Row:
-        share = self.heads.sample if head == SAMPLED else 1.0
+        share = self.config.sample if head == SAMPLED else 1.0
         row: Row = {"head": head, "classes": size.classes, "batch": size.batch, "wrong": None, "failed": None}
         row |= {"floor_ms": size.floor_ms(self.ceilings, share), "floor_mib": size.floor_bytes(share) / MIB}
-        needed, usable = size.needed_bytes(head, share), usable_bytes(self.meter.device)
+        needed, usable = size.needed_bytes(head, share), self.meter.usable_share * self.meter.free_bytes()
         row |= {"skipped": None, "needed_mib": needed / MIB}
         if needed > usable:
             row["skipped"] = skipped(row, f"needs about {needed / GIB:.1f} GiB of {usable / GIB:.1f} GiB")
@@ -114,22 +111,20 @@ class HeadBenchmark(Benchmark):
             self._measure_row(row, size)
         except Exception as error:  # Allocators and libraries raise any type.
             note_error(row, error, usable)
-        tidy(self.meter.device)
+        self.meter.free()
         return row
 
     def _measure_row(self, row: Row, size: Size) -> None:
-        peak = Peak(self.meter.device)
+        self.meter.free()
+        before = self.meter.held_bytes()
         step = self._make(row["head"], size)
         if size.classes <= CHECKED_CLASSES:
-            error = loss_error(step)
-            row.update(
-                errors=correctness.finite({"loss": error}), wrong=correctness.worst({"loss": error}, self.tolerance)
-            )
+            self.note_errors(row, {"loss": loss_error(step)})
         if row["wrong"]:
             return
         step()
-        highest = peak.of(step)
-        row["peak_mib"] = None if highest is None else highest / MIB
+        highest = self.meter.peak_bytes(step)
+        row["peak_mib"] = None if highest is None or before is None else (highest - before) / MIB
         row["training"] = self._timed(step)
 
     def _timed(self, step: HeadStep) -> dict[str, Any]:
@@ -138,7 +133,7 @@ class HeadBenchmark(Benchmark):
         # Two steps ran already: one to warm up and one to measure memory.
         for _ in range(self.config.warmup - 2):
             stopwatch()
-        least, end = min(LEAST_ROUNDS, self.config.repeats), time.perf_counter() + self.heads.seconds
+        least, end = min(LEAST_ROUNDS, self.config.repeats), time.perf_counter() + self.config.seconds
         while len(times) < least or (len(times) < self.config.repeats and time.perf_counter() < end):
             times.append(stopwatch())
         low, median, high = statistics.quantiles(times, n=4, method="inclusive")
@@ -156,7 +151,7 @@ def note_error(row: Row, error: Exception, usable: float) -> None:
     if out_of_memory(error):
         row["skipped"] = skipped(row, f"ran out of memory, with {usable / GIB:.1f} GiB free")
     else:
-        row["failed"] = f"{type(error).__name__}: {first_line(str(error))}"
+        row["failed"] = short_error(error)
 
 
 def loss_error(step: HeadStep) -> float:
@@ -165,5 +160,5 @@ def loss_error(step: HeadStep) -> float:
     losses = []
     for head, features in ((step.head, step.features), (exact, step.features.double())):
         torch.manual_seed(1)
-        losses.append(step.loss_of(head, features.detach(), step.labels).detach())
+        losses.append(head(features.detach(), step.labels).detach())
     return correctness.relative_error(*losses)

@@ -1,6 +1,5 @@
 """The timed heads: linear, margin, one share of a sharded head, and a share with sampled classes."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -76,19 +75,26 @@ class HeadStep:
     """Forward, backward (also to the features) and an SGD step of a head."""
 
     head: nn.Module
-    loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor]
     optimizer: torch.optim.Optimizer
     features: Tensor
     labels: Tensor
 
     def loss(self) -> Tensor:
-        return self.loss_of(self.head, self.features, self.labels)
+        return self.head(self.features, self.labels)
 
     def __call__(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         self.features.grad = None
         self.loss().backward()
         self.optimizer.step()
+
+
+class LinearHead(nn.Linear):
+    """A linear layer and cross entropy in float32 or better."""
+
+    def forward(self, features: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
+        logits = super().forward(features)
+        return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), labels)
 
 
 class Share(ShardedMarginSoftmax):
@@ -107,25 +113,15 @@ def make_step(head: str, size: Size, margin: str, sample: float, dtype: torch.dt
         module = _make_head(head, size, margin, sample).to(dtype)
         features = torch.randn(size.batch, size.features).to(dtype).requires_grad_()
         labels = torch.randint(size.classes, (size.batch,))
-    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
-    return HeadStep(module, plain_loss if head == LINEAR else margin_loss, optimizer, features, labels)
+    return HeadStep(module, torch.optim.SGD(module.parameters(), lr=RATE), features, labels)
 
 
 def _make_head(head: str, size: Size, margin: str, sample: float) -> nn.Module:
     if head == LINEAR:
-        return nn.Linear(size.features, size.classes)
+        return LinearHead(size.features, size.classes)
     if head == MARGIN:
         return MarginSoftmax(size.features, size.classes, margin)
     return Share(size.features, size.classes, margin, sample=sample if head == SAMPLED else 1.0)
-
-
-def plain_loss(head: nn.Module, features: Tensor, labels: Tensor) -> Tensor:
-    logits = head(features)
-    return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), labels)
-
-
-def margin_loss(head: nn.Module, features: Tensor, labels: Tensor) -> Tensor:
-    return head(features, labels)
 
 
 class GroupOfOne:

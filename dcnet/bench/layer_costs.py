@@ -19,18 +19,10 @@ from dcnet.operator import PLAIN
 
 @dataclass(frozen=True)
 class Case:
-    """A layer in one variant.
+    """A layer in one variant."""
 
-    The gradients of the naive formulation are inaccurate in half precision: they are stored, but not checked.
-    """
-
-    variant: str
     layer: nn.Conv2d
     call: Callable[[Tensor], Tensor]
-
-    @property
-    def checks_gradients(self) -> bool:
-        return not self.variant.startswith("naive")
 
 
 def make_case(variant: str, operator: str, shape: Shape, dtype: torch.dtype, device: str) -> Case:
@@ -42,7 +34,7 @@ def make_case(variant: str, operator: str, shape: Shape, dtype: torch.dtype, dev
     if variant.endswith("compiled"):
         # Not dynamic, which would be slower: the batch of the check differs from the timed one.
         call = torch.compile(call, fullgraph=True, dynamic=False)
-    return Case(variant, layer, call)
+    return Case(layer, call)
 
 
 def _naive(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:
@@ -75,34 +67,28 @@ class LayerConfig(Config):
     check_batch: int | None = None
 
 
-class LayerBenchmark(Benchmark):
+class LayerBenchmark(Benchmark[LayerConfig]):
     """A group per shape and operator: nn.Conv2d and the variants of the operator, in turns."""
 
     name = "layers"
 
     def __init__(self, config: LayerConfig, meter: Meter):
-        super().__init__(config, meter)
-        self.layers = config
-        self.dtype: torch.dtype = getattr(torch, config.dtype)
-        self.tolerance = correctness.LAYER_TOLERANCES[self.dtype]
-        if self.dtype == torch.float32:
-            # TF32 convolutions have three correct digits, and the check needs four.
-            torch.backends.cudnn.allow_tf32 = False
+        super().__init__(config, meter, config.dtype, correctness.LAYER_TOLERANCES)
 
     @property
     def step_count(self) -> int:
-        groups = len(self.layers.shapes) * len(self.layers.operators)
-        return groups * (1 + len(self.layers.variants) + len(PASSES) * self.rounds(self.meter.clocks))
+        groups = len(self.config.shapes) * len(self.config.operators)
+        return groups * (1 + len(self.config.variants) + len(PASSES) * self.rounds(self.meter.clocks))
 
     def prepare(self) -> dict[str, Any]:
         """Peak speeds of the device, and the lower bounds of the times for each shape."""
         ceilings = self.meter.ceilings(self.dtype)
-        floors = {text: Shape.parse(text).floors(self.dtype.itemsize, ceilings) for text in self.layers.shapes}
-        return {"tolerance": self.tolerance, "ceilings": asdict(ceilings), "floors_ms": floors}
+        floors = {text: Shape.parse(text).floors(self.dtype.itemsize, ceilings) for text in self.config.shapes}
+        return {**super().prepare(), "ceilings": asdict(ceilings), "floors_ms": floors}
 
     def measure(self, steps: Steps) -> Iterator[list[Row]]:
-        for shape in self.layers.shapes:
-            for operator in self.layers.operators:
+        for shape in self.config.shapes:
+            for operator in self.config.operators:
                 yield self._measure_group(Shape.parse(shape), operator, steps)
                 self.meter.free()
 
@@ -113,28 +99,16 @@ class LayerBenchmark(Benchmark):
     def _measure_group(self, shape: Shape, operator: str, steps: Steps) -> list[Row]:
         # Layers of all groups share one code object, and torch.compile limits recompilations.
         torch._dynamo.reset()
-        variants = (PLAIN, *self.layers.variants)
+        variants = (PLAIN, *self.config.variants)
         rows: dict[str, Row] = {name: {"shape": str(shape), "operator": operator, "variant": name} for name in variants}
-        group = Group(self, PLAIN, rows, steps)
+        group = Group(self, PLAIN, rows, steps, f"{operator} at {shape}")
         x, gradient = (random_images(shape.images, self.meter.device, self.dtype, seed) for seed in (1, 2))
-        cases = self._check_all(group, shape, x)
-        steps.say(f"{operator} at {shape}: timing")
-        self._time(group, cases, x.requires_grad_(), gradient)
+        references: dict[bool, correctness.Reference] = {}
+        check = functools.partial(self._checked, shape, x[: self.config.check_batch], references)
+        self._time(group, group.make(check), x.requires_grad_(), gradient)
         return list(rows.values())
 
-    def _check_all(self, group: Group, shape: Shape, x: Tensor) -> dict[str, Case]:
-        """The cases of all rows that run; wrong ones are marked."""
-        cases: dict[str, Case] = {}
-        references: dict[bool, correctness.Reference] = {}
-        for name, row in group.rows.items():
-            group.steps.say(f"{row['operator']} at {shape}: {name}")
-            work = functools.partial(self._checked, row, shape, x[: self.layers.check_batch], references)
-            case = group.attempt(name, work)
-            cases.update({} if case is None else {name: case})
-            group.steps.advance()
-        return cases
-
-    def _checked(self, row: Row, shape: Shape, x: Tensor, references: dict[bool, correctness.Reference]) -> Case:
+    def _checked(self, shape: Shape, x: Tensor, references: dict[bool, correctness.Reference], row: Row) -> Case:
         """The case of the row; stores its errors in the row, and whether they are too large."""
         case = make_case(row["variant"], row["operator"], shape, self.dtype, self.meter.device)
         plain = row["variant"] == PLAIN
@@ -142,8 +116,8 @@ class LayerBenchmark(Benchmark):
         if plain not in references:
             references[plain] = correctness.make_reference(case.layer, x)
         errors = references[plain].errors(case.layer, case.call)
-        judged = errors if case.checks_gradients else {"output": errors["output"]}
-        row.update(errors=correctness.finite(errors), wrong=correctness.worst(judged, self.tolerance))
+        # The gradients of the naive formulation are inaccurate in half precision.
+        self.note_errors(row, errors, ["output"] if row["variant"].startswith("naive") else None)
         return case
 
     def _time(self, group: Group, cases: dict[str, Case], x: Tensor, gradient: Tensor) -> None:

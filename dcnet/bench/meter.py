@@ -1,5 +1,6 @@
-"""Measures time, memory and kernel launches of a call; CPU meter and peak memory of a process."""
+"""Measures time, memory and kernel launches of a call; the meter of the CPU."""
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -62,7 +63,8 @@ def geometric_mean(ratios: Iterable[float | None]) -> float | None:
 
 
 Call = Callable[[], object]
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
+STATUS, INFO, REFERENCES = (Path("/proc", name) for name in ("self/status", "meminfo", "self/clear_refs"))
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,19 @@ class Clock:
 
 
 class Meter(ABC):
-    """Measures calls on one type of device."""
+    """Measures calls on one type of device.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        memory_name: the entry of a record for `memory_mib`.
+        usable_share: the share of the free memory that a head may use.
+        copied_bytes: of the copy that measures the bandwidth.
+        matrix_side: of the product that measures the speed.
+    """
 
     device: ClassVar[str]
     memory_name: ClassVar[str]
+    usable_share: ClassVar[float] = 1.0
     copied_bytes: ClassVar[int]
     matrix_side: ClassVar[int]
 
@@ -113,9 +124,21 @@ class Meter(ABC):
         """Allocated device memory; 0 if unknown."""
         return 0.0
 
+    @abstractmethod
     def free(self) -> None:
-        """Frees unused memory."""
-        gc.collect()
+        """Returns unused memory to the device or the system."""
+
+    @abstractmethod
+    def free_bytes(self) -> float:
+        """Free memory of the device; infinite if unknown."""
+
+    @abstractmethod
+    def held_bytes(self) -> int | None:
+        """Memory that this process holds on the device; None if unknown."""
+
+    @abstractmethod
+    def peak_bytes(self, call: Call) -> int | None:
+        """The largest `held_bytes` during one call; None if unknown."""
 
     def ceilings(self, dtype: torch.dtype, tries: int = 10) -> Ceilings:
         """Bytes per second of a large copy, reads and writes, and operations per second of a large product."""
@@ -142,6 +165,8 @@ class Cpu(Meter):
 
     device = "cpu"
     memory_name = "kept_mib"
+    # The system may kill a process that takes all memory, and other processes need some.
+    usable_share = 0.9
     copied_bytes = 64 * MIB
     matrix_side = 1024
 
@@ -158,6 +183,28 @@ class Cpu(Meter):
         filters = torch.randn(256, 256, 3, 3).to(dtype).to(memory_format=torch.channels_last)
         flops = 2 * images.numel() * 256 * 9
         return [*super().products(dtype), (flops, lambda: F.conv2d(images, filters, padding=1))]
+
+    def free(self) -> None:
+        gc.collect()
+        # Otherwise the process keeps freed small blocks, and the next peak would not include them.
+        with contextlib.suppress(AttributeError, OSError, TypeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+    def free_bytes(self) -> float:
+        return _entry(INFO, "MemAvailable") or math.inf
+
+    def held_bytes(self) -> int | None:
+        return _entry(STATUS, "VmRSS")
+
+    def peak_bytes(self, call: Call) -> int | None:
+        self.free()
+        try:
+            # Writing 5 resets the high-water mark.
+            REFERENCES.write_text("5", encoding="utf-8")
+        except OSError:
+            return None
+        call()
+        return _entry(STATUS, "VmHWM")
 
 
 def wall_time(call: Call) -> Stopwatch:
@@ -192,66 +239,6 @@ def default_threads(device: str) -> int:
 def meter_of(device: str) -> Meter:
     """The meter of `cpu` or `cuda`."""
     return Cpu() if device == "cpu" else bench.cuda_meter.Cuda()
-
-
-GIB = 2**30
-STATUS, INFO, REFERENCES = (Path("/proc", name) for name in ("self/status", "meminfo", "self/clear_refs"))
-# Fraction of the free memory. On a CPU the system may kill the process, and other processes need memory.
-USABLE = {"cpu": 0.9, "cuda": 1.0}
-
-
-def free_bytes(device: str) -> float:
-    """Free memory of the device; infinite if unknown."""
-    if device == "cuda":
-        return torch.cuda.mem_get_info()[0]
-    return _entry(INFO, "MemAvailable") or math.inf
-
-
-def usable_bytes(device: str) -> float:
-    """Memory that a head may use."""
-    return USABLE[device] * free_bytes(device)
-
-
-class Peak:
-    """Peak memory of calls in bytes above the level at construction; None if unknown."""
-
-    def __init__(self, device: str):
-        self.device = device
-        tidy(device)
-        self.before = torch.cuda.memory_allocated() if device == "cuda" else _entry(STATUS, "VmRSS")
-
-    def of(self, call: Call) -> int | None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            call()
-            torch.cuda.synchronize()
-            return torch.cuda.max_memory_allocated() - (self.before or 0)
-        return self._of_process(call)
-
-    def _of_process(self, call: Call) -> int | None:
-        tidy(self.device)
-        try:
-            # Writing 5 resets the high-water mark.
-            REFERENCES.write_text("5", encoding="utf-8")
-        except OSError:
-            return None
-        call()
-        highest = _entry(STATUS, "VmHWM")
-        return None if highest is None or self.before is None else highest - self.before
-
-
-def tidy(device: str) -> None:
-    """Returns unused memory to the device or the system."""
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
-        return
-    try:
-        # Otherwise the process keeps freed small blocks, and the next peak would not include them.
-        ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):
-        return
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -4,8 +4,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +18,6 @@ from dcnet.inference.fold_network import fold
 from dcnet.models import create_model
 from dcnet.operator import PLAIN
 
-MODES = ("eager", "graph", "compile")
-PRECISIONS = {"autocast": torch.bfloat16, "pure": torch.bfloat16, "float32": torch.float32}
 CLASSES = 100
 
 
@@ -61,67 +58,54 @@ class Training:
         return loss.detach()
 
 
-class NetworkBenchmark(Benchmark):
+class NetworkBenchmark(Benchmark[NetworkConfig]):
     """A group per mode and batch size: the plain network and those of all operators, in turns."""
 
     name = "network"
 
     def __init__(self, config: NetworkConfig, meter: Meter):
-        super().__init__(config, meter)
-        self.networks = config
-        self.dtype = PRECISIONS[config.precision]
-        self.tolerance = correctness.NETWORK_TOLERANCES[self.dtype]
-        if self.dtype == torch.float32:
-            torch.backends.cudnn.allow_tf32 = False
+        dtype = "float32" if config.precision == "float32" else "bfloat16"
+        super().__init__(config, meter, dtype, correctness.NETWORK_TOLERANCES)
 
     @property
     def step_count(self) -> int:
-        checks = len(self.networks.modes) * (1 + len(self.config.operators))
-        rounds = sum(self.rounds(self._clocks(mode)) for mode in self.networks.modes)
-        return len(self.networks.batches) * (checks + rounds)
-
-    def prepare(self) -> dict[str, Any]:
-        return {"tolerance": self.tolerance}
+        checks = len(self.config.modes) * (1 + len(self.config.operators))
+        rounds = sum(self.rounds(self._clocks(mode)) for mode in self.config.modes)
+        return len(self.config.batches) * (checks + rounds)
 
     def measure(self, steps: Steps) -> Iterator[list[Row]]:
-        for mode in self.networks.modes:
-            for batch in self.networks.batches:
+        for mode in self.config.modes:
+            for batch in self.config.batches:
                 yield self._measure_group(mode, batch, steps)
                 self.meter.free()
 
     def _measure_group(self, mode: str, batch: int, steps: Steps) -> list[Row]:
         torch._dynamo.reset()
-        operators = dict.fromkeys((PLAIN, *self.config.operators))
-        about = {"model": self.networks.model, "mode": mode, "batch": batch}
-        rows: dict[str, Row] = {operator: {**about, "operator": operator} for operator in operators}
-        group = Group(self, PLAIN, rows, steps)
-        trainings: dict[str, Training] = {}
-        for operator in operators:
-            steps.say(f"{operator}, batch {batch}, {mode}")
-            made = group.attempt(operator, functools.partial(self._checked, group, operator))
-            trainings.update({} if made is None else {operator: made})
-            steps.advance()
-        steps.say(f"batch {batch}, {mode}: timing")
+        about = {"model": self.config.model, "mode": mode, "batch": batch}
+        rows: dict[str, Row] = {name: {**about, "operator": name} for name in (PLAIN, *self.config.operators)}
+        group = Group(self, PLAIN, rows, steps, f"batch {batch}, {mode}")
+        trainings = group.make(functools.partial(self._checked, group))
         group.time({name: made.step for name, made in trainings.items()}, "training", self._clocks(mode))
         for row in rows.values():
-            note_speed(row)
+            if "ms" in row.get("training", {}):
+                row["images_per_s"] = 1000 * batch / row["training"]["ms"]
         return list(rows.values())
 
     def _clocks(self, mode: str) -> list[Clock]:
         return [self.meter.host_clock if mode == "eager" else self.meter.clocks[0]]
 
-    def _checked(self, group: Group, operator: str) -> Training:
+    def _checked(self, group: Group, row: Row) -> Training:
         """Builds a training; stores its memory and the error of its loss in the row."""
-        row, before = group.rows[operator], self.meter.allocated_mib()
-        training = self._build(operator, row["mode"], row["batch"])
-        error = correctness.relative_error(training.loss().detach(), exact_loss(training))
-        row.update(errors=correctness.finite({"loss": error}), wrong=correctness.worst({"loss": error}, self.tolerance))
-        group.note_memory(operator, self.meter.memory_mib(training.loss, training.step) - before)
+        before = self.meter.allocated_mib()
+        training = self._build(row["operator"], row["mode"], row["batch"])
+        loss = training.loss().detach()
+        self.note_errors(row, {"loss": correctness.relative_error(loss, exact_loss(training))})
+        group.note_memory(row["operator"], self.meter.memory_mib(training.loss, training.step) - before)
         return training
 
     def _build(self, operator: str, mode: str, batch: int) -> Training:
         torch.manual_seed(0)
-        config, device = self.networks, self.meter.device
+        config, device = self.config, self.meter.device
         kind = torch.bfloat16 if config.precision == "pure" else torch.float32
         model = create_model(config.model, operator, CLASSES, width=config.width, image_size=config.size)
         model = placed(model, device, kind)
@@ -138,12 +122,6 @@ def exact_loss(training: Training) -> Tensor:
     """The loss of the same network in float64."""
     model = copy.deepcopy(training.model).double()
     return F.cross_entropy(model(training.images.double()), training.labels)
-
-
-def note_speed(row: Row) -> None:
-    """Adds images per second to a timed row."""
-    if "ms" in row.get("training", {}):
-        row["images_per_s"] = 1000 * row["batch"] / row["training"]["ms"]
 
 
 TRAINING_BATCHES = 3
@@ -175,72 +153,52 @@ class Form:
         return ", ".join([self.operator, *(word for word, meant in words.items() if meant)])
 
 
-class InferenceBenchmark(Benchmark):
+class InferenceBenchmark(Benchmark[InferenceConfig]):
     """A group per network: all operators and forms; the base is the folded plain network."""
 
     name = "inference"
 
     def __init__(self, config: InferenceConfig, meter: Meter):
-        super().__init__(config, meter)
-        self.inference = config
-        self.dtype: torch.dtype = getattr(torch, config.dtype)
-        self.tolerance = correctness.NETWORK_TOLERANCES[self.dtype]
-        if self.dtype == torch.float32:
-            torch.backends.cudnn.allow_tf32 = False
+        super().__init__(config, meter, config.dtype, correctness.NETWORK_TOLERANCES)
 
     @property
     def forms(self) -> list[Form]:
         operators = dict.fromkeys((PLAIN, *self.config.operators))
         both = (False, True)
-        late = both if self.inference.compile else (False,)
+        late = both if self.config.compile else (False,)
         return [Form(operator, folded, compiled) for compiled in late for operator in operators for folded in both]
 
     @property
     def step_count(self) -> int:
-        return len(self.inference.networks) * (len(self.forms) + self.rounds(self.meter.clocks))
-
-    def prepare(self) -> dict[str, Any]:
-        return {"tolerance": self.tolerance}
+        return len(self.config.networks) * (len(self.forms) + self.rounds(self.meter.clocks))
 
     def measure(self, steps: Steps) -> Iterator[list[Row]]:
-        for network in self.inference.networks:
+        for network in self.config.networks:
             yield self._measure_group(network, steps)
             self.meter.free()
 
     def _measure_group(self, network: str, steps: Steps) -> list[Row]:
         torch._dynamo.reset()
-        rows = {str(form): self._row(network, form) for form in self.forms}
-        group = Group(self, str(Form(PLAIN, folded=True, compiled=False)), rows, steps)
+        rows: dict[str, Row] = {str(form): {"network": network, **asdict(form)} for form in self.forms}
+        group = Group(self, str(Form(PLAIN, folded=True, compiled=False)), rows, steps, network)
         images = self._images(TRAINING_BATCHES)
-        models: dict[str, Model] = {}
-        for form in self.forms:
-            steps.say(f"{network}, {form}")
-            model = group.attempt(str(form), functools.partial(self._checked, rows[str(form)], form, images))
-            models.update({} if model is None else {str(form): model})
-            steps.advance()
-        steps.say(f"{network}: timing")
+        models = group.make(functools.partial(self._checked, images))
         group.time({name: functools.partial(run_model, model, images) for name, model in models.items()}, "forward")
         return list(rows.values())
 
-    def _row(self, network: str, form: Form) -> Row:
-        return {"network": network, "operator": form.operator, "folded": form.folded, "compiled": form.compiled}
-
-    def _checked(self, row: Row, form: Form, images: Tensor) -> Model:
+    def _checked(self, images: Tensor, row: Row) -> Model:
         """The network of the row; stores the error of its logits in the row, and whether it is too large."""
-        trained = self._trained(row["network"], form.operator)
+        trained = self._trained(row["network"], row["operator"])
         exact = run_model(copy.deepcopy(trained).double(), images.double())
-        model: nn.Module = (fold(trained) if form.folded else trained).to(self.dtype)
-        call: Model = torch.compile(model, dynamic=False) if form.compiled else model
-        error = correctness.relative_error(run_model(call, images), exact)
-        row.update(
-            errors=correctness.finite({"logits": error}), wrong=correctness.worst({"logits": error}, self.tolerance)
-        )
+        model: nn.Module = (fold(trained) if row["folded"] else trained).to(self.dtype)
+        call: Model = torch.compile(model, dynamic=False) if row["compiled"] else model
+        self.note_errors(row, {"logits": correctness.relative_error(run_model(call, images), exact)})
         return call
 
     def _trained(self, network: str, operator: str) -> nn.Module:
         """A network with running statistics from a few batches."""
         torch.manual_seed(0)
-        config = self.inference
+        config = self.config
         made = create_model(network, operator, width=config.width, image_size=config.size, norm_momentum=1.0)
         model = placed(made, self.meter.device)
         for seed in range(TRAINING_BATCHES):
@@ -248,7 +206,7 @@ class InferenceBenchmark(Benchmark):
         return model.eval()
 
     def _images(self, seed: int) -> Tensor:
-        config = self.inference
+        config = self.config
         return random_images((config.batch, 3, config.size, config.size), self.meter.device, self.dtype, seed)
 
 

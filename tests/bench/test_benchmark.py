@@ -1,4 +1,4 @@
-"""A run that is interrupted keeps what it has, and one whose record has no place does not start."""
+"""Interrupted benchmarks, and records that cannot be written."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from dcnet.bench.layer_costs import LayerBenchmark
 
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Operators that are reached, the second of which is interrupted."""
+    """The measured operators; the measurement of the second one is interrupted."""
     reached: list[str] = []
     right = LayerBenchmark._measure_group
 
@@ -33,7 +33,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 OPERATORS = ("--operators", "tanh-cos", "sphere-cos", "linear-cos")
 
 
-def test_an_interruption_writes_what_was_measured(
+def test_an_interruption_writes_the_results_so_far(
     interrupted: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     file = tmp_path / "record.json"
@@ -48,14 +48,14 @@ def test_an_interruption_writes_what_was_measured(
     assert error == f"dcnet bench layers: {expected}"
 
 
-def test_an_interruption_without_a_file_says_that_all_is_lost(
+def test_an_interruption_without_a_file_reports_lost_results(
     interrupted: list[str], capsys: pytest.CaptureFixture[str]
 ):
     assert bench("layers", *OPERATORS) == 130
     assert capsys.readouterr().err.endswith("3 results were measured and are lost without --json\n")
 
 
-def test_an_interruption_at_the_start_leaves_the_old_record(
+def test_an_interruption_before_the_first_result_keeps_the_old_record(
     interrupted: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     file = tmp_path / "record.json"
@@ -68,11 +68,11 @@ def test_an_interruption_at_the_start_leaves_the_old_record(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals differ")
-def test_the_keyboard_interrupts(tmp_path: Path):
+def test_ctrl_c_interrupts_the_command(tmp_path: Path):
     file = tmp_path / "record.json"
     command = [sys.executable, "-m", "dcnet", "bench", "layers", "--device", "cpu", "--threads", "1"]
     command += ["--variants", "eager", "--warmup", "0", "--repeats", "2", "--json", str(file)]
-    # More shapes than could be timed before the signal comes.
+    # More shapes than can be timed before the signal arrives.
     shapes = [f"N1xC2x4x{width}" for width in range(4, 2000)]
     process = subprocess.Popen(
         [*command, "--shapes", *shapes], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ
@@ -88,7 +88,7 @@ def test_the_keyboard_interrupts(tmp_path: Path):
     assert json.loads(file.read_text())["complete"] is False
 
 
-def test_a_record_that_cannot_be_written_is_refused_before_the_work(
+def test_an_unwritable_record_is_rejected_before_measuring(
     interrupted: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "file").touch()

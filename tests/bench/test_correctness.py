@@ -1,4 +1,4 @@
-"""What layers are checked with is right itself, and notices what is wrong."""
+"""The check against float64: correct layers pass, and wrong outputs and gradients are found."""
 
 import math
 import re
@@ -25,7 +25,7 @@ def every_operator() -> list[str]:
 
 
 def layer_of(operator: str, dtype: torch.dtype = torch.float64) -> dcnet.DecoupledConv2d:
-    """A layer whose constants differ from channel to channel."""
+    """A layer whose constants differ between channels."""
     layer = make_layer(operator, SHAPE, dtype, "cpu")
     for name in layer.operator.learned:
         layer.get_parameter(name).data.mul_(1 + 0.2 * torch.rand(layer.get_parameter(name).shape).to(dtype))
@@ -33,7 +33,7 @@ def layer_of(operator: str, dtype: torch.dtype = torch.float64) -> dcnet.Decoupl
 
 
 @pytest.mark.parametrize("operator", every_operator())
-def test_the_naive_form_agrees_with_patches_that_are_cut_out(operator: str):
+def test_naive_conv2d_equals_the_computation_by_patches(operator: str):
     layer, x = layer_of(operator), torch.randn(SHAPE.images, dtype=torch.float64)
     assert torch.allclose(naive_conv2d(layer, x), naive(layer, x), rtol=1e-10, atol=1e-12)
 
@@ -50,7 +50,7 @@ def test_every_operator_passes_the_check(operator: str):
     assert correctness.worst(found, correctness.LAYER_TOLERANCES[torch.float32]) is None
 
 
-def test_half_precision_passes_with_its_own_tolerance_only():
+def test_half_precision_passes_only_with_its_own_tolerance():
     layer = make_layer("tanh-cos", SHAPE, torch.bfloat16, "cpu")
     found = errors(layer, layer)
     assert correctness.worst(found, correctness.LAYER_TOLERANCES[torch.bfloat16]) is None
@@ -85,7 +85,7 @@ def test_a_wrong_gradient_of_a_constant_is_named():
     assert sentence.startswith("gradient of radius is off by 5.0e-01")
 
 
-def test_what_is_not_finite_is_wrong_and_can_be_written():
+def test_errors_that_are_not_finite_are_wrong_and_null_in_json():
     found = {"output": 0.0, "gradient of x": math.nan, "gradient of weight": 3.0}
     sentence = correctness.worst(found, 1e-2)
     assert sentence is not None
@@ -98,7 +98,7 @@ def test_relative_error_by_hand():
     assert correctness.relative_error(torch.zeros(2), torch.zeros(2)) == 0
 
 
-def test_the_documentation_has_the_tolerances_of_the_code():
+def test_tolerances_match_the_documentation():
     text = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
     rows = {
         name: (float(layer), float(network))

@@ -1,4 +1,4 @@
-"""What is measured on a GPU; these run where there is one."""
+"""Measurements on a GPU; skipped on machines without one."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from dcnet.bench.meter import meter_of
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def test_a_replay_computes_again_and_gives_its_time():
+def test_a_replay_runs_the_call_and_returns_its_time():
     meter = meter_of("cuda")
     x, total = torch.ones(1024, device="cuda"), torch.zeros(1024, device="cuda")
     replay = meter.clocks[0].start(lambda: total.add_(x))
@@ -22,7 +22,7 @@ def test_a_replay_computes_again_and_gives_its_time():
     assert total[0].item() == replay.count  # type: ignore[attr-defined]
 
 
-def test_gradients_can_be_captured():
+def test_gradients_can_be_captured_in_a_graph():
     meter = meter_of("cuda")
     x = torch.randn(8, 8, device="cuda", requires_grad=True)
     replay = meter.clocks[0].start(lambda: torch.autograd.grad(x.square().sum(), x))
@@ -38,15 +38,15 @@ def test_launches_count_kernels_copies_and_fills():
     assert meter.launches(lambda: (x.add_(1), y.copy_(x), x.zero_())) == 3
 
 
-def test_peak_memory_is_that_of_the_call():
-    """What else is taken is read after the call, since the measurement itself collects what earlier tests left."""
+def test_peak_memory_of_a_call():
+    """Other memory is read after the call, since the measurement itself collects garbage of earlier tests."""
     meter = meter_of("cuda")
     meter.free()
     peak = meter.memory_mib(lambda: None, lambda: torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda"))
     assert peak - meter.allocated_mib() == pytest.approx(64, abs=1)
 
 
-def test_the_ceilings_are_those_of_a_gpu():
+def test_ceilings_of_a_gpu():
     ceilings = meter_of("cuda").ceilings(torch.bfloat16)
     assert ceilings.bytes_per_s > 1e11
     assert ceilings.flops_per_s > 1e12

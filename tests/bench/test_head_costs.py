@@ -1,4 +1,4 @@
-"""The benchmark of heads: steps by the number of classes, what does not fit, and what is wrong."""
+"""The benchmark of heads: records, heads that do not fit into memory, failures and wrong losses."""
 
 import gc
 import json
@@ -25,7 +25,7 @@ ALL = [(8, classes, head) for classes in (50, 500) for head in HEADS]
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_collections():
-    """Freezes all objects of torch: the benchmark collects garbage before every step."""
+    """Excludes the objects of torch from garbage collection, which runs before every step."""
     gc.collect()
     gc.freeze()
     yield
@@ -34,7 +34,7 @@ def quick_collections():
 
 @pytest.fixture(autouse=True)
 def known_ceilings(monkeypatch: pytest.MonkeyPatch):
-    """Measuring the peak speed of the processor is slow, and tested elsewhere."""
+    """Replaces the measurement of peak speeds, which is slow and tested elsewhere."""
     monkeypatch.setattr(Cpu, "ceilings", lambda *_: Ceilings(1e10, 1e11))
 
 
@@ -49,7 +49,7 @@ def step_of(head: str, sample: float = 0.5, **sizes: int) -> head_steps.HeadStep
     return make_step(head, size, "arcface", sample, torch.float32, "cpu")
 
 
-def test_heads_are_timed_and_weighed_by_class_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_time_and_memory_of_heads_by_number_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     record = run(tmp_path, "--plot", str(tmp_path / "heads.svg"))
     rows = record["results"]
     assert [(row["batch"], row["classes"], row["head"]) for row in rows] == ALL
@@ -64,9 +64,9 @@ def test_heads_are_timed_and_weighed_by_class_count(tmp_path: Path, capsys: pyte
         assert row["training"]["ratio"] == 1 or row["head"] != "linear"
         assert row["floor_ms"] > 0
     assert (tmp_path / "heads.svg").read_bytes().startswith(b"<?xml")
-    told = capsys.readouterr()
-    assert "training step of a head, arcface, batch 8, 16 features" in told.out
-    assert told.err == ""
+    captured = capsys.readouterr()
+    assert "training step of a head, arcface, batch 8, 16 features" in captured.out
+    assert captured.err == ""
     assert not dist.is_initialized()
 
 
@@ -74,11 +74,11 @@ def test_bfloat16_and_a_choice_of_heads(tmp_path: Path):
     chosen = ("--heads", "margin", "sampled", "--dtype", "bfloat16", "--margin", "sphereface2", "--sample", "0.5")
     rows = run(tmp_path, *chosen)["results"]
     assert [row["head"] for row in rows] == ["margin", "sampled"] * 2
-    # There is nothing to compare with.
+    # Without the linear head there is no base for ratios.
     assert all(row["training"]["ratio"] is None and row["errors"]["loss"] > 0 for row in rows)
 
 
-def test_what_does_not_fit_is_skipped_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_head_that_does_not_fit_into_memory_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     many = ("--classes", "50", "9000000000000", "--heads", "margin", "--plot", str(tmp_path / "heads.png"))
     first, second = run(tmp_path, *many)["results"]
     assert first["skipped"] is None
@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_skipped_with_a_sentence(tmp_path: Path, capsys: py
     assert error == f"dcnet bench heads: {second['skipped']}\n"
 
 
-def test_running_out_of_memory_is_a_skip_and_the_others_go_on(
+def test_a_head_that_runs_out_of_memory_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     right = head_costs.make_step
@@ -107,7 +107,7 @@ def test_running_out_of_memory_is_a_skip_and_the_others_go_on(
     assert "margin with 500 classes and a batch of 8 is skipped: it ran out of memory" in capsys.readouterr().err
 
 
-def test_another_failure_is_told_and_is_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_other_errors_fail_the_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     right = head_costs.loss_error
 
     def error(step: head_steps.HeadStep) -> float:
@@ -143,10 +143,12 @@ def test_a_wrong_loss_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (["--margin", "arcface(m=9)"], "m of arcface must be in [0, 1.5708), not 9"),
     ],
 )
-def test_bad_options_are_refused_in_a_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]):
+def test_invalid_options_are_rejected_in_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+):
     assert bench("heads", *arguments) == 2
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith(f"dcnet: {sentence}")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"dcnet: {sentence}")
 
 
 def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]):
@@ -160,7 +162,7 @@ def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_a_step_moves_the_weights_and_wants_a_gradient_of_the_features(head: str):
+def test_a_step_updates_weights_and_computes_feature_gradients(head: str):
     with GroupOfOne("cpu"):
         step = step_of(head)
         before = step.head.weight.detach().clone()  # type: ignore[operator]
@@ -171,7 +173,7 @@ def test_a_step_moves_the_weights_and_wants_a_gradient_of_the_features(head: str
     assert head != "sampled" or moved.sum() <= 20
 
 
-def test_a_share_of_all_classes_has_the_loss_of_the_whole_head():
+def test_a_share_with_all_classes_has_the_loss_of_margin_softmax():
     with GroupOfOne("cpu"):
         share = step_of("sharded")
         whole = MarginSoftmax(8, 40, "arcface")
@@ -179,7 +181,7 @@ def test_a_share_of_all_classes_has_the_loss_of_the_whole_head():
         torch.testing.assert_close(share.loss(), whole(share.features, share.labels))
 
 
-def test_the_floors_count_every_byte_once():
+def test_floors_by_hand():
     size = Size(classes=1000, batch=10, features=100, itemsize=4)
     weights, logits, flops = 400_000, 40_000, 2_000_000
     assert (size.weight_bytes, size.logit_bytes) == (weights, logits)
@@ -193,7 +195,7 @@ def test_the_floors_count_every_byte_once():
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize(("classes", "features", "batch"), [(20_000, 256, 96), (40_000, 48, 128)])
-def test_the_prediction_of_memory_is_what_is_allocated(head: str, classes: int, features: int, batch: int):
+def test_needed_bytes_match_the_allocated_memory(head: str, classes: int, features: int, batch: int):
     size = Size(classes=classes, batch=batch, features=features, itemsize=4)
 
     def two_steps() -> None:
@@ -206,7 +208,7 @@ def test_the_prediction_of_memory_is_what_is_allocated(head: str, classes: int, 
 
 
 def most_allocated(call: Callable[[], None]) -> int:
-    """Counted by torch, since what a process holds depends on its allocator and on the libraries of the machine."""
+    """The peak as torch counts it; the memory of the process also depends on its allocator and libraries."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         call()
     assert profile.profiler is not None
@@ -215,25 +217,29 @@ def most_allocated(call: Callable[[], None]) -> int:
     return max(accumulate(event.nbytes() for event in events))
 
 
-@pytest.mark.skipif(not meter.REFERENCES.exists(), reason="the system does not tell")
-def test_the_peak_of_a_call_is_what_it_took_for_a_while():
-    peak = meter.Peak("cpu")
-    measured = peak.of(lambda: torch.ones(2**26).sum())
-    assert measured == pytest.approx(2**28, rel=0.1)
+@pytest.mark.skipif(not meter.REFERENCES.exists(), reason="the system does not report it")
+def test_peak_bytes_include_temporary_memory():
+    cpu = Cpu()
+    cpu.free()
+    before = cpu.held_bytes()
+    assert before is not None
+    highest = cpu.peak_bytes(lambda: torch.ones(2**26).sum())
+    assert highest is not None
+    assert highest - before == pytest.approx(2**28, rel=0.1)
 
 
-def test_memory_that_nobody_tells_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_system_that_does_not_report_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     for name in ("STATUS", "INFO", "REFERENCES"):
         monkeypatch.setattr(meter, name, tmp_path / "nowhere" / name)
-    assert meter.free_bytes("cpu") == math.inf
+    assert Cpu().free_bytes() == math.inf
     rows = run(tmp_path, "--classes", "50", "500", "--heads", "margin", "--plot", str(tmp_path / "x.png"))["results"]
     assert [row["peak_mib"] for row in rows] == [None, None]
     assert all(row["training"]["ms"] > 0 for row in rows)
 
 
-def test_errors_that_are_for_lack_of_memory():
-    said = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate"
-    assert meter.out_of_memory(RuntimeError(said))
+def test_out_of_memory_errors_are_recognized():
+    message = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+    assert meter.out_of_memory(RuntimeError(message))
     assert meter.out_of_memory(MemoryError())
     assert meter.out_of_memory(torch.OutOfMemoryError())
     assert not meter.out_of_memory(RuntimeError("shapes differ"))

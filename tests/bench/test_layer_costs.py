@@ -1,4 +1,4 @@
-"""The benchmark of layers times what is right, in turns, and refuses what is wrong."""
+"""The benchmark of layers: records, clocks, and layers that are wrong or fail."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ from dcnet.report.speed_tables import terminal_tables
 
 
 class Graphless(Cpu):
-    """A meter with all that a GPU has, and with times that are the order in which they were taken."""
+    """A meter with the clocks, launches and memory of a GPU; the n-th reading takes n ms."""
 
     device = "cpu"
     memory_name = "peak_mib"
@@ -54,7 +54,7 @@ def config(**changed: object) -> LayerConfig:
     return LayerConfig(**{**given, **changed})  # type: ignore[arg-type]
 
 
-def test_a_tiny_run_writes_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_record_of_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file, picture = tmp_path / "new" / "record.json", tmp_path / "speed.png"
     shapes = ("--shapes", "N2xC4x6", "N2xC4x8")
     assert bench("layers", *shapes, "--json", str(file), "--plot", str(picture)) == 0
@@ -86,8 +86,8 @@ def test_a_tiny_run_writes_a_record(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_a_compiled_layer_is_timed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str):
-    """And the compiled naive formulation, which may not keep anything beyond one backward pass."""
+def test_compiled_layers_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str):
+    """Also the compiled naive formulation, which may free its saved tensors after one backward pass."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     variants = ["compiled", "naive-compiled"]
     assert bench("layers", "--variants", *variants, "--json", str(tmp_path / "record.json")) == 0
@@ -128,13 +128,13 @@ def test_a_wrong_layer_is_reported_and_not_timed(
     ],
     ids=["wrong gradients", "nan"],
 )
-def test_other_wrong_layers_are_not_timed_either(monkeypatch: pytest.MonkeyPatch, change, tmp_path: Path):
+def test_wrong_gradients_and_nan_are_not_timed(monkeypatch: pytest.MonkeyPatch, change, tmp_path: Path):
     wrong_forward(monkeypatch, change)
     assert bench("layers", "--json", str(tmp_path / "record.json")) == 1
     assert "training" not in json.loads((tmp_path / "record.json").read_text())["results"][1]
 
 
-def test_a_layer_that_fails_leaves_the_others(
+def test_other_layers_are_timed_after_a_failure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     def fail(output: Tensor, x: Tensor) -> Tensor:
@@ -158,10 +158,10 @@ def test_without_the_plain_layer_nothing_is_timed(monkeypatch: pytest.MonkeyPatc
     assert eager["failed"] == "conv, the base of its ratios, was not timed"
 
 
-def test_all_clocks_launches_and_memory_are_in_the_record():
+def test_the_record_has_all_clocks_launches_and_memory():
     meter = Graphless()
     ((conv, eager),) = LayerBenchmark(config(), meter).measure(Steps())
-    # Three rounds by the clock of the host, of which one is a warmup, and four by the other; all of it for both passes.
+    # Three rounds with the host clock, one of them a warmup, and four with the main clock; for both passes.
     turns = ["conv", "eager", "eager", "conv"]
     rounds = [f"host {name}" for name in (*turns, *turns[:2])] + turns * 2
     assert meter.read == rounds * 2
@@ -173,7 +173,7 @@ def test_all_clocks_launches_and_memory_are_in_the_record():
     assert conv["forward"]["host_ratio"] == 1
 
 
-def test_means_are_geometric_and_unknown_where_a_shape_is_missing():
+def test_means_are_geometric_and_none_if_a_ratio_is_missing():
     benchmark = LayerBenchmark(config(), Graphless())
     row = {"operator": "tanh-cos", "variant": "eager", "forward": {"ratio": 1.5}, "memory_ratio": 2.0}
     rows = [{**row, "training": {"ratio": 1.0, "host_ratio": 2.0}}, {**row, "training": {"ratio": 4.0}}]
@@ -184,7 +184,7 @@ def test_means_are_geometric_and_unknown_where_a_shape_is_missing():
     assert mean["memory_ratio"] == pytest.approx(2)
 
 
-def test_a_check_of_fewer_images_is_a_check_of_these(monkeypatch: pytest.MonkeyPatch):
+def test_check_batch_limits_the_checked_images(monkeypatch: pytest.MonkeyPatch):
     seen: list[int] = []
     wrong_forward(monkeypatch, lambda output, x: seen.append(len(x)) or output)
     list(LayerBenchmark(config(check_batch=1), Cpu()).measure(Steps()))
@@ -193,7 +193,7 @@ def test_a_check_of_fewer_images_is_a_check_of_these(monkeypatch: pytest.MonkeyP
     assert set(seen[checks:]) == {2}
 
 
-def test_steps_are_counted_before_they_are_made():
+def test_step_count_equals_the_number_of_steps():
     class Counted(Steps):
         count = 0
 
@@ -205,13 +205,13 @@ def test_steps_are_counted_before_they_are_made():
     assert steps.count == benchmark.step_count > 0
 
 
-def test_what_is_kept_counts_every_memory_once():
+def test_kept_mib_counts_every_storage_once():
     x = torch.randn(1024, 1024, requires_grad=True)
     assert kept_mib(lambda: x * x) == 4
     assert kept_mib(lambda: x * x.exp()) == 8
 
 
-def test_a_record_of_a_gpu_can_be_shown():
+def test_the_table_of_a_gpu_record():
     benchmark = LayerBenchmark(config(), Graphless())
     rows = [row for group in benchmark.measure(Steps()) for row in group]
     record = {"benchmark": "layers", "config": {**benchmark.described(), "device": "cuda"}, "environment": {"gpu": "X"}}

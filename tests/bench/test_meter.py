@@ -1,4 +1,4 @@
-"""Times are taken in turns, and ratios are what they say."""
+"""Timing in turns, summaries and means."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from dcnet.bench.meter import geometric_mean, summarize, time_rounds
 
 
-def test_rounds_take_turns_and_each_starts_with_another_one():
+def test_rounds_rotate_the_order():
     order: list[str] = []
 
     def stopwatch(name: str):
@@ -20,7 +20,7 @@ def test_rounds_take_turns_and_each_starts_with_another_one():
     assert times == {"a": [6, 8, 10], "b": [4, 9, 11], "c": [5, 7, 12]}
 
 
-def test_nothing_can_be_timed_without_anything_to_time():
+def test_rounds_without_stopwatches():
     assert time_rounds({}, 1, 2) == {}
 
 
@@ -30,7 +30,7 @@ def test_summary_has_medians_and_ratios_of_rounds():
     assert found["own"] == {"ms": 3, "ms_quartiles": [3, 5.5], "ratio": 1.5, "ratio_quartiles": [1.75, 2.5]}
 
 
-def test_twice_as_fast_makes_up_for_twice_as_slow():
+def test_geometric_mean():
     assert geometric_mean([2.0, 0.5]) == pytest.approx(1)
     assert geometric_mean([1.0, 2.0, 4.0]) == pytest.approx(2)
     assert geometric_mean([1.0, None]) is None

@@ -1,4 +1,4 @@
-"""The benchmarks of whole networks: training steps, and inference as trained and folded."""
+"""The benchmarks of whole networks: training steps and inference."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_training_steps_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "Training step of cnn9-small" in capsys.readouterr().out
 
 
-def test_a_step_is_a_step_of_sgd():
+def test_a_step_updates_all_parameters():
     given = {"device": "cpu", "operators": ["tanh-cos"], "threads": 1, "model": "cnn9-small", "width": 0.1, "size": 8}
     config = NetworkConfig(**given, batches=[2], modes=["eager"], precision="float32")  # type: ignore[arg-type]
     training = NetworkBenchmark(config, Cpu())._build("tanh-cos", "eager", 2)
@@ -112,7 +112,7 @@ def test_a_wrong_fold_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert error.startswith("dcnet bench inference: cnn9-small, tanh-cos, folded is wrong and was not timed: logits")
 
 
-def test_without_the_folded_plain_network_nothing_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_nothing_is_timed_without_the_folded_plain_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     right = network_costs.fold
     monkeypatch.setattr(network_costs, "fold", lambda model: nn.Sequential(right(model), nn.Softplus()))
     assert bench("inference", "--json", str(tmp_path / "record.json")) == 1
@@ -120,7 +120,7 @@ def test_without_the_folded_plain_network_nothing_is_compared(monkeypatch: pytes
     assert trained["failed"] == "conv, folded, the base of its ratios, was not timed"
 
 
-def test_compiled_networks_come_after_the_others():
+def test_compiled_forms_come_last():
     given = {"device": "cpu", "operators": ["tanh-cos"], "threads": 1, "networks": ["cnn9"], "width": 1.0, "batch": 2}
     config = network_costs.InferenceConfig(**given, size=8, dtype="float32", compile=True)  # type: ignore[arg-type]
     forms = [str(form) for form in InferenceBenchmark(config, Cpu()).forms]

@@ -1,4 +1,4 @@
-"""`dcnet bench` on something tiny."""
+"""`dcnet bench` with small workloads."""
 
 import os
 from unittest import mock
@@ -27,9 +27,9 @@ TINY = {
 
 
 def bench(name: str, *arguments: str) -> int:
-    """The exit code of `dcnet bench NAME`; options that are given replace the tiny ones."""
+    """The exit code of `dcnet bench NAME`; the arguments replace the options of the small workload."""
     own = [*TINY[name], "--device", "cpu", "--repeats", "3", "--warmup", "1"]
     own += ["--threads", str(torch.get_num_threads())]
-    # Room for whole lines, whatever the terminal is.
+    # Wide enough for whole lines in any terminal.
     with mock.patch.dict(os.environ, COLUMNS="160"):
         return main(["bench", name, *own, *arguments])
