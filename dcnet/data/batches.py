@@ -68,12 +68,6 @@ class Draws:
     flips: Tensor
     centers: Tensor
 
-    def __len__(self) -> int:
-        return len(self.flips)
-
-    def __getitem__(self, rows: slice) -> "Draws":
-        return Draws(self.shifts[rows], self.flips[rows], self.centers[rows])
-
     def to(self, device: torch.device | str) -> "Draws":
         return Draws(self.shifts.to(device), self.flips.to(device), self.centers.to(device))
 
@@ -168,9 +162,6 @@ class BatchDraws:
     @property
     def draws(self) -> Draws:
         return Draws(self.table[:, 1:3], self.table[:, 3] != 0, self.table[:, 4:6])
-
-    def tensors(self) -> list[Tensor]:
-        return [self.table]
 
     def clone(self) -> "BatchDraws":
         return BatchDraws(self.table.clone())

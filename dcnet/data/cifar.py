@@ -1,6 +1,7 @@
 """CIFAR-10 and CIFAR-100 from folders or archives, and datasets derived from CIFAR-100."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,17 +75,6 @@ class Layout:
     test: tuple[str, ...]
     parse: Parser
 
-    def unpacked(self, root: Path) -> Path | None:
-        """The folder with all files: the unpacked archive, or the root itself."""
-        for place in (root / self.folder, root):
-            if all((place / name).is_file() for name in self.names):
-                return place
-        return None
-
-    def packed(self, root: Path) -> Path | None:
-        path = root / self.archive.name
-        return path if path.is_file() else None
-
     @property
     def names(self) -> tuple[str, ...]:
         return (*self.train, *self.test)
@@ -142,13 +132,13 @@ class Cifar:
         return Dataset(self.name, _split(train), _split(test), self.classes)
 
     def _find(self, folder: Path) -> tuple[Layout, Path] | None:
-        roots = (folder, folder / self.name)
-        for find in (Layout.unpacked, Layout.packed):
-            for root in roots:
-                for layout in self.layouts:
-                    if place := find(layout, root):
-                        return layout, place
-        return None
+        """The first layout with a folder that has all files, or else with an archive, and where it is."""
+        options = [(layout, root) for root in (folder, folder / self.name) for layout in self.layouts]
+        folders = [(layout, place) for layout, root in options for place in (root / layout.folder, root)]
+        unpacked = (pair for pair in folders if all((pair[1] / name).is_file() for name in pair[0].names))
+        archives = ((layout, root / layout.archive.name) for layout, root in options)
+        packed = (pair for pair in archives if pair[1].is_file())
+        return next(itertools.chain(unpacked, packed), None)
 
 
 def _split(arrays: Arrays) -> Split:
@@ -228,8 +218,7 @@ def hold_out(split: Split, classes: int, count: int) -> tuple[Split, Split]:
     drawn = torch.cat([order[labels == label][:count] for label in range(classes)])
     held = torch.zeros(len(split), dtype=torch.bool)
     held[drawn] = True
-    parts = [Split(split.images[kept].contiguous(), split.labels[kept]) for kept in (~held, held)]
-    return parts[0], parts[1]
+    return split[~held], split[held]
 
 
 @dataclass(frozen=True)
@@ -268,8 +257,7 @@ def _keep_classes(split: Split, kept: Tensor, classes: int) -> Split:
     new = torch.full((classes,), -1, dtype=torch.int64)
     new[kept] = torch.arange(len(kept))
     labels = new.to(split.labels.device)[split.labels]
-    inside = labels >= 0
-    return Split(split.images[inside], labels[inside])
+    return Split(split.images, labels)[labels >= 0]
 
 
 OPEN_NAME = "cifar100-open"

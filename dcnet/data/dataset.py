@@ -1,6 +1,7 @@
 """Images and labels in memory as bytes, on any device."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,10 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __getitem__(self, index: Tensor | Sequence[int]) -> "Split":
+        """The images at these indices, or where a mask is true."""
+        return Split(self.images[index], self.labels[index])
+
     def to(self, device: torch.device | str) -> "Split":
         return Split(self.images.to(device), self.labels.to(device))
 
@@ -59,20 +64,16 @@ class Split:
         labels = self.labels.cpu()
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
         counts = _proportional(torch.bincount(labels, minlength=classes), count)
-        picked = [order[labels[order] == label][:own] for label, own in enumerate(counts)]
-        index = torch.cat(picked).sort().values.to(self.images.device)
-        return Split(self.images[index], self.labels[index])
+        picked = [order[labels[order] == label][:number] for label, number in enumerate(counts)]
+        return self[torch.cat(picked).sort().values.to(self.images.device)]
 
 
 def _proportional(sizes: Tensor, count: int) -> list[int]:
     """`count` divided in proportion to the sizes: rounded down, the rest to the largest remainders."""
     total = int(sizes.sum())
-    shares = sizes * count // total
-    remainders = sizes * count % total
-    more = remainders.argsort(descending=True, stable=True)[: count - int(shares.sum())]
-    shares[more] += 1
-    result: list[int] = shares.tolist()
-    return result
+    shares, remainders = sizes * count // total, sizes * count % total
+    shares[remainders.argsort(descending=True, stable=True)[: count - int(shares.sum())]] += 1
+    return shares.tolist()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

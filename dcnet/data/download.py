@@ -1,5 +1,6 @@
 """Files of a dataset: downloads with checksums, archives read in memory, and errors with the source of a file."""
 
+import functools
 import gzip
 import io
 import tarfile
@@ -43,7 +44,7 @@ def missing_dataset(name: str, folder: Path, expected: str, url: str) -> ValueEr
 
 def fetch(remote: Remote, folder: Path) -> Path:
     """The file in the folder; if it does not exist, downloaded with a progress bar and a check of its checksum."""
-    download, new = _Download(remote), not folder.exists()
+    new, download = not folder.exists(), functools.partial(_download, remote)
     try:
         return Path(pooch.retrieve(remote.url, remote.checksum, remote.name, folder, downloader=download))
     except OSError as error:
@@ -69,26 +70,17 @@ def _reason(error: BaseException) -> str:
     return " ".join(text.split())
 
 
-class _Download:
+def _download(remote: Remote, url: str, file: Any, owner: Any) -> None:
     """A pooch downloader with a progress bar, and a one-sentence error for a wrong checksum."""
-
-    def __init__(self, remote: Remote):
-        self.remote = remote
-
-    def __call__(self, url: str, file: Any, owner: Any) -> None:
-        with _bar() as progress:
-            bar = _Bar(progress, self.remote.name)
-            pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 16, timeout=30)(url, file, owner)
-        algorithm = self.remote.checksum.split(":")[0]
-        found = f"{algorithm}:{pooch.file_hash(file, alg=algorithm)}"
-        if found != self.remote.checksum:
-            problem = f"its checksum is {found}, not {self.remote.checksum}"
-            raise ValueError(f"{url} gave the wrong file: {problem}; try again later, or {OTHER_FOLDER}")
-
-
-def _bar() -> Progress:
     columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    return Progress(*columns, console=Console(stderr=True))
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = _Bar(progress, remote.name)
+        pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 16, timeout=30)(url, file, owner)
+    algorithm = remote.checksum.split(":")[0]
+    found = f"{algorithm}:{pooch.file_hash(file, alg=algorithm)}"
+    if found != remote.checksum:
+        problem = f"its checksum is {found}, not {remote.checksum}"
+        raise ValueError(f"{url} gave the wrong file: {problem}; try again later, or {OTHER_FOLDER}")
 
 
 class _Bar:

@@ -108,10 +108,9 @@ class Mnist:
 
     def _find(self, folder: Path) -> list[Path] | None:
         for place in (*(folder / name for name in self.folders), folder):
-            options = [(place / name, place / f"{name}.gz") for name in NAMES]
-            found = [next((path for path in paths if path.is_file()), None) for paths in options]
-            paths = [path for path in found if path is not None]
-            if len(paths) == len(NAMES):
+            plain = [place / name for name in NAMES]
+            paths = [path if path.is_file() else path.with_name(f"{path.name}.gz") for path in plain]
+            if all(path.is_file() for path in paths):
                 return paths
         return None
 
@@ -179,5 +178,5 @@ def load_digits(folder: Path | None = None, download: bool = False) -> Dataset:
     images = torch.tensor(pixels * 255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
     labels = torch.tensor(classes, dtype=torch.int64)
     train, test = train_test_split(range(len(images)), train_size=TRAINING_IMAGES, random_state=0, stratify=classes)
-    splits = [Split(images[index], labels[index]) for index in (train, test)]
-    return Dataset("digits", splits[0], splits[1], tuple("0123456789"))
+    split = Split(images, labels)
+    return Dataset("digits", split[train], split[test], tuple("0123456789"))

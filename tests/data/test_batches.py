@@ -101,15 +101,6 @@ def test_crops_do_not_depend_on_flips_and_cutouts():
     assert torch.equal(*found)
 
 
-def test_draws_can_be_sliced():
-    draws = draw(Augmentation(pad=3), 10, (8, 8), torch.Generator())
-    part = draws[2:5]
-    assert (len(draws), len(part)) == (10, 3)
-    assert torch.equal(part.shifts, draws.shifts[2:5])
-    assert torch.equal(part.flips, draws.flips[2:5])
-    assert torch.equal(part.centers, draws.centers[2:5])
-
-
 @pytest.mark.parametrize("mode", sorted(IN_NUMPY))
 def test_augment_does_not_synchronize(mode: str):
     how = Augmentation(4, mode, True, 3)
@@ -211,7 +202,7 @@ def test_processes_split_the_global_batch(world: int):
 def test_images_and_labels_match_the_draws(device: str):
     batches = Batches(split().to(device), 4, HOW, seed=0)
     draws = batches.draws(3)
-    assert all(tensor.device.type == device for tensor in draws.tensors())
+    assert draws.table.device.type == device
     images, labels = batches.images(draws)
     index = draws.index.cpu()
     assert torch.equal(labels.cpu(), split().labels[index])

@@ -164,12 +164,12 @@ def test_the_progress_bar_counts_bytes(server: Server, tmp_path: Path, monkeypat
     (server.folder / "file").write_bytes(b"x" * 200_000)
     bars: list[Progress] = []
 
-    def kept() -> Progress:
-        bars.append(make())
-        return bars[-1]
+    class Kept(Progress):
+        def __enter__(self) -> Progress:
+            bars.append(self)
+            return super().__enter__()
 
-    make = download._bar
-    monkeypatch.setattr(download, "_bar", kept)
+    monkeypatch.setattr(download, "Progress", Kept)
     fetch(server.remote("file"), tmp_path / "data")
     (task,) = bars[0].tasks
     assert (task.description, task.completed, task.total) == ("file", 200_000, 200_000)
