@@ -147,7 +147,10 @@ def _calibrated(
 @contextlib.contextmanager
 def _restored_on_error(layers: Iterable[nn.Module]) -> Iterator[None]:
     """Restores class and state of the layers if calibration fails."""
-    before = [(layer, type(layer), _shallow_state(layer)) for layer in layers]
+    before = []
+    for layer in layers:
+        state = {**vars(layer), "_parameters": copy.copy(layer._parameters), "_buffers": copy.copy(layer._buffers)}
+        before.append((layer, type(layer), state))
     try:
         yield
     except BaseException:
@@ -155,7 +158,3 @@ def _restored_on_error(layers: Iterable[nn.Module]) -> Iterator[None]:
             layer.__class__ = kind
             layer.__dict__ = state
         raise
-
-
-def _shallow_state(layer: nn.Module) -> dict[str, Any]:
-    return {**vars(layer), "_parameters": copy.copy(layer._parameters), "_buffers": copy.copy(layer._buffers)}

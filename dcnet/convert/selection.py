@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -154,7 +154,7 @@ class Choice:
 def plan(model: nn.Module, operator: Operator | str, choice: Choice | None = None) -> Conversion:
     """The conversion that `decouple` would do, without doing it."""
     choice, target = choice or Choice(), operator if is_plain(operator) else as_operator(operator)
-    layers = weight_layers(model)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, _ConvNd | nn.Linear)}
     names = _all_names(model)
     choice.check_patterns([name for layer in layers.values() for name in names[layer]])
     ends = _ends(list(layers), choice)
@@ -162,7 +162,8 @@ def plan(model: nn.Module, operator: Operator | str, choice: Choice | None = Non
     rows = []
     for name, layer in model.named_modules():
         if reason := next((NO_TWIN[kind] for kind in NO_TWIN if isinstance(layer, kind)), ""):
-            rows.append(Row(name, _text(_own_shape(layer)), type(layer).__name__, None, reason))
+            shape = next((tuple(weight.shape) for weight in layer.parameters(recurse=False)), ())
+            rows.append(Row(name, _text(shape), type(layer).__name__, None, reason))
         if name not in layers:
             continue
         reason = _obstacle(layer, choice.also, id(layer) in bypassed) or ends.get(name, "")
@@ -175,11 +176,6 @@ def plan(model: nn.Module, operator: Operator | str, choice: Choice | None = Non
 def plain_class(layer: nn.Module) -> type[nn.Module]:
     """torch's own class of a layer."""
     return next(plain for plain in TWINS if isinstance(layer, plain))
-
-
-def weight_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Every convolution and linear layer by its full name; "" is the model itself."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, _ConvNd | nn.Linear)}
 
 
 def is_shortcut(name: str, layer: nn.Module) -> bool:
@@ -235,7 +231,7 @@ def _already(layer: nn.Module, operator: Operator | str) -> str:
     return ALREADY if is_plain(operator) else ""
 
 
-def _ends(names: Sequence[str], choice: Choice) -> Mapping[str, str]:
+def _ends(names: Sequence[str], choice: Choice) -> dict[str, str]:
     ends = {} if choice.last else dict.fromkeys(names[-1:], "last layer")
     return ends if choice.first else {**ends, **dict.fromkeys(names[:1], "first layer")}
 
@@ -247,11 +243,6 @@ def _shape(layer: nn.Module) -> Sequence[int]:
     assert isinstance(layer, _ConvNd)
     channels = (layer.in_channels, layer.out_channels) if layer.transposed else (layer.out_channels, layer.in_channels)
     return channels[0], channels[1] // layer.groups, *layer.kernel_size
-
-
-def _own_shape(module: nn.Module) -> Sequence[int]:
-    """The shape of the first parameter of the module itself."""
-    return next((tuple(weight.shape) for weight in module.parameters(recurse=False)), ())
 
 
 def _text(shape: Sequence[int]) -> str:

@@ -157,12 +157,8 @@ class MarginSoftmax(AnnealedMargin):
         kept, places = self._places(labels)
         cos, own, weight_norms = cosines(unit, self.weight.to(self._dtype), places)
         size, share = self.scale(norms), self._next_share(own, kept)
-        target = self._target(own, share) * size
-        if not self.margin.unit_weights:
-            target = target * weight_norms[places]
-        logits = self._scaled(self._others(cos, share), size, weight_norms)
-        if self.bias is not None:
-            logits, target = logits + self.bias, target + self.bias[places]
+        target = self._target_logits(self._target(own, share) * size, weight_norms, self.bias, places)
+        logits = self._logits(self._others(cos, share), size, weight_norms, self.bias)
         if self.margin.binary:
             return self._reduced(self._binary_losses(logits, target, places) / size.detach(), kept)
         # In place: no gradient needs the old values, and copies of the logits dominate the memory.
@@ -187,9 +183,16 @@ class MarginSoftmax(AnnealedMargin):
             return losses
         return losses.sum() if self.reduction == "sum" else losses.sum() / kept.sum()
 
-    def _scaled(self, cos: Tensor, size: Tensor, weight_norms: Tensor) -> Tensor:
-        scaled = cos * (size[:, None] if size.dim() else size)
-        return scaled if self.margin.unit_weights else scaled * weight_norms
+    def _logits(self, cos: Tensor, size: Tensor, weight_norms: Tensor, bias: Tensor | None) -> Tensor:
+        """The logits [N, C] of cosines."""
+        logits = cos * (size[:, None] if size.dim() else size)
+        logits = logits if self.margin.unit_weights else logits * weight_norms
+        return logits if bias is None else logits + bias
+
+    def _target_logits(self, scaled: Tensor, weight_norms: Tensor, bias: Tensor | None, places: Tensor) -> Tensor:
+        """The logits [N] of the classes at `places`, from s psi(theta)."""
+        target = scaled if self.margin.unit_weights else scaled * weight_norms[places]
+        return target if bias is None else target + bias[places]
 
     def _binary_losses(self, logits: Tensor, target: Tensor, labels: Tensor) -> Tensor:
         assert self.offset is not None
@@ -205,8 +208,7 @@ class MarginSoftmax(AnnealedMargin):
             unit, norms = directions(features, self._dtype)
             weight, bias = self._all_classes()
             weight, weight_norms = directions(weight, self._dtype, self._dtype)
-            logits = self._scaled(F.linear(unit, weight), self.scale(norms), weight_norms)
-            return logits if bias is None else logits + bias
+            return self._logits(F.linear(unit, weight), self.scale(norms), weight_norms, bias)
 
     def cosines(self, features: Tensor) -> Tensor:
         """cos(theta_j) for each feature and class, [N, num_classes]."""

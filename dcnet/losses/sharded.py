@@ -212,37 +212,26 @@ class ShardedMarginSoftmax(MarginSoftmax):
 
     def _shared_loss(self, features: Tensor, labels: Tensor, given: torch.dtype) -> Tensor:
         unit, norms = directions(features, self._dtype, given)
-        size = self._shared_scale(norms)
+        size = self.scale(norms)
+        if self.scale.log is not None:
+            size = Shared.apply(size, self.group)
         kept = labels != self.ignore_index
         own = kept & (labels >= self.first) & (labels < self.first + len(self.weight))
         weight, bias, places = self._used((labels - self.first).clamp(0, len(self.weight) - 1), own)
         cos, chosen, weight_norms = cosines(unit, weight.to(self._dtype), places)
         chosen = chosen * own
         share = self._next_share(Summed.apply(chosen, self.group), kept)
-        held = self._held_target(self._target(chosen, share) * size, weight_norms, bias, places)
+        # Entries of classes that other processes hold are multiplied by zero.
+        held = self._target_logits(self._target(chosen, share) * size, weight_norms, bias, places)
         target = Summed.apply(held * own, self.group)
-        logits = self._scaled(self._others(cos, share), size, weight_norms)
-        logits = logits if bias is None else logits + bias
+        logits = self._logits(self._others(cos, share), size, weight_norms, bias)
         hidden = own[:, None] & (torch.arange(len(weight), device=logits.device) == places[:, None])
         if self.margin.binary:
             losses = self._shared_binary(logits, target, hidden) / size.detach()
         else:
             losses = self._shared_softmax(logits.masked_fill(hidden, -math.inf), target)
-        return self._own_losses(self._reduced(losses, kept))
-
-    def _own_losses(self, losses: Tensor) -> Tensor:
-        """The losses of this process, from those of the joint batch; a reduced loss is that of the joint batch."""
-        return losses if self.reduction != "none" else OwnRows.apply(losses, self.group)
-
-    def _shared_scale(self, norms: Tensor) -> Tensor:
-        size = self.scale(norms)
-        return size if self.scale.log is None else Shared.apply(size, self.group)
-
-    def _held_target(self, target: Tensor, weight_norms: Tensor, bias: Tensor | None, places: Tensor) -> Tensor:
-        """The target logits for the classes that this process holds; other entries are ignored."""
-        if not self.margin.unit_weights:
-            target = target * weight_norms[places]
-        return target if bias is None else target + bias[places]
+        loss = self._reduced(losses, kept)
+        return loss if self.reduction != "none" else OwnRows.apply(loss, self.group)
 
     def _shared_softmax(self, logits: Tensor, target: Tensor) -> Tensor:
         highest = torch.maximum(largest(logits.amax(1), self.group), target.detach())

@@ -81,18 +81,7 @@ def create_model(
         norm_momentum: of batch normalization, as in torch: the weight of the newest batch. With the authors' 0.001,
             evaluation is meaningless for thousands of batches.
     """
-    given = {
-        "operator": operator,
-        "num_classes": num_classes,
-        "norm": norm,
-        "activation": activation,
-        "classifier": classifier,
-        "width": width,
-        "in_channels": in_channels,
-        "image_size": image_size,
-        "norm_eps": norm_eps,
-        "norm_momentum": norm_momentum,
-    }
+    given = {option: value for option, value in locals().items() if option != "name"}
     prefix, _, rest = name.partition(":")
     if rest and prefix in prefixes:
         return prefixes[prefix](rest, **given)

@@ -35,32 +35,13 @@ def small_normal_(weight: Tensor) -> Tensor:
     return nn.init.normal_(weight, std=SMALL_DEVIATION)
 
 
-def _batch_norm(channels: int, eps: float, momentum: float, spatial: bool) -> nn.Module:
-    return (nn.BatchNorm2d if spatial else nn.BatchNorm1d)(channels, eps=eps, momentum=momentum)
-
-
-def _no_norm(channels: int, eps: float, momentum: float, spatial: bool) -> nn.Module:
-    return nn.Identity()
-
-
-def _linear(features: int, classes: int, bias: bool) -> nn.Linear:
-    return nn.Linear(features, classes, bias=bias)
-
-
-def _normalized(features: int, classes: int, bias: bool) -> nn.Linear:
-    # The weight-normalized softmax has logits ||x|| cos(theta), which is this operator; it has no bias.
-    return linear(features, classes, bias=False, operator="linear-cos")
-
-
-NORMS: dict[str, Callable[[int, float, float, bool], nn.Module]] = {"batch": _batch_norm, "none": _no_norm}
-
+NORMS = ("batch", "none")
+CLASSIFIERS = ("linear", "normalized")
 ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
     "relu": lambda channels: nn.ReLU(),
     "prelu": lambda channels: nn.PReLU(channels, init=PRELU_SLOPE),
     "none": lambda channels: nn.Identity(),
 }
-
-CLASSIFIERS: dict[str, Callable[[int, int, bool], nn.Linear]] = {"linear": _linear, "normalized": _normalized}
 
 
 @dataclass(frozen=True)
@@ -103,7 +84,10 @@ class Settings:
         return max(1, round(count * self.width))
 
     def make_norm(self, channels: int, spatial: bool = True) -> nn.Module:
-        return NORMS[self.norm](channels, self.norm_eps, self.norm_momentum, spatial)
+        if self.norm == "none":
+            return nn.Identity()
+        kind = nn.BatchNorm2d if spatial else nn.BatchNorm1d
+        return kind(channels, eps=self.norm_eps, momentum=self.norm_momentum)
 
     def make_activation(self, channels: int) -> nn.Module:
         return ACTIVATIONS[self.activation](channels)
@@ -112,7 +96,11 @@ class Settings:
         """The last layer; an nn.Identity if num_classes is 0."""
         if self.num_classes == 0:
             return nn.Identity()
-        classifier = CLASSIFIERS[self.classifier](features, self.num_classes, self.classifier_bias)
+        if self.classifier == "normalized":
+            # The weight-normalized softmax has logits ||x|| cos(theta), which is this operator; it has no bias.
+            classifier = linear(features, self.num_classes, bias=False, operator="linear-cos")
+        else:
+            classifier = nn.Linear(features, self.num_classes, bias=self.classifier_bias)
         self.init(classifier.weight)
         if classifier.bias is not None:
             nn.init.zeros_(classifier.bias)
