@@ -73,7 +73,7 @@ class BenchOptions(DeviceOption):
             "warmup": self.warmup,
         }
 
-    def session(self, benchmark: Callable[[Any, Any], Benchmark], config: Config) -> Callable[[], int]:
+    def session(self, benchmark: Callable[[Any, Any], Benchmark[Any]], config: Config) -> Callable[[], int]:
         made = benchmark(config, bench.meter.meter_of(config.device))
         return bench.benchmark.Session(made, self.json, self.plot).run
 

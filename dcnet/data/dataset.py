@@ -73,7 +73,7 @@ def _proportional(sizes: Tensor, count: int) -> list[int]:
     total = int(sizes.sum())
     shares, remainders = sizes * count // total, sizes * count % total
     shares[remainders.argsort(descending=True, stable=True)[: count - int(shares.sum())]] += 1
-    return shares.tolist()  # type: ignore[no-any-return]
+    return shares.tolist()
 
 
 @dataclass(frozen=True)
