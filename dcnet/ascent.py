@@ -166,6 +166,11 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
     return others.amax(1) - own.squeeze(1)
 
 
+def is_correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """Whether the label has the highest logit, bool [N]; with a NaN among the logits there is no prediction."""
+    return (logits.argmax(1) == labels) & ~logits.isnan().any(1)
+
+
 LOSSES: dict[str, Loss] = {"ce": cross_entropy, "margin": margin}
 
 
@@ -190,8 +195,7 @@ class Goal:
         """
         logits = self.network(images)
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        # NaN is not a prediction.
-        hit = (logits.argmax(1) == labels) & ~logits.isnan().any(1)
+        hit = is_correct(logits, labels)
         loss = self.loss(logits, labels)
         return (-loss, hit) if self.targeted else (loss, ~hit)
 
@@ -285,6 +289,7 @@ class Ascent:
         """
         # Tensors, since torch.compile would specialize on numbers and recompile for each epsilon.
         lengths = [track.x.new_full((), length) for length in (self.epsilon, self.step, self.momentum)]
+        move = _compiled_move() if self.compiled else _move
         for _ in range(self.steps):
             if stop and best is not None:
                 track = track.without(best.broken)
@@ -293,16 +298,12 @@ class Ascent:
             gradient, score, broken = self.goal.gradient(track.images, track.labels)
             if stop and best is not None:
                 best.update(track.at, track.images, score, broken)
-            track = self._step(track, gradient, lengths)
+            momentum = self.momentum != 0
+            images, velocity = move(track.x, track.images, track.velocity, gradient, lengths, self.norm, momentum)
+            track = dataclasses.replace(track, images=images, velocity=velocity)
         if best is not None:
             best.update(track.at, track.images, *self.goal.evaluate(track.images, track.labels))
         return track
-
-    def _step(self, track: Track, gradient: Tensor, lengths: list[Tensor]) -> Track:
-        move = _compiled_move() if self.compiled else _move
-        with_momentum = self.momentum != 0
-        images, velocity = move(track.x, track.images, track.velocity, gradient, lengths, self.norm, with_momentum)
-        return dataclasses.replace(track, images=images, velocity=velocity)
 
 
 def _move(
@@ -316,7 +317,8 @@ def _move(
 ) -> tuple[Tensor, Tensor]:
     epsilon, step, momentum = lengths
     if with_momentum:
-        velocity = momentum * velocity + gradient / per_image(_mean_size(gradient), gradient)
+        size = _or_one(gradient.flatten(1).abs().mean(1))
+        velocity = momentum * velocity + gradient / per_image(size, gradient)
     direction = norm.steepest(velocity if with_momentum else gradient)
     delta = norm.project(images + step * direction - x, epsilon)
     return (x + delta).clamp(0, 1), velocity
@@ -325,8 +327,3 @@ def _move(
 @cache
 def _compiled_move() -> Callable[..., tuple[Tensor, Tensor]]:
     return torch.compile(_move)
-
-
-def _mean_size(gradient: Tensor) -> Tensor:
-    size = gradient.flatten(1).abs().mean(1)
-    return torch.where(size == 0, 1, size)

@@ -125,26 +125,24 @@ class RunAttack:
         def store_result(name: str, results: Results) -> None:
             if name == "transfer" and self.source is not None:
                 results[name]["source"] = self.source
-            self._store(self._card(results))
+            self._store({"results": results})
             if ends is not None:
                 ends(name, results[name])
 
         results = report_card.report_card(self.subject, done, begins, store_result)
         checks = run_checks(results)
         found = verdict(results, checks, self.subject.epsilon, self.subject.effort)
-        card = self._card(results) | {"checks": [dataclasses.asdict(check) for check in checks], "verdict": found}
-        self._store(card)
-        return card
+        described = [dataclasses.asdict(check) for check in checks]
+        return self._store({"results": results, "checks": described, "verdict": found})
 
-    def _card(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        return {"run": self.run.folder.resolve().name, **self.about, "settings": self.settings, "results": results}
-
-    def _store(self, card: Mapping[str, Any]) -> None:
-        """Adds the card to the record; sets `not_stored` if that fails, as in a read-only folder."""
+    def _store(self, found: Results) -> dict[str, Any]:
+        """Adds the card to the record, and returns it; sets `not_stored` if that fails, as in a read-only folder."""
+        card = {**self.about, "settings": self.settings, **found}
         try:
-            training.add_evaluation(self.run, self.name, {key: value for key, value in card.items() if key != "run"})
+            training.add_evaluation(self.run, self.name, card)
         except (OSError, ValueError) as error:
             self.not_stored = str(error)
+        return {"run": self.run.folder.resolve().name, **card}
 
 
 def _described(run: Run) -> dict[str, str]:

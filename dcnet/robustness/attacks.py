@@ -4,7 +4,6 @@ Each attack of the registry is a function: `attacks.fgsm(model, x, y, epsilon=8 
 arguments of `perturb`. `attacks.curve(model, x, y, attack="pgd", epsilons=[...])` returns accuracies.
 """
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -181,24 +180,19 @@ def _signature(kind: type[Attack]) -> Signature:
     if not kind.takes_targets:
         del common["targets"]
     shared = list(common.values())
-    required = [one for one in shared if one.default is Parameter.empty]
-    own = sorted(map(_parameter, kind.fields()), key=lambda one: one.default is not Parameter.empty)
-    return Signature([*required, *own, *(one for one in shared if one not in required)], return_annotation=Tensor)
-
-
-def _parameter(declared: dataclasses.Field[Any]) -> Parameter:
-    missing = dataclasses.MISSING
-    default = declared.default if declared.default_factory is missing else declared.default_factory()
-    default = Parameter.empty if default is missing else default
-    return Parameter(declared.name, Parameter.KEYWORD_ONLY, default=default, annotation=declared.type)
+    required = [parameter for parameter in shared if parameter.default is Parameter.empty]
+    optional = [parameter for parameter in shared if parameter not in required]
+    declared = inspect.signature(kind).parameters.values()
+    settings = [setting.replace(kind=Parameter.KEYWORD_ONLY) for setting in declared]
+    return Signature([*required, *settings, *optional], return_annotation=Tensor)
 
 
 def _docstring(kind: type[Attack], signature: Signature) -> str:
     """What the attack does, and a line for each parameter of its function."""
     about = inspect.cleandoc(kind.__doc__ or kind.about).partition("Attributes:")[0].strip()
-    lines: dict[str, str] = _described(perturb, "Args")
+    lines = _described(perturb, "Args")
     for base in reversed(kind.__mro__):
-        lines |= _described(base, "Attributes") if "__doc__" in vars(base) else {}
+        lines |= _described(base, "Attributes")
     lines["epsilon"] = "the largest perturbation, in `norm`."
     listed = [f"    {name}: {lines[name]}" for name in signature.parameters if name in lines]
     returned = "    The adversarial images: in [0, 1] and within epsilon of x."

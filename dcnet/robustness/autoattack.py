@@ -1,6 +1,7 @@
 """The attacks of the package pyautoattack: AutoAttack, which needs no tuning, and Square, which needs no gradients."""
 
 import importlib
+import importlib.util
 import logging
 import sys
 import warnings
@@ -16,6 +17,8 @@ from dcnet.ascent import norms
 from dcnet.checks import check_choice, check_whole
 from dcnet.robustness.task import Attack, Task, on_device, register
 
+PACKAGE = "pyautoattack"
+NEEDS_PACKAGE = f"needs the package {PACKAGE}: install dcnet with its extra, dcnet[robustness]"
 # The names of norms in the package.
 THEIR_NORMS = {"linf": "Linf", "l2": "L2"}
 # The smallest number of classes for each part.
@@ -71,7 +74,7 @@ class AutoAttack(PackagedAttack):
             check_choice("part of autoattack", part, PARTS)
 
     def _found(self, task: Task, predict: Callable[[Tensor], Tensor]) -> Tensor:
-        theirs = _package().AutoAttack(
+        theirs = _package(self).AutoAttack(
             predict, norm=THEIR_NORMS[self.norm], eps=task.epsilon, seed=task.seed, device=task.device
         )
         theirs.attacks_to_run = self._parts(task)
@@ -113,7 +116,7 @@ class Square(PackagedAttack):
 
     def _found(self, task: Task, predict: Callable[[Tensor], Tensor]) -> Tensor:
         _check_squares(self, task)
-        theirs = _package().square.SquareAttack(
+        theirs = _package(self).square.SquareAttack(
             predict,
             norm=THEIR_NORMS[self.norm],
             n_queries=self.queries,
@@ -128,17 +131,19 @@ class Square(PackagedAttack):
         return torch.cat(found)
 
 
-def _package() -> Any:
-    """The package, or an error that says how to install it."""
+def has_package() -> bool:
+    """Whether the package is installed."""
     try:
-        return importlib.import_module("pyautoattack")
-    except ModuleNotFoundError as error:
-        if error.name != "pyautoattack":
-            raise
-        raise ModuleNotFoundError(
-            "AutoAttack and Square need the package pyautoattack: install dcnet with its extra, dcnet[robustness]",
-            name="pyautoattack",
-        ) from None
+        return importlib.util.find_spec(PACKAGE) is not None
+    except ValueError:
+        # sys.modules holds None for it.
+        return False
+
+
+def _package(attack: Attack) -> Any:
+    if not has_package():
+        raise ModuleNotFoundError(f"{attack.name} {NEEDS_PACKAGE}", name=PACKAGE)
+    return importlib.import_module(PACKAGE)
 
 
 def _check_squares(attack: Attack, task: Task) -> None:

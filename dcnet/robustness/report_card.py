@@ -1,6 +1,5 @@
 """The report card of a network under attack, measurement by measurement, and the attacks of the paper's tables."""
 
-import importlib.util
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from dcnet.modes import frozen_eval
 from dcnet.registry import Registry
 from dcnet.robustness import corruptions
 from dcnet.robustness.attacks import curve, perturb
+from dcnet.robustness.autoattack import NEEDS_PACKAGE, has_package
 from dcnet.robustness.certificates.certificate import certify
 from dcnet.robustness.gradients import gradients, smoothed, surface
 from dcnet.robustness.subject import Subject
@@ -25,8 +25,6 @@ measurements: Registry[Callable[[Subject], Measured]] = Registry("a measurement"
 measurement = measurements.register
 # Epsilons of the curve per doubling.
 STEPS_PER_DOUBLING = 2
-PACKAGE = "pyautoattack"
-WITHOUT_PACKAGE = f"needs the package {PACKAGE}: install dcnet with its extra, dcnet[robustness]"
 
 
 @measurement
@@ -80,8 +78,8 @@ def transfer(subject: Subject) -> Measured:
 @measurement
 def square(subject: Subject) -> Measured:
     """Square as the black-box attack."""
-    if not _has_package():
-        return {"skipped": WITHOUT_PACKAGE}
+    if not has_package():
+        return {"skipped": NEEDS_PACKAGE}
     return _attack(subject, "square", queries=subject.effort.queries)
 
 
@@ -109,18 +107,18 @@ def certified(subject: Subject) -> Measured:
     except ValueError as error:
         return {"skipped": str(error)}
     # JSON has no infinity; an infinite bound bounds nothing.
-    infinite = {
-        name for name, value in found.summary().items() if isinstance(value, float) and not math.isfinite(value)
+    finite = {
+        name: value for name, value in found.summary().items() if not isinstance(value, float) or math.isfinite(value)
     }
-    return {name: value for name, value in found.summary().items() if name not in infinite} | {"words": str(found)}
+    return finite | {"words": str(found)}
 
 
 @measurement
 def autoattack(subject: Subject) -> Measured:
     if not subject.effort.autoattack:
         return {"skipped": "is left out of a quick card"}
-    if not _has_package():
-        return {"skipped": WITHOUT_PACKAGE}
+    if not has_package():
+        return {"skipped": NEEDS_PACKAGE}
     return _attack(subject, "autoattack", queries=subject.effort.autoattack_queries)
 
 
@@ -137,14 +135,6 @@ def epsilons(around: float) -> list[float]:
 
 def _attack(subject: Subject, name: str, **settings: Any) -> Measured:
     return {"accuracy": subject.under(name, **settings), "attack": str(as_attack(name, **settings)), **settings}
-
-
-def _has_package() -> bool:
-    try:
-        return importlib.util.find_spec(PACKAGE) is not None
-    except ValueError:
-        # sys.modules holds None for it.
-        return False
 
 
 def report_card(

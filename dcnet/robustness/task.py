@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dcnet.ascent import as_seed, norms
+from dcnet.ascent import as_seed, is_correct, norms
 from dcnet.checks import check_images, check_labels, check_whole, is_number
 from dcnet.modes import frozen_eval
 from dcnet.registry import Registry
+from dcnet.spec import format_call
 
 BATCH = 500
 
@@ -93,9 +94,7 @@ class Attack:
 
     def __str__(self) -> str:
         """The name with all settings that differ from the default."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        changed = [f"{key}={value}" for key, value in self.settings().items() if value != defaults[key]]
-        return f"{self.name}({','.join(changed)})" if changed else self.name
+        return format_call(self, self.name, str)
 
     @classmethod
     def fields(cls) -> list[dataclasses.Field[Any]]:
@@ -215,8 +214,7 @@ def predict_correct(model: nn.Module, images: Tensor, labels: Tensor, batch_size
     device, found = device_of(model, images), []
     for part in batch_slices(len(images), batch_size):
         logits = model(on_device(images[part], device))
-        right = (logits.argmax(1) == labels[part].to(device)) & ~logits.isnan().any(1)
-        found.append(right.to(images.device))
+        found.append(is_correct(logits, labels[part].to(device)).to(images.device))
     return torch.cat(found)
 
 

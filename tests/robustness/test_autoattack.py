@@ -145,7 +145,7 @@ def test_without_the_package_there_is_a_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
     model, x, y = attacked(2)
     for name in ("autoattack", "square"):
-        with pytest.raises(ModuleNotFoundError, match=r"need the package pyautoattack: .* dcnet\[robustness\]"):
+        with pytest.raises(ModuleNotFoundError, match=rf"{name} needs the package pyautoattack: .*dcnet\[robust"):
             getattr(attacks, name)(model, x, y, epsilon=0.1)
     attacks.pgd(model, x, y, epsilon=0.1)
 

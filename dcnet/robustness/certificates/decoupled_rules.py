@@ -1,8 +1,8 @@
 """Bounds of decoupled and plain layers; the derivation is in docs/robustness_bounds.md."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,13 +10,16 @@ from torch import Tensor
 from dcnet import weighting
 from dcnet.angle import AngleSlopes
 from dcnet.component import Value, belongs_to
-from dcnet.eager import relative_to_mean
+from dcnet.eager import relative_to_mean, scaled
 from dcnet.layers import Decoupled
 from dcnet.magnitude import MagnitudeSlopes
 from dcnet.norms import accumulation_dtype, filter_norm
 from dcnet.operator import Operator
 from dcnet.robustness.certificates.matrices import SLACK, Signal, Window
 
+# Upper bounds of the norm of A U P + B U e e^T over that of U, where P projects out e, and A and B are diagonal: for
+# 0 <= B <= A <= 1, and for |A|, |B| <= 1. It is 1 only if A and B are equal for all filters.
+FADING, ANY = 2 / math.sqrt(3), math.sqrt(2)
 WEIGHTINGS = (weighting.Unweighted, weighting.LinearlyWeighted, weighting.Joint, weighting.Product)
 
 
@@ -42,6 +45,11 @@ class Bank:
     nonnegative: bool
     eps: float
 
+    @cached_property
+    def lengths(self) -> Tensor:
+        """The norms of the units, [out]."""
+        return torch.linalg.vector_norm(self.units.flatten(1), dim=1)
+
     @property
     def largest(self) -> Tensor:
         """The larger of the two slopes of the magnitude, [out]."""
@@ -57,12 +65,29 @@ class Bank:
         r = torch.where(slope > 0, chord / (math.pi * slope), math.inf).clamp(max=1)
         return math.pi / 2 * slope * (1 - r * r) + chord * r
 
-    @property
+    @cached_property
     def gradients(self) -> Tensor:
         """A bound on the norm of the gradient of f by its patch, over ||u||; [out]."""
         if self.angle.by_angle:
             return self.angle.slope * torch.hypot(self.magnitude.chord, self.outward)
         return self.angle.slope * self.largest
+
+    def norm(self, scale: Tensor, groups: int) -> float:
+        """A bound on the L2 norm of the Jacobian by one patch, with f of each filter times a scale, [out]."""
+        rows = self.gradients * scale.abs() * self.lengths
+        frobenius = float(rows.square().view(groups, -1).sum(1).sqrt().max()) * SLACK
+        return min(frobenius, self._spectral_norm(scale.abs() * self.angle.slope, groups))
+
+    def _spectral_norm(self, scale: Tensor, groups: int) -> float:
+        def norm(sizes: Tensor) -> Tensor:
+            weighted = self.units.flatten(1) * (sizes * scale)[:, None]
+            return torch.linalg.matrix_norm(weighted.unflatten(0, (groups, -1)), 2) * SLACK
+
+        if self.angle.by_angle:
+            return float(torch.hypot(2 * norm(self.magnitude.chord), norm(self.outward)).max())
+        exact = self.angle.homogeneous and self.shared
+        factor = 1.0 if exact else FADING if self.angle.rises and self.magnitude.fades else ANY
+        return factor * float(norm(self.largest).max())
 
 
 def bank_of(layer: Decoupled) -> Bank:
@@ -94,7 +119,7 @@ def plain_weight(layer: Decoupled) -> Tensor | None:
     w_norm = filter_norm(weight, layer.eps)
     factor = op.factor(w_norm, own)
     size = op.h(op.weighting.argument(w_norm, torch.ones_like(w_norm)), own) * factor / w_norm
-    return weight * size.view(-1, *[1] * (weight.dim() - 1))
+    return scaled(weight, size)
 
 
 def _constants(layer: Decoupled) -> tuple[dict[str, Value], dict[str, Value]]:
@@ -149,7 +174,7 @@ def affine(signal: Signal, weight: Tensor, bias: Tensor | None, window: Window) 
         torch.minimum(moved, rows * signal.l2 * window.lengthened) * SLACK,
         low,
         high,
-        lambda scale: signal.l2 * window.norm(weight * scale.view(-1, *[1] * (weight.dim() - 1))),
+        lambda scale: signal.l2 * window.norm(scaled(weight, scale)),
         None if window.sides else lambda: _differences(signal, weight),
     )
 
@@ -184,28 +209,20 @@ def _differences(signal: Signal, weight: Tensor) -> tuple[Tensor, Tensor]:
     return lipschitz, spread
 
 
-# Upper bounds of the norm of A U P + B U e e^T over that of U, where P projects out e, and A and B are diagonal: for
-# 0 <= B <= A <= 1, and for |A|, |B| <= 1. It is 1 only if A and B are equal for all filters.
-FADING, ANY = 2 / math.sqrt(3), math.sqrt(2)
-
-
 def decoupled(signal: Signal, bank: Bank, bias: Tensor | None, window: Window) -> Signal:
     """f(w, x) + bias of every patch and every filter."""
-    filters, gradients = len(bank.units), bank.gradients
-    lengths = torch.linalg.vector_norm(bank.units.flatten(1), dim=1)
-    patch = _patch_length(signal.linf, bank, window).clamp(max=signal.l2 * window.lengthened)
-    moved = torch.minimum(_moved(signal, bank, window), gradients * lengths * patch) * SLACK
+    filters, patches = len(bank.units), signal.l2 * window.repeated
+    patch = window.patch_length(signal.linf, filters).clamp(max=signal.l2 * window.lengthened)
+    moved = torch.minimum(_moved(signal, bank, window), bank.gradients * bank.lengths * patch) * SLACK
     low, high = _interval_decoupled(signal, bank, bias, window)
-    stretched = _stretched(signal.l2 * window.repeated, bank, window.groups)
-    return Signal((filters, *window.outputs), moved, low, high, stretched)
+    return Signal((filters, *window.outputs), moved, low, high, lambda scale: patches * bank.norm(scale, window.groups))
 
 
 def _moved(signal: Signal, bank: Bank, window: Window) -> Tensor:
     """A bound on the movement of f if each value moves by the bound of its channel; [out]."""
-    sizes = bank.units.abs().flatten(2).sum(2) if bank.units.dim() > 2 else bank.units.abs()
-    each = (sizes * window.per_filter(signal.linf, len(sizes))).sum(1)
-    lengths = torch.linalg.vector_norm(bank.units.flatten(1), dim=1)
-    together = lengths * _patch_length(signal.linf, bank, window)
+    filters = len(bank.units)
+    each = (_tap_sums(bank.units.abs()) * window.per_filter(signal.linf, filters)).sum(1)
+    together = bank.lengths * window.patch_length(signal.linf, filters)
     if bank.linear:
         return bank.gradients * each
     if bank.angle.rises and bank.magnitude.fades:
@@ -213,42 +230,13 @@ def _moved(signal: Signal, bank: Bank, window: Window) -> Tensor:
     return bank.gradients * together
 
 
-def _patch_length(values: Tensor, bank: Bank, window: Window) -> Tensor:
-    """The L2 norm of a patch with these values, one per channel; [out]."""
-    squares = window.per_filter(values, len(bank.units)).square().sum(1)
-    return (squares * math.prod(window.kernel)).sqrt()
-
-
-def _stretched(patches: float, bank: Bank, groups: int) -> Callable[[Tensor], float]:
-    """`Signal.stretched` of the outputs if all patches together move by `patches` in L2."""
-    return lambda scale: patches * bank_norm(bank, scale, groups)
-
-
-def bank_norm(bank: Bank, scale: Tensor, groups: int = 1) -> float:
-    """A bound on the L2 norm of the Jacobian by one patch, with f of each filter times a scale, [out]."""
-    rows = bank.gradients * scale.abs() * torch.linalg.vector_norm(bank.units.flatten(1), dim=1)
-    frobenius = float(rows.square().view(groups, -1).sum(1).sqrt().max()) * SLACK
-    return min(frobenius, _jacobian_norm(bank, scale.abs() * bank.angle.slope, groups))
-
-
-def _jacobian_norm(bank: Bank, scale: Tensor, groups: int) -> float:
-    def norm(sizes: Tensor) -> Tensor:
-        weighted = bank.units.flatten(1) * (sizes * scale)[:, None]
-        return torch.linalg.matrix_norm(weighted.unflatten(0, (groups, -1)), 2) * SLACK
-
-    if bank.angle.by_angle:
-        return float(torch.hypot(2 * norm(bank.magnitude.chord), norm(bank.outward)).max())
-    exact = bank.angle.homogeneous and bank.shared
-    factor = 1.0 if exact else FADING if bank.angle.rises and bank.magnitude.fades else ANY
-    return factor * float(norm(bank.largest).max())
-
-
 def _interval_decoupled(signal: Signal, bank: Bank, bias: Tensor | None, window: Window) -> tuple[Tensor, Tensor]:
     """|f| <= |h| is at most its bound, and at most its chord times the norm of the longest patch."""
     top = bank.magnitude.top
     if signal.bounded:
         low, high = with_zeros(signal, window)
-        longest = (_patch_length(torch.maximum(low.abs(), high.abs()), bank, window).square() + bank.eps).sqrt()
+        longest = window.patch_length(torch.maximum(low.abs(), high.abs()), len(bank.units))
+        longest = (longest.square() + bank.eps).sqrt()
         top = torch.minimum(top, bank.magnitude.chord * longest * SLACK)
     offset = torch.zeros_like(top) if bias is None else bias
     return offset if bank.nonnegative else offset - top, offset + top

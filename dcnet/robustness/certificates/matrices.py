@@ -1,4 +1,4 @@
-"""Upper bounds of the norms of matrices and convolutions, and the bounds that propagate through a network.
+"""Bounds that propagate through a network, and upper bounds of the norms of convolutions.
 
 They do not use power iteration, which underestimates the norm until it converges.
 """
@@ -18,84 +18,6 @@ from torch.nn.modules.conv import _ConvNd
 SLACK = 1 + 1e-9
 # The largest number of complex values in the spectrum of a convolution; above it only other bounds are used.
 LARGEST_SPECTRUM = 2**26
-
-
-def matrix_norm(matrices: Tensor) -> float:
-    """The largest singular value of all matrices [..., rows, columns]."""
-    return float(torch.linalg.matrix_norm(matrices, 2).max()) * SLACK
-
-
-def overlap(kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> int:
-    """The largest number of windows that contain one value: the taps that coincide modulo the stride, per dimension."""
-    counts = []
-    for size, step, gap in zip(kernel, stride, dilation, strict=True):
-        places = [tap * gap % step for tap in range(size)]
-        counts.append(max(places.count(place) for place in places))
-    return math.prod(counts)
-
-
-def repeats(spatial: Sequence[int], ends: Sequence[int], mode: str) -> int:
-    """The largest number of copies of one value after padding; 1 for zero padding."""
-    if mode == "zeros" or not any(ends):
-        return 1
-    with torch.enable_grad():
-        ones = torch.ones(1, 1, *spatial, dtype=torch.float64, requires_grad=True)
-        (counts,) = torch.autograd.grad(F.pad(ones, list(ends), mode=mode).sum(), ones)
-    return round(float(counts.max()))
-
-
-def copies(
-    sides: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    ends: Sequence[int],
-    mode: str,
-) -> int:
-    """The largest number of copies of one value in one window after padding; 1 for zero padding."""
-    if mode == "zeros" or not any(ends):
-        return 1
-    counts = []
-    for side, size, step, gap, before, after in zip(
-        sides, kernel, stride, dilation, ends[-2::-2], ends[::-2], strict=True
-    ):
-        places = F.pad(torch.arange(side, dtype=torch.float64)[None, None], [before, after], mode=mode)[0, 0]
-        windows = places.unfold(0, gap * (size - 1) + 1, step)[:, ::gap]
-        counts.append(int((windows[:, :, None] == windows[:, None, :]).sum(2).max()))
-    return math.prod(counts)
-
-
-def convolution_norm(
-    weight: Tensor, groups: int, stride: Sequence[int], dilation: Sequence[int], padded: Sequence[int]
-) -> float:
-    """An upper bound of the L2 norm of a convolution on inputs of the size `padded`: the smallest of three."""
-    grouped = weight.unflatten(0, (groups, -1))
-    size = grouped.abs().flatten(3) if weight.dim() > 2 else grouped.abs().unsqueeze(3)
-    # Schur's test: the largest row sum times the largest column sum.
-    schur = math.sqrt(float(size.sum((2, 3)).max()) * float(size.sum((1, 3)).max())) * SLACK
-    patches = matrix_norm(grouped.flatten(2)) * math.sqrt(overlap(weight.shape[2:], stride, dilation))
-    bounds = [schur, patches]
-    numbers = weight.shape[0] * weight.shape[1] * math.prod(padded)
-    if math.prod(weight.shape[2:]) > 1 and numbers <= LARGEST_SPECTRUM:
-        bounds.append(_spectral_norm(grouped, dilation, padded))
-    return min(bounds)
-
-
-def _spectral_norm(grouped: Tensor, dilation: Sequence[int], padded: Sequence[int]) -> float:
-    """The norm of the circular convolution of the padded size, of which the convolution is a submatrix.
-
-    The Fourier transform splits it into one matrix per frequency; the conjugate half is left out.
-    """
-    sides = grouped.shape[3:]
-    taps: list[Any] = [slice(0, gap * (size - 1) + 1, gap) for size, gap in zip(sides, dilation, strict=True)]
-    spread = grouped.new_zeros(*grouped.shape[:3], *padded)
-    spread[(..., *taps)] = grouped
-    spectrum = torch.fft.rfftn(spread, dim=tuple(range(3, grouped.dim()))).flatten(3)
-    matrices = spectrum.permute(0, 3, 1, 2).flatten(0, 1)
-    matrices = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
-    # The eigenvalues of A A* take a third of the time of the singular values of A.
-    largest = torch.linalg.eigvalsh(matrices @ matrices.mH)[:, -1].max()
-    return math.sqrt(max(float(largest), 0.0)) * SLACK
 
 
 @dataclass(frozen=True)
@@ -150,7 +72,7 @@ class Signal:
 
     def scaled(self, scale: Tensor, shift: Tensor | float = 0.0) -> "Signal":
         """The values times a scale per channel, plus a shift."""
-        ends = torch.stack((scale * self.low, scale * self.high)).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
+        ends = torch.stack((product(scale, self.low), product(scale, self.high)))
         low, high = ends.amin(0) + shift, ends.amax(0) + shift
         return Signal(
             self.shape, self.linf * scale.abs(), low, high, lambda further: self.stretched(scale.abs() * further.abs())
@@ -167,6 +89,11 @@ class Signal:
         # The product over very many layers may overflow; then there is no bound.
         lipschitz = lipschitz.nan_to_num(nan=math.inf, posinf=math.inf)
         return lipschitz.fill_diagonal_(0), spread.fill_diagonal_(0)
+
+
+def product(scale: Tensor, end: Tensor) -> Tensor:
+    """The product, which is zero if the scale is, even for an infinite end."""
+    return (scale * end).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
 def together(l2: float) -> Callable[[Tensor], float]:
@@ -205,9 +132,13 @@ class Window:
     groups: int = 1
 
     @property
+    def padding(self) -> list[tuple[int, int]]:
+        """The padding before and after each dimension, from the first to the last."""
+        return list(zip(self.ends[-2::-2], self.ends[::-2], strict=True))
+
+    @property
     def padded(self) -> tuple[int, ...]:
-        before, after = self.ends[-2::-2], self.ends[::-2]
-        return tuple(side + a + b for side, a, b in zip(self.sides, before, after, strict=True))
+        return tuple(side + before + after for side, (before, after) in zip(self.sides, self.padding, strict=True))
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -220,55 +151,113 @@ class Window:
         return self.mode == "zeros" and any(self.ends)
 
     @property
+    def copying(self) -> bool:
+        """Whether padding adds copies of values."""
+        return self.mode != "zeros" and any(self.ends)
+
+    @property
+    def copies(self) -> int:
+        """The largest number of copies of one value after padding."""
+        if not self.copying:
+            return 1
+        with torch.enable_grad():
+            ones = torch.ones(1, 1, *self.sides, dtype=torch.float64, requires_grad=True)
+            (counts,) = torch.autograd.grad(F.pad(ones, list(self.ends), mode=self.mode).sum(), ones)
+        return round(float(counts.max()))
+
+    @property
+    def copies_in_patch(self) -> int:
+        """The largest number of copies of one value in one patch."""
+        if not self.copying:
+            return 1
+        counts = []
+        dimensions = zip(self.sides, self.kernel, self.stride, self.dilation, self.padding, strict=True)
+        for side, size, step, gap, ends in dimensions:
+            places = F.pad(torch.arange(side, dtype=torch.float64)[None, None], ends, mode=self.mode)[0, 0]
+            patches = places.unfold(0, gap * (size - 1) + 1, step)[:, ::gap]
+            counts.append(int((patches[:, :, None] == patches[:, None, :]).sum(2).max()))
+        return math.prod(counts)
+
+    @property
     def repeated(self) -> float:
         """A bound on the L2 norm of all patches over that of the values."""
-        return math.sqrt(overlap(self.kernel, self.stride, self.dilation)) * self._padding
+        return math.sqrt(overlap(self.kernel, self.stride, self.dilation)) * math.sqrt(self.copies)
 
     @property
     def lengthened(self) -> float:
-        """A bound on the L2 norm of one patch over that of the values: a patch may hold copies of a value."""
-        return math.sqrt(copies(self.sides, self.kernel, self.stride, self.dilation, self.ends, self.mode))
-
-    @property
-    def _padding(self) -> float:
-        return math.sqrt(repeats(self.sides, self.ends, self.mode))
+        """A bound on the L2 norm of one patch over that of the values."""
+        return math.sqrt(self.copies_in_patch)
 
     def norm(self, weight: Tensor) -> float:
-        """An upper bound of the L2 norm of the convolution with these filters."""
-        return self._padding * convolution_norm(weight, self.groups, self.stride, self.dilation, self.padded)
+        """An upper bound of the L2 norm of the convolution with these filters: the smallest of three."""
+        grouped = weight.unflatten(0, (self.groups, -1))
+        size = grouped.abs().flatten(3) if weight.dim() > 2 else grouped.abs().unsqueeze(3)
+        # Schur's test: the largest row sum times the largest column sum.
+        schur = math.sqrt(float(size.sum((2, 3)).max()) * float(size.sum((1, 3)).max())) * SLACK
+        largest = float(torch.linalg.matrix_norm(grouped.flatten(2), 2).max()) * SLACK
+        bounds = [schur, largest * math.sqrt(overlap(self.kernel, self.stride, self.dilation))]
+        numbers = weight.shape[0] * weight.shape[1] * math.prod(self.padded)
+        if math.prod(self.kernel) > 1 and numbers <= LARGEST_SPECTRUM:
+            bounds.append(self._circular_norm(grouped))
+        return math.sqrt(self.copies) * min(bounds)
+
+    def _circular_norm(self, grouped: Tensor) -> float:
+        """The norm of the circular convolution of the padded size, of which the convolution is a submatrix.
+
+        The Fourier transform splits it into one matrix per frequency; the conjugate half is left out.
+        """
+        sizes = zip(self.kernel, self.dilation, strict=True)
+        taps: list[Any] = [slice(0, gap * (size - 1) + 1, gap) for size, gap in sizes]
+        spread = grouped.new_zeros(*grouped.shape[:3], *self.padded)
+        spread[(..., *taps)] = grouped
+        spectrum = torch.fft.rfftn(spread, dim=tuple(range(3, grouped.dim()))).flatten(3)
+        matrices = spectrum.permute(0, 3, 1, 2).flatten(0, 1)
+        matrices = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
+        # The eigenvalues of A A* take a third of the time of the singular values of A.
+        largest = torch.linalg.eigvalsh(matrices @ matrices.mH)[:, -1].max()
+        return math.sqrt(max(float(largest), 0.0)) * SLACK
 
     def per_filter(self, values: Tensor, filters: int) -> Tensor:
         """Values of channels for each filter: [channels] -> [filters, channels of a group]."""
         return values.view(self.groups, 1, -1).expand(-1, filters // self.groups, -1).reshape(filters, -1)
 
+    def patch_length(self, values: Tensor, filters: int) -> Tensor:
+        """The L2 norm of a patch with these values, one per channel; [filters]."""
+        return (self.per_filter(values, filters).square().sum(1) * math.prod(self.kernel)).sqrt()
+
+
+def overlap(kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> int:
+    """The largest number of windows that contain one value: the taps that coincide modulo the stride, per dimension."""
+    counts = []
+    for size, step, gap in zip(kernel, stride, dilation, strict=True):
+        places = [tap * gap % step for tap in range(size)]
+        counts.append(max(places.count(place) for place in places))
+    return math.prod(counts)
+
 
 def window_of(layer: nn.Module, signal: Signal) -> Window:
     """The window of a convolution or of a fully connected layer on these values."""
-    if isinstance(layer, _ConvNd):
-        _check(signal, layer.in_channels, len(layer.kernel_size) + 1, "channels")
-        window = Window(
-            signal.shape[1:],
-            layer.kernel_size,
-            layer.stride,
-            layer.dilation,
-            tuple(layer._reversed_padding_repeated_twice),
-            layer.padding_mode,
-            layer.groups,
-        )
-        _check_room(window.outputs, signal.shape)
-        return window
-    _check(signal, int(layer.in_features), 1, "features")  # type: ignore[arg-type]
-    return Window()
+    if not isinstance(layer, _ConvNd):
+        _check_input(signal, int(layer.in_features), 1, "features")  # type: ignore[arg-type]
+        return Window()
+    _check_input(signal, layer.in_channels, len(layer.kernel_size) + 1, "channels")
+    window = Window(
+        signal.shape[1:],
+        layer.kernel_size,
+        layer.stride,
+        layer.dilation,
+        tuple(layer._reversed_padding_repeated_twice),
+        layer.padding_mode,
+        layer.groups,
+    )
+    if min(window.outputs) < 1:
+        raise ValueError(f"has a kernel that does not fit into {list(signal.shape)}: give a larger image_size")
+    return window
 
 
-def _check(signal: Signal, expected: int, dims: int, what: str) -> None:
+def _check_input(signal: Signal, expected: int, dims: int, what: str) -> None:
     if len(signal.shape) != dims or signal.channels != expected:
         raise ValueError(
             f"takes {expected} {what}, and gets {list(signal.shape)} of an image: give the image_size and channels of "
             "the network"
         )
-
-
-def _check_room(outputs: Sequence[int], shape: Sequence[int]) -> None:
-    if min(outputs) < 1:
-        raise ValueError(f"has a kernel that does not fit into {list(shape)}: give a larger image_size")

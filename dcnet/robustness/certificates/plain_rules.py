@@ -17,7 +17,7 @@ from dcnet.magnitude import MagnitudeSlopes
 from dcnet.models import blocks
 from dcnet.norms import filter_norm
 from dcnet.robustness.certificates.decoupled_rules import Bank, affine, bank_of, decoupled, plain_weight
-from dcnet.robustness.certificates.matrices import Signal, Window, overlap, together, window_of
+from dcnet.robustness.certificates.matrices import Signal, Window, overlap, product, together, window_of
 
 Rule = Callable[[Any, Signal], Signal]
 Kind = TypeVar("Kind", bound=Rule)
@@ -108,16 +108,11 @@ def _two_slopes(signal: Signal, slope: Tensor) -> Signal:
     """x for x > 0, slope x otherwise."""
     largest = slope.abs().clamp(min=1).expand_as(signal.linf)
     # The extremes are at both ends, and at zero if the slope is negative.
-    ends = torch.stack([torch.where(end < 0, _times(slope, end), end) for end in (signal.low, signal.high)])
+    ends = torch.stack([torch.where(end < 0, product(slope, end), end) for end in (signal.low, signal.high)])
     within = (signal.low < 0) & (signal.high > 0)
     low = torch.where(within, ends.amin(0).clamp(max=0), ends.amin(0))
     l2 = signal.l2 * float(largest.max())
     return Signal(signal.shape, signal.linf * largest, low, ends.amax(0), together(l2))
-
-
-def _times(slope: Tensor, end: Tensor) -> Tensor:
-    """The product, which is zero if the slope is, even for an infinite end."""
-    return (slope * end).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
 @register(nn.Flatten, blocks.Flatten)

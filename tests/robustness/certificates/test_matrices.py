@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import dcnet
 from dcnet.ascent import norms
 from dcnet.robustness.certificates.certificate import certify
-from dcnet.robustness.certificates.matrices import copies
+from dcnet.robustness.certificates.matrices import Window
 
 MODES = ["zeros", "reflect", "replicate", "circular"]
 OPERATORS = ["conv", "linear-cos", "ball(radius=4.0)-cos", "tanh-relucos", "seg-cos", "sphere-cos", "sharp-sqcos"]
@@ -121,4 +121,4 @@ def test_copies_are_those_that_a_patch_holds(mode, stride, dilation):
     padded = F.pad(places, ends, mode="constant" if mode == "zeros" else mode)
     patches = F.unfold(padded, kernel, dilation=dilation, stride=stride)[0].T
     held = max(int((patch[patch > 0][:, None] == patch).sum(1).max()) for patch in patches if patch.max() > 0)
-    assert copies(sides, kernel, stride, dilation, ends, mode) == held
+    assert Window(sides, kernel, stride, dilation, ends, mode).copies_in_patch == held
