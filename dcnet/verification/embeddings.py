@@ -45,14 +45,14 @@ def embed(
     if not found:
         raise ValueError("there are no images to embed: give one batch or more")
     embeddings = torch.cat(found)
-    _check(embeddings, names)
+    _check_directions(embeddings, names)
     return embeddings
 
 
 def normalized(embeddings: Numbers) -> Tensor:
     """The embeddings [N, D] in float32 with norm 1; raises ValueError for one that is zero or not finite."""
     embeddings = as_tensor(embeddings, "embeddings").detach()
-    _check(embeddings, None)
+    _check_directions(embeddings)
     # Divide by the largest entry first, since squares overflow long before the entries do.
     scaled = embeddings.float() / embeddings.float().abs().amax(1, keepdim=True)
     return scaled / torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
@@ -79,7 +79,7 @@ def _embedded(model: nn.Module, pixels: Tensor, flip: bool, join: str) -> Tensor
     return torch.cat(found, dim=1) if join == "concatenate" else torch.stack(found).sum(0)
 
 
-def _check(embeddings: Tensor, names: Sequence[str] | None) -> None:
+def _check_directions(embeddings: Tensor, names: Sequence[str] | None = None) -> None:
     if embeddings.dim() != 2 or not embeddings.numel():
         raise ValueError(f"embeddings must be [N, D] and not empty, not {list(embeddings.shape)}")
     largest = embeddings.float().abs().amax(1)
@@ -116,7 +116,11 @@ class HyperplaneSimilarity:
         centred = rows - self.mean
         covariance = centred.T @ centred / len(rows)
         variance = float(covariance.diagonal().mean())
-        _check_variance(rows, variance)
+        # The mean of equal rows may differ from them by rounding.
+        if bool((rows == rows[0]).all()):
+            raise ValueError(f"the features of the background must differ, but all {len(rows)} are the same")
+        if not torch.finfo(torch.float64).tiny <= variance < math.inf:
+            raise ValueError(f"the variance of the background must be a finite number above 0, not {variance}")
         covariance.diagonal().add_(ridge * variance)
         self.factor = torch.linalg.cholesky(covariance)
 
@@ -149,15 +153,6 @@ class HyperplaneSimilarity:
         if bad := int((~torch.isfinite(features)).any(1).sum()):
             raise ValueError(f"features must be finite, but {bad} of {len(features)} are not")
         return features.to(self.mean) - self.mean
-
-
-def _check_variance(rows: Tensor, variance: float) -> None:
-    """Raises ValueError for a background without variance."""
-    # The mean of equal rows may differ from them by rounding.
-    if bool((rows == rows[0]).all()):
-        raise ValueError(f"the features of the background must differ, but all {len(rows)} are the same")
-    if not torch.finfo(torch.float64).tiny <= variance < math.inf:
-        raise ValueError(f"the variance of the background must be a finite number above 0, not {variance}")
 
 
 BINS = 20_000
@@ -240,7 +235,8 @@ def score_histogram(embeddings: Numbers, labels: Numbers, bins: int = BINS, bloc
     every, genuine = torch.zeros(2, bins, dtype=torch.int64, device=unit.device)
     for rows in _blocks(len(unit), block):
         for columns in _blocks(len(unit), block, start=rows.start):
-            places = _bin(cosines(unit[rows], unit[columns]), bins)
+            # int32 is faster to write and to count than int64.
+            places = (cosines(unit[rows], unit[columns]) + 1).mul_(bins / 2).int().clamp_(0, bins - 1)
             same = labels[rows, None] == labels[columns]
             # A block on the diagonal has every pair twice, and images paired with themselves.
             above = torch.ones_like(same).triu_(1) if rows == columns else None
@@ -303,8 +299,3 @@ def _index(index: Tensor, count: int) -> Tensor:
 def _blocks(count: int, block: int, start: int = 0) -> Iterator[slice]:
     check_whole("block", block, 1)
     return (slice(begin, min(begin + block, count)) for begin in range(start, count, block))
-
-
-def _bin(scores: Tensor, bins: int) -> Tensor:
-    # int32 is faster to write and to count than int64.
-    return (scores + 1).mul_(bins / 2).int().clamp_(0, bins - 1)

@@ -192,7 +192,10 @@ def retrieve(
         gallery_labels: integers [G]; required with a gallery.
         ks: the numbers k of recall@k.
     """
-    _check_ks(ks)
+    if not ks:
+        raise ValueError("ks must be one number or more, such as (1, 5, 10), not none")
+    for k in ks:
+        check_whole("each of ks", k, 1)
     if (gallery is None) != (gallery_labels is None):
         raise ValueError("gallery and gallery_labels go together: give both, or neither")
     rows = normalized(embeddings)
@@ -245,10 +248,3 @@ def _summary(first: Tensor, precision: Tensor, ks: tuple[int, ...], gallery: int
         unmatched=len(first) - queries,
         gallery=gallery,
     )
-
-
-def _check_ks(ks: Sequence[int]) -> None:
-    if not ks:
-        raise ValueError("ks must be one number or more, such as (1, 5, 10), not none")
-    for k in ks:
-        check_whole("each of ks", k, 1)

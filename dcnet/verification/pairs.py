@@ -228,10 +228,8 @@ def _impostor(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return torch.stack([keys // images, keys % images], dim=1)
 
 
-HEADER = "folds and pairs, such as '10<tab>300', or a number of pairs, such as '500'"
 SAME = "a pair of one person: name<tab>number<tab>number"
 DIFFERENT = "a pair of two people: name<tab>number<tab>name<tab>number"
-Row = tuple[str, str, bool]
 
 
 @dataclass(frozen=True)
@@ -256,14 +254,19 @@ class LfwData(LfwFiles):
         """The pairs of a list, such as "pairs" with ten folds, or "pairsDevTest" without folds."""
         file = self.list_file(name)
         (number, header), *lines = numbered_lines(file) or [(1, "")]
-        folds, count = _header(file, number, header)
+        sizes = header.split()
+        if len(sizes) not in (1, 2) or not all(map(is_number, sizes)):
+            expected = "folds and pairs, such as '10<tab>300', or a number of pairs, such as '500'"
+            raise bad_line(file, number, header, expected)
+        # Without folds there is one number.
+        folds, count = int(sizes[0]) if len(sizes) == 2 else 0, int(sizes[-1])
         total = 2 * count * (folds or 1)
         if len(lines) != total:
             raise ValueError(f"{file} has {len(lines)} pairs: expected {total} by its first line, {header!r}")
         rows = [self._pair(file, line, at % (2 * count) < count) for at, line in enumerate(lines)]
         return Pairs.of_names(rows, [at // (2 * count) for at in range(total)] if folds else None)
 
-    def _pair(self, file: Path, line: tuple[int, str], same: bool) -> Row:
+    def _pair(self, file: Path, line: tuple[int, str], same: bool) -> tuple[str, str, bool]:
         number, text = line
         parts = text.split()
         # One person: name, number, number. Two people: name, number, name, number.
@@ -273,11 +276,3 @@ class LfwData(LfwFiles):
             raise bad_line(file, number, text, SAME if same else DIFFERENT)
         first, second = (self.image_of(file, line, of[0], int(of[1])) for of in images)
         return first, second, same
-
-
-def _header(file: Path, number: int, text: str) -> tuple[int, int]:
-    """The number of folds, 0 for none, and of pairs of each kind in each."""
-    parts = text.split()
-    if len(parts) not in (1, 2) or not all(is_number(part) for part in parts):
-        raise bad_line(file, number, text, HEADER)
-    return (0, int(parts[0])) if len(parts) == 1 else (int(parts[0]), int(parts[1]))

@@ -148,14 +148,13 @@ def _with_start(above: float, thresholds: Tensor, genuine: Tensor, impostor: Ten
 
 def _check_scores(scores: Numbers, same: Numbers) -> tuple[Tensor, Tensor]:
     """Scores in float64 and answers in bool, on the CPU."""
-    scores = in_double(scores)
-    same = as_tensor(same, "same").detach().cpu()
+    scores, same = in_double(scores), _check_answers(same)
     if scores.dim() != 1 or scores.shape != same.shape or not len(scores):
         raise ValueError(f"scores and same must be [P] and not empty, not {list(scores.shape)} and {list(same.shape)}")
     if not torch.isfinite(scores).all():
         at = int((~torch.isfinite(scores)).nonzero()[0])
         raise ValueError(f"scores must be finite, but that of pair {at} is {float(scores[at])}")
-    return scores, _check_answers(same)
+    return scores, same
 
 
 def in_double(scores: Numbers) -> Tensor:

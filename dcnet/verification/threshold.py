@@ -105,17 +105,17 @@ class Decision:
         """The decision of the values of `to_json`."""
         names = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(values, dict) or set(values) != set(names):
-            raise ValueError(f"a decision has the keys {', '.join(names)}, not {_keys(values)}")
-        notes = values["notes"]
-        if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
-            raise ValueError(f"notes of a decision must be a list of sentences, not {notes!r}")
+            found = ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
+            raise ValueError(f"a decision has the keys {', '.join(names)}, not {found}")
+        _check_notes("notes of a decision", values["notes"])
         for name in names[:-1]:
             if type(values[name]) not in (int, float) or not math.isfinite(values[name]):
                 raise ValueError(f"{name} of a decision must be a finite number, not {values[name]!r}")
         if values["lower"] > values["upper"]:
-            found = f"{values['lower']} and {values['upper']}"
-            raise ValueError(f"lower of a decision must not be above upper, not {found}")
-        return cls(**{**values, "notes": tuple(notes)})
+            raise ValueError(
+                f"lower of a decision must not be above upper, not {values['lower']} and {values['upper']}"
+            )
+        return cls(**{**values, "notes": tuple(values["notes"])})
 
     def save(self, path: Path | str) -> None:
         """Writes it as JSON."""
@@ -130,8 +130,9 @@ class Decision:
             raise ValueError(f"{str(path)!r} is not a decision: {error}") from None
 
 
-def _keys(values: Any) -> str:
-    return ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
+def _check_notes(what: str, notes: Any) -> None:
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise ValueError(f"{what} must be a list of sentences, not {notes!r}")
 
 
 def calibrate(genuine: Numbers, impostor: Numbers, far: float = 1e-3, frr: float = 1e-2) -> Decision:
@@ -144,8 +145,8 @@ def calibrate(genuine: Numbers, impostor: Numbers, far: float = 1e-3, frr: float
         frr: the share of genuine pairs that may be rejected.
     """
     genuine, impostor = _scores("genuine", genuine), _scores("impostor", impostor)
-    same = torch.cat([torch.ones(len(genuine), device="cpu"), torch.zeros(len(impostor), device="cpu")]).bool()
-    return calibrate_curve(roc(torch.cat([genuine, impostor]), same), far, frr)
+    scores = torch.cat([genuine, impostor])
+    return calibrate_curve(roc(scores, torch.arange(len(scores), device="cpu") < len(genuine)), far, frr)
 
 
 def _scores(kind: str, given: Numbers) -> Tensor:
@@ -246,9 +247,7 @@ class Calibration:
             values = read_json(path)
             if not isinstance(values, dict) or {key: type(value) for key, value in values.items()} != KEYS:
                 raise ValueError(f"expected {', '.join(KEYS)}, and nothing else")
-            notes = values["data"].get("notes", [])
-            if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
-                raise ValueError(f"notes of its data must be a list of sentences, not {notes!r}")
+            _check_notes("notes of its data", values["data"].get("notes", []))
             return cls(**{**values, "decision": Decision.from_json(values["decision"])})
         except (OSError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is not a calibration: {error}") from None
