@@ -1,4 +1,4 @@
-"""Norms of perturbations, and the chance that attacks and corruptions draw from."""
+"""Norms of perturbations, and random numbers of attacks and corruptions."""
 
 import math
 
@@ -26,7 +26,7 @@ def sizes(norm, delta):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_sizes(norm, device):
+def test_size_of_perturbations(norm, device):
     delta = perturbations()
     assert norms[norm].size(delta.to(device)).tolist() == pytest.approx(sizes(norm, delta))
 
@@ -42,7 +42,7 @@ def test_projection_is_the_nearest_point_of_the_ball(norm, epsilon, seed):
     inside = norms[norm].size(delta) <= epsilon
     assert torch.equal(found[inside], delta[inside])
     torch.testing.assert_close(norms[norm].project(found, epsilon), found)
-    # Of a convex ball, the nearest point is the one from which all others lie away from where one came from.
+    # The nearest point of a convex set: all others lie on the far side of its tangent plane.
     others = norms[norm].sample_ball(delta, torch.arange(len(delta)), seed) * epsilon
     assert ((delta - found) * (others - found)).flatten(1).sum(1).max() <= 1e-9
 
@@ -62,16 +62,16 @@ def test_steepest_is_the_best_direction_of_size_one(norm, scale):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_without_a_gradient_there_is_no_direction(norm):
+def test_steepest_direction_of_a_zero_gradient_is_zero(norm):
     assert torch.equal(norms[norm].steepest(torch.zeros(2, 3, 4, 4)), torch.zeros(2, 3, 4, 4))
 
 
-def test_a_name_is_taken_once():
+def test_register_rejects_a_taken_name():
     with pytest.raises(ValueError, match="'linf' is taken: Linf is a norm of that name"):
         register(Linf)
 
 
-def test_draws_are_those_of_splitmix64(device):
+def test_uniform_matches_splitmix64(device):
     seeds, rows = (0, 1, 12345678901234567, 2**63 - 1), torch.tensor([0, 5, 1_000_000])
     for seed in seeds:
         expected = [[draw(seed, row, pixel, 6) for pixel in range(6)] for row in rows.tolist()]
@@ -80,19 +80,19 @@ def test_draws_are_those_of_splitmix64(device):
         assert found.flatten(1).tolist() == expected
 
 
-def test_draws_are_even_and_apart():
+def test_uniform_draws_are_uniform_and_uncorrelated():
     found = ascent.uniform(3, torch.arange(1000), (100,))
     assert 0 < found.min() < 1e-4
     assert 1 - 1e-4 < found.max() < 1
     counts = torch.histc(found, 20, 0, 1)
-    # Chi squared of 19 degrees of freedom is beyond 43.8 once in a thousand.
+    # Chi squared with 19 degrees of freedom exceeds 43.8 once in a thousand.
     assert ((counts - 5000) ** 2 / 5000).sum() < 43.8
     others = [ascent.uniform(4, torch.arange(1000), (100,)), found.roll(1, 0), found.roll(1, 1)]
     for other in others:
         assert torch.corrcoef(torch.stack([found.flatten(), other.flatten()]))[0, 1].abs() < 0.015
 
 
-def test_normal_draws_are_normal():
+def test_normal_draws_have_a_normal_distribution():
     found = ascent.normal(5, torch.arange(400), (250,)).double()
     assert found.isfinite().all()
     assert found.mean().item() == pytest.approx(0, abs=0.015)
@@ -102,7 +102,7 @@ def test_normal_draws_are_normal():
     assert (found.abs() < 2).double().mean().item() == pytest.approx(0.9545, abs=0.003)
 
 
-def test_a_generator_gives_one_seed_after_the_other():
+def test_each_seed_from_a_generator_differs():
     generator = torch.Generator().manual_seed(0)
     first, second = ascent.as_seed(generator), ascent.as_seed(generator)
     assert first != second
@@ -111,6 +111,6 @@ def test_a_generator_gives_one_seed_after_the_other():
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63, 0.5, "1", True])
-def test_what_is_no_seed_is_refused(seed):
+def test_as_seed_rejects_invalid_seeds(seed):
     with pytest.raises(ValueError, match="seed must be a whole number from 0"):
         ascent.as_seed(seed)

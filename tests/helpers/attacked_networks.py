@@ -1,4 +1,4 @@
-"""Small networks to attack, and the images for it."""
+"""Small networks and images for attacks."""
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ PIXELS = 75
 
 
 def smooth(classes: int = CLASSES) -> nn.Module:
-    """A network without kinks, in float64, that gives a class of its own to many images."""
+    """A smooth network in float64 that predicts all classes."""
     torch.manual_seed(1)
     network = nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, 16), nn.Tanh(), nn.Linear(16, classes)).double()
     with torch.no_grad():
@@ -26,7 +26,7 @@ def images(count: int = 12, seed: int = 2) -> Tensor:
 
 
 def answers(model: nn.Module, x: Tensor) -> Tensor:
-    """What the model says, so that all of it is right before an attack."""
+    """The predicted classes, as labels that are correct before an attack."""
     with torch.no_grad():
         return model(x).argmax(1)
 
@@ -46,7 +46,7 @@ def linear(norms: tuple[float, ...] = (1.0, 2.0, 3.0, 0.5)) -> nn.Module:
 
 
 def with_everything() -> nn.Module:
-    """Decoupled layers, batch normalisation, dropout and a frozen layer: all that an attack could leave changed."""
+    """Decoupled layers, batch normalization, dropout and a frozen layer, which an attack might change."""
     torch.manual_seed(4)
     model = nn.Sequential(
         dcnet.DecoupledConv2d(3, 6, 3, padding=1, operator="tanh-cos"),

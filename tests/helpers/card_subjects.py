@@ -1,4 +1,4 @@
-"""Networks for report cards: one that hides nothing, and two that hide their gradients."""
+"""Networks for report cards: one with usable gradients, and two that mask theirs."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ CLASSES = 4
 
 
 class Hidden(nn.Module):
-    """A network behind something that takes its gradient away, and hardly anything else."""
+    """A network whose gradient is masked, by rounding of the input or by large logits."""
 
     def __init__(self, network: nn.Module, way: str):
         super().__init__()
@@ -26,7 +26,7 @@ class Hidden(nn.Module):
 
 
 def honest(seed: int = 5) -> nn.Module:
-    """A small network in float32 that is sure of little."""
+    """A small network in float32 with small margins."""
     torch.manual_seed(seed)
     network = nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, 16), nn.Tanh(), nn.Linear(16, CLASSES, bias=False))
     with torch.no_grad():
@@ -36,7 +36,7 @@ def honest(seed: int = 5) -> nn.Module:
 
 
 def subject(model: nn.Module | None = None, count: int = 40, **options: Any) -> Subject:
-    """The network, and images that it is right about, but for one."""
+    """The network, with images that it classifies correctly except one."""
     model = honest() if model is None else model
     x = images(count).float()
     with torch.no_grad():

@@ -16,28 +16,28 @@ from dcnet.robustness import accuracy, attacks, correct
 from dcnet.robustness.attacks import Attack, as_attack, register, registry
 
 
-def refused(match, error=ValueError):
+def raises(match, error=ValueError):
     return pytest.raises(error, match=match)
 
 
 @pytest.mark.parametrize("epsilon", [-0.1, 8, 1.001, float("nan"), float("inf"), "8", None, True])
-def test_an_epsilon_beyond_the_range_of_pixels(epsilon):
+def test_attacks_reject_invalid_epsilons(epsilon):
     model, x, y = attacked(2)
-    with refused(r"epsilon must be a number from 0 to 1, since pixels .*: write 8 / 255"):
+    with raises(r"epsilon must be a number from 0 to 1, since pixels .*: write 8 / 255"):
         attacks.pgd(model, x, y, epsilon=epsilon)
-    with refused("epsilon must be a number from 0 to 1"):
+    with raises("epsilon must be a number from 0 to 1"):
         attacks.curve(model, x, y, epsilons=[0.1, epsilon])
 
 
-def test_the_longest_way_of_l2_is_a_budget():
+def test_largest_epsilon_of_l2():
     model, x, y = attacked(2)
     attacks.fgsm(model, x, y, epsilon=75**0.5, norm="l2")
-    with refused("from 0 to 8.66, .*not 9"):
+    with raises("from 0 to 8.66, .*not 9"):
         attacks.fgsm(model, x, y, epsilon=9, norm="l2")
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda x: x * 2 - 1, r"float in \[0, 1\], not torch.float64 from -\d.*normalize inside the model"),
         (lambda x: x * 255, r"float in \[0, 1\], not torch.float64 from"),
@@ -46,38 +46,38 @@ def test_the_longest_way_of_l2_is_a_budget():
         (lambda x: x[0, 0, 0], r"images must be \[N, ...\], not \[5\]"),
     ],
 )
-def test_images_that_are_none(change, says):
+def test_attacks_reject_invalid_images(change, message):
     model, x, y = attacked(4)
     for call in (lambda bad: attacks.fgsm(model, bad, y, epsilon=0.1), lambda bad: accuracy(model, bad, y)):
-        with refused(says):
+        with raises(message):
             call(change(x))
 
 
-def test_lists_and_arrays_are_no_tensors():
+def test_attacks_reject_lists_and_arrays():
     model, x, y = attacked(4)
     for call in (lambda *bad: attacks.fgsm(model, *bad, epsilon=0.1), lambda *bad: accuracy(model, *bad)):
-        with refused("images must be a tensor, not ndarray: use torch.as_tensor", TypeError):
+        with raises("images must be a tensor, not ndarray: use torch.as_tensor", TypeError):
             call(x.numpy(), y)
-        with refused("labels must be a tensor, not list", TypeError):
+        with raises("labels must be a tensor, not list", TypeError):
             call(x, y.tolist())
-    with refused("targets must be a tensor, not list", TypeError):
+    with raises("targets must be a tensor, not list", TypeError):
         attacks.pgd(model, x, y, epsilon=0.1, targets=y.tolist())
 
 
-def test_a_pixel_that_is_nan_is_found():
+def test_nan_pixels_are_reported():
     model, x, y = attacked(4)
     x[2, 0, 1, 1] = x[3] = float("nan")
-    with refused("image 2 has a pixel that is NaN; 2 of 4 images have one"):
+    with raises("image 2 has a pixel that is NaN; 2 of 4 images have one"):
         attacks.pgd(model, x, y, epsilon=0.1)
 
 
-def test_images_that_resizing_left_a_little_outside_are_brought_back():
+def test_images_slightly_out_of_range_are_clamped():
     model, x, y = attacked(4)
     found = attacks.pgd(model, x * 1.0004, y, epsilon=0.1)
     assert found.max() <= 1
 
 
-def test_bytes_count_as_pixels():
+def test_uint8_images_are_scaled_to_pixels():
     model, y = with_everything(), torch.zeros(4, dtype=torch.int64)
     x = torch.randint(256, (4, *SHAPE), dtype=torch.uint8)
     expected = attacks.fgsm(model, x.float() / 255, y, epsilon=0.1)
@@ -85,7 +85,7 @@ def test_bytes_count_as_pixels():
 
 
 @pytest.mark.parametrize(
-    ("labels", "says"),
+    ("labels", "message"),
     [
         ([0, 1, 2, CLASSES], "labels must be from 0 to 4, as there are 5 classes, not 5"),
         ([0, -1, 2, 3], "labels must be from 0 to 4, .*not -1"),
@@ -93,31 +93,31 @@ def test_bytes_count_as_pixels():
         ([0.0, 1.0, 2.0, 3.0], r"labels must be integers \[4\], one an image, not torch.float32 \[4\]"),
     ],
 )
-def test_labels_that_are_none(labels, says):
+def test_attacks_reject_invalid_labels(labels, message):
     model, x, _ = attacked(4)
     for call in (
         lambda: attacks.fgsm(model, x, torch.tensor(labels), epsilon=0.1),
         lambda: attacks.curve(model, x, torch.tensor(labels), epsilons=[0.1]),
         lambda: correct(model, x, torch.tensor(labels)),
     ):
-        with refused(says):
+        with raises(message):
             call()
 
 
-def test_targets_that_are_none():
+def test_attacks_reject_invalid_targets():
     model, x, y = attacked(4)
-    with refused("targets must be from 0 to 4"):
+    with raises("targets must be from 0 to 4"):
         attacks.pgd(model, x, y, epsilon=0.1, targets=y + 5)
     aims = (y + 1) % CLASSES
     aims[2] = y[2]
-    with refused(f"the target of image 2 must differ from its label, {int(y[2])}"):
+    with raises(f"the target of image 2 must differ from its label, {int(y[2])}"):
         attacks.pgd(model, x, y, epsilon=0.1, targets=aims)
-    with refused("autoattack does not take targets: use pgd"):
+    with raises("autoattack does not take targets: use pgd"):
         attacks.autoattack(model, x, y, epsilon=0.1, targets=(y + 1) % CLASSES)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"norm": "l3"}, "unknown norm 'l3': known are linf, l2"),
         ({"loss": "mse"}, "unknown loss 'mse': known are ce, margin"),
@@ -137,45 +137,45 @@ def test_targets_that_are_none():
         ({"attack": "autoattack", "parts": ("apgd",)}, "unknown part of autoattack 'apgd': known are apgd-ce"),
     ],
 )
-def test_settings_that_are_none(options, says):
+def test_attacks_reject_invalid_settings(options, message):
     model, x, y = attacked(2)
-    with refused(says):
+    with raises(message):
         attacks.perturb(model, x, y, **{"attack": "pgd", "epsilon": 0.1, **options})
 
 
-def test_networks_that_are_none():
+def test_attacks_reject_invalid_networks():
     model, x, y = attacked(2)
-    with refused("the model must be an nn.Module, not function"):
+    with raises("the model must be an nn.Module, not function"):
         attacks.fgsm(lambda images: images, x, y, epsilon=0.1)
-    with refused(r"Identity must give logits \[N, classes\], and gives \[1, 3, 5, 5\]"):
+    with raises(r"Identity must give logits \[N, classes\], and gives \[1, 3, 5, 5\]"):
         attacks.fgsm(nn.Identity(), x, y, epsilon=0.1)
-    with refused("the source must have the 5 classes of the network, not 3"):
+    with raises("the source must have the 5 classes of the network, not 3"):
         attacks.fgsm(model, x, y, epsilon=0.1, source=smooth(3))
-    with refused("epsilons must be one number or more, not none"):
+    with raises("epsilons must be one number or more, not none"):
         attacks.curve(model, x, y, epsilons=[])
 
 
 class Answers(nn.Module):
-    """Scores that do not tell by a gradient where they come from."""
+    """Logits without a gradient with respect to the images."""
 
     def forward(self, input):
         return torch.stack([input.detach().mean((1, 2, 3)), torch.full((len(input),), 0.5)], 1)
 
 
-def test_a_network_without_a_gradient():
+def test_networks_without_a_gradient_need_square():
     x = images(3)
     y = Answers()(x).argmax(1)
-    with refused("no gradient with respect to the images: use an attack that needs none, such as square"):
+    with raises("no gradient with respect to the images: use an attack that needs none, such as square"):
         attacks.pgd(Answers(), x, y, epsilon=0.1)
     found = attacks.square(Answers(), x, y, epsilon=1.0, queries=200)
     assert accuracy(Answers(), found, y) < 1
 
 
-def test_one_more_attack_is_one_class():
+def test_custom_attack_needs_one_class():
     @register
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Black(Attack):
-        """Everything as dark as it may be."""
+        """Makes all pixels as dark as possible."""
 
         name = "black"
         about = "darkness"
@@ -188,18 +188,18 @@ def test_one_more_attack_is_one_class():
         model, x, y = attacked(3)
         assert torch.equal(attacks.black(model, x, y, epsilon=1), torch.zeros_like(x))
         assert len(attacks.curve(model, x, y, attack="black", epsilons=[0, 1])) == 2
-        assert attacks.black.__doc__.startswith("Everything as dark")
+        assert attacks.black.__doc__.startswith("Makes all pixels as dark")
         assert "black" in dir(attacks)
         assert str(as_attack("black", times=2)) == "black(times=2)"
-        with refused("'black' is taken: Black is an attack of that name"):
+        with raises("'black' is taken: Black is an attack of that name"):
             register(Black)
     finally:
         del registry["black"]
-    with refused("has no 'black': its attacks are", AttributeError):
+    with raises("has no 'black': its attacks are", AttributeError):
         _ = attacks.black
 
 
-def test_an_attack_says_what_was_chosen():
+def test_attacks_as_text_show_changed_settings():
     chosen = as_attack("pgd", steps=50, norm="l2")
     assert str(chosen) == "pgd(norm=l2,steps=50)"
     assert str(as_attack("fgsm")) == "fgsm"
@@ -209,7 +209,7 @@ def test_an_attack_says_what_was_chosen():
 
 
 @pytest.mark.parametrize("name", attacks.registry)
-def test_the_signature_of_an_attack_has_its_settings_and_their_defaults(name):
+def test_signature_of_an_attack_lists_settings_and_defaults(name):
     kind, function = attacks.registry[name], getattr(attacks, name)
     parameters = inspect.signature(function).parameters
     settings = {declared.name: declared.default for declared in dataclasses.fields(kind) if declared.init}
@@ -222,7 +222,7 @@ def test_the_signature_of_an_attack_has_its_settings_and_their_defaults(name):
         assert f"    {key}: " in function.__doc__
 
 
-def test_the_signature_of_pgd_can_be_called_as_it_is_shown():
+def test_defaults_in_the_signature_of_pgd_are_valid_arguments():
     parameters = inspect.signature(attacks.pgd).parameters.values()
     shown = {one.name: one.default for one in parameters if one.default is not one.empty}
     assert {"steps": 40, "step": None, "restarts": 1, "norm": "linf"}.items() <= shown.items()
@@ -235,7 +235,7 @@ EPSILONS = [0.05, 0.0, 0.01, 0.05, 0.02]
 
 
 def another(seed=9):
-    """A network near the other one: what misleads it often misleads the other, too."""
+    """A network with similar weights, so that attacks transfer."""
     model = smooth()
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -244,7 +244,7 @@ def another(seed=9):
     return model
 
 
-def test_a_curve_of_fgsm_is_its_accuracy_at_each_epsilon():
+def test_curve_of_fgsm_matches_single_attacks():
     model, x, y = attacked(60)
     found = attacks.curve(model, x, y, attack="fgsm", epsilons=EPSILONS, batch_size=7)
     expected = [accuracy(model, attacks.fgsm(model, x, y, epsilon=epsilon), y) for epsilon in EPSILONS]
@@ -253,7 +253,7 @@ def test_a_curve_of_fgsm_is_its_accuracy_at_each_epsilon():
 
 
 class Shy(nn.Module):
-    """Wrong about a pixel between 0.55 and 0.65 alone."""
+    """Wrong only if the first pixel is between 0.55 and 0.65."""
 
     def forward(self, input):
         pixel = input[:, 0, 0, 0]
@@ -261,15 +261,15 @@ class Shy(nn.Module):
 
 
 class Rising(nn.Module):
-    """Never wrong, and the less sure the brighter it gets."""
+    """Always right, with a margin that falls with brightness."""
 
     def forward(self, input):
         pixel = input[:, 0, 0, 0]
         return torch.stack([torch.full_like(pixel, 2.0), pixel], 1)
 
 
-def test_a_curve_of_a_search_keeps_what_was_found_at_a_smaller_epsilon():
-    """Seen by an attack that works at one epsilon alone."""
+def test_curve_keeps_images_found_at_smaller_epsilons():
+    """Tested with an attack that succeeds at one epsilon only."""
     x = torch.full((2, 1, 1, 1), 0.5, dtype=torch.float64)
     y = torch.zeros(2, dtype=torch.int64)
     options = {"steps": 1, "step": 0.5, "random_start": False}
@@ -278,25 +278,25 @@ def test_a_curve_of_a_search_keeps_what_was_found_at_a_smaller_epsilon():
     assert alone == [1, 0, 1]
     assert attacks.curve(Shy(), x, y, attack="pgd", epsilons=epsilons, **options) == [1, 0, 0]
     assert attacks.curve(Shy(), x, y, attack="pgd", epsilons=epsilons, early_stop=False, **options) == [1, 0, 1]
-    # Whoever knows the source alone does not know which of the images to keep.
+    # With a source, the images that mislead the network are unknown, and none are kept.
     assert attacks.curve(Shy(), x, y, attack="bim", epsilons=epsilons, source=Rising()) == [1, 0, 1]
 
 
-def test_points_are_told_as_they_are_known():
+def test_each_is_called_with_every_point_of_the_curve():
     model, x, y = attacked(20)
-    told = []
-    found = attacks.curve(model, x, y, epsilons=EPSILONS, steps=3, each=lambda *point: told.append(point))
-    assert [epsilon for epsilon, _ in told] == sorted(set(EPSILONS))
-    assert [dict(told)[epsilon] for epsilon in EPSILONS] == found
+    points = []
+    found = attacks.curve(model, x, y, epsilons=EPSILONS, steps=3, each=lambda *point: points.append(point))
+    assert [epsilon for epsilon, _ in points] == sorted(set(EPSILONS))
+    assert [dict(points)[epsilon] for epsilon in EPSILONS] == found
 
 
-def test_a_generator_is_one_seed_for_all_epsilons():
+def test_curve_uses_one_seed_of_a_generator_for_all_epsilons():
     seeds = []
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Listening(attacks.Attack):
         name = "listening"
-        about = "hears the seed"
+        about = "records the seed"
 
         def images(self, task):
             seeds.append(task.seed)
@@ -307,7 +307,7 @@ def test_a_generator_is_one_seed_for_all_epsilons():
     assert seeds == [as_seed(torch.Generator().manual_seed(1))] * 2
 
 
-def test_a_curve_of_targets():
+def test_curve_with_targets():
     model, x, y = attacked(30)
     targets = (y + 2) % CLASSES
     found = attacks.curve(model, x, y, epsilons=[0.0, 0.03], targets=targets, steps=5)
@@ -316,8 +316,8 @@ def test_a_curve_of_targets():
     assert expected < 1
 
 
-def test_images_made_with_another_network():
-    """They are those that are made for the other network, each as far away as it may be."""
+def test_transferred_images_take_all_steps():
+    """They equal images of an attack on the source without early stop."""
     model, x, y = attacked(60)
     source = another()
     own = answers(source, x) == y
@@ -326,13 +326,13 @@ def test_images_made_with_another_network():
     stopped = attacks.pgd(source, x, y, epsilon=0.1)
     assert ((found - x).abs().flatten(1).mean(1) > (stopped - x).abs().flatten(1).mean(1)).all()
     broken = [1 - accuracy(model, made, y) for made in (attacks.pgd(model, x, y, epsilon=0.1), found, stopped)]
-    # The network itself is the better target, and an image that only just breaks the source the worse one.
+    # Direct attacks are stronger than transfers, and transfers without early stop stronger than with it.
     assert broken[0] > broken[1] > broken[2]
     assert own.double().mean() > 0.5
 
 
 @pytest.mark.parametrize("attack", ["fgsm", "bim", "square"])
-def test_a_curve_with_a_source(attack):
+def test_curve_with_a_source_matches_single_attacks(attack):
     model, x, y = attacked(40)
     source, options = another(), {"queries": 20} if attack == "square" else {}
     found = attacks.curve(model, x, y, attack=attack, epsilons=[0.02, 0.1], source=source, **options)
@@ -341,14 +341,14 @@ def test_a_curve_with_a_source(attack):
         assert accuracy(model, made, y) == reached
 
 
-def test_accuracy_counts_what_is_right():
+def test_accuracy_is_the_share_of_correct_images():
     model, x, y = attacked(10)
     y[:3] = (y[:3] + 1) % CLASSES
     assert correct(model, x, y, batch_size=4).tolist() == [False] * 3 + [True] * 7
     assert accuracy(model, x, y) == 0.7
 
 
-def test_logits_that_are_nan_are_not_right():
+def test_nan_logits_count_as_wrong():
     class Broken(nn.Module):
         def forward(self, input):
             logits = torch.zeros(len(input), 2)
@@ -362,7 +362,7 @@ def test_logits_that_are_nan_are_not_right():
     assert correct(Broken(), x, torch.zeros(6, dtype=torch.int64)).tolist() == dark
 
 
-# Of attacks that ask thousands of times, a few are enough to see what they keep to.
+# Few queries and steps are enough for these properties.
 QUICK = {"autoattack": {"parts": ("apgd-ce", "square"), "queries": 4}, "square": {"queries": 4}, "pgd": {"steps": 5}}
 NAMES = st.sampled_from(sorted(registry))
 NORMS = st.sampled_from(sorted(norms))
@@ -375,9 +375,9 @@ def run(name, model, x, y, epsilon, **options):
 
 @settings(max_examples=80)
 @given(NAMES, NORMS, st.floats(0, 1), st.integers(1, 9), st.integers(0, 2**63 - 1), st.booleans())
-def test_the_budget_and_the_range_of_pixels_are_kept(name, norm, share, count, seed, single):
+def test_attacks_stay_within_epsilon_and_the_pixel_range(name, norm, share, count, seed, single):
     model, x = smooth(), images(count, seed % 1000)
-    # Pixels at both ends, where a perturbation has only one way to go.
+    # Include pixels at both ends of the range.
     x = torch.where(x < 0.1, 0, torch.where(x > 0.9, 1, x))
     y = answers(model, x)
     if single:
@@ -393,14 +393,14 @@ def test_the_budget_and_the_range_of_pixels_are_kept(name, norm, share, count, s
 
 @settings(max_examples=30)
 @given(NAMES, NORMS, st.integers(0, 100))
-def test_no_budget_is_no_change(name, norm, seed):
+def test_epsilon_zero_changes_nothing(name, norm, seed):
     model, x, y = attacked(4)
     assert torch.equal(run(name, model, x, y, 0, norm=norm, seed=seed), x)
 
 
 @settings(max_examples=30)
 @given(st.sampled_from(sorted(set(registry) - {"fgsm"})), NORMS, st.lists(st.floats(0, 0.3), min_size=2, max_size=4))
-def test_a_larger_budget_is_never_weaker(name, norm, epsilons):
+def test_accuracy_never_rises_with_epsilon(name, norm, epsilons):
     model, x, y = attacked(8)
     found = attacks.curve(model, x, y, attack=name, epsilons=epsilons, norm=norm, **QUICK.get(name, {}))
     falling = [accuracy for _, accuracy in sorted(zip(epsilons, found, strict=True), key=lambda point: point[0])]
@@ -410,7 +410,7 @@ def test_a_larger_budget_is_never_weaker(name, norm, epsilons):
 
 @settings(max_examples=20)
 @given(NAMES, NORMS, st.integers(0, 2**63 - 1))
-def test_the_same_seed_finds_the_same_images(name, norm, seed):
+def test_same_seed_gives_the_same_images(name, norm, seed):
     model, x, y = attacked(6)
     before = torch.get_rng_state()
     first, second = (run(name, model, x, y, 0.05, norm=norm, seed=seed) for _ in range(2))
@@ -420,7 +420,7 @@ def test_the_same_seed_finds_the_same_images(name, norm, seed):
 
 @pytest.mark.parametrize("name", sorted(registry))
 @pytest.mark.parametrize("source", [False, True])
-def test_the_network_is_left_as_it_was(name, source):
+def test_attacks_leave_the_network_unchanged(name, source):
     model, x = with_everything().train(), torch.rand(6, *SHAPE)
     model[1].eval()
     model(x).sum().backward()
@@ -438,7 +438,7 @@ def test_the_network_is_left_as_it_was(name, source):
 
 
 @pytest.mark.parametrize("name", GRADIENT)
-def test_the_size_of_a_batch_does_not_matter(name):
+def test_batch_size_does_not_change_the_images(name):
     model, x, y = attacked(11)
     expected = run(name, model, x, y, 0.1, batch_size=11)
     for size in (1, 4, 10, 100):
@@ -446,9 +446,9 @@ def test_the_size_of_a_batch_does_not_matter(name):
 
 
 def linear_task(classes, norm):
-    """A linear network, images away from the ends of the range, and for each the distance to the nearest other class.
+    """A linear network, images in the middle of the range, and the distance of each to the nearest other class.
 
-    That is the difference of logits over the dual norm of the difference of weights, in plain loops.
+    The distance is the difference of logits over the dual norm of the difference of weights, in plain loops.
     """
     model = linear((1.0, 2.0, 3.0, 0.5)[:classes])
     x = 0.5 + 0.3 * (images(40) - 0.5)
@@ -465,7 +465,7 @@ def linear_task(classes, norm):
 
 
 def budget_between(nearest, rank):
-    """An epsilon that breaks exactly so many images, with a gap of a few percent around it."""
+    """An epsilon that misleads exactly so many images, a few percent away from other distances."""
     ordered = sorted(nearest)
     gaps = {at: ordered[at] / ordered[at - 1] for at in range(rank - 3, rank + 4)}
     count = max(gaps, key=gaps.__getitem__)
@@ -475,7 +475,7 @@ def budget_between(nearest, rank):
 @pytest.mark.parametrize("norm", sorted(norms))
 @pytest.mark.parametrize("rank", [10, 30])
 @pytest.mark.parametrize("name", GRADIENT)
-def test_two_linear_classes_break_exactly_where_theory_says(name, rank, norm):
+def test_accuracy_of_two_linear_classes_matches_theory(name, rank, norm):
     model, x, y, nearest = linear_task(2, norm)
     epsilon, expected = budget_between(nearest, rank)
     options = {"steps": 30, "step": epsilon / 2} if name == "pgd" else {}
@@ -485,7 +485,7 @@ def test_two_linear_classes_break_exactly_where_theory_says(name, rank, norm):
 
 @pytest.mark.parametrize("norm", sorted(norms))
 @pytest.mark.parametrize("classes", [2, 3, 4])
-def test_linear_classes_break_exactly_where_theory_says_if_each_is_aimed_at(classes, norm):
+def test_targeted_accuracy_of_linear_classes_matches_theory(classes, norm):
     model, x, y, nearest = linear_task(classes, norm)
     epsilon, expected = budget_between(nearest, 20)
     left = torch.ones(40, dtype=torch.bool)
@@ -494,7 +494,7 @@ def test_linear_classes_break_exactly_where_theory_says_if_each_is_aimed_at(clas
         options = {"steps": 30, "step": epsilon / 2, "loss": "margin", "targets": targets}
         left &= attacks.correct(model, attacks.pgd(model, x, y, epsilon=epsilon, norm=norm, **options), y)
     assert 1 - left.double().mean().item() == pytest.approx(expected)
-    # FAB goes 5 % beyond the border, and the gradient of a cross entropy looks at all classes at once.
+    # FAB overshoots the border by 5 %, and the cross entropy depends on all classes at once.
     found = attacks.autoattack(model, x, y, epsilon=epsilon, norm=norm, parts=("apgd-ce", "apgd-t"))
     reached = 1 - attacks.accuracy(model, found, y)
     assert reached <= expected + 1e-9

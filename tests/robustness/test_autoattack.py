@@ -1,4 +1,4 @@
-"""AutoAttack and Square, as the package has them, through the interface of all attacks."""
+"""AutoAttack and Square of the package pyautoattack."""
 
 import logging
 import sys
@@ -15,8 +15,8 @@ from dcnet.robustness.autoattack import PARTS, STANDARD
 
 
 @pytest.mark.parametrize(("norm", "parts"), [("linf", STANDARD), ("l2", ("apgd-ce", "square"))])
-def test_the_package_itself_finds_the_same(norm, parts):
-    """Told what dcnet tells it: the number of classes is what it does not find out."""
+def test_autoattack_matches_the_package(norm, parts):
+    """With the same settings as dcnet; the package does not detect the number of classes."""
     model, x, y = attacked(4)
     model, x = model.float(), x.float()
     epsilon = {"linf": 0.02, "l2": 0.2}[norm]
@@ -34,7 +34,7 @@ def test_the_package_itself_finds_the_same(norm, parts):
 
 @pytest.mark.parametrize("part", sorted(PARTS))
 @pytest.mark.parametrize("classes", [2, 3, 4, 12])
-def test_every_part_takes_part_where_there_are_enough_classes(part, classes):
+def test_each_part_runs_if_there_are_enough_classes(part, classes):
     model = (
         linear((1.0, 2.0, 3.0, 0.5) * 3).float() if classes == 12 else linear((1.0, 2.0, 3.0, 0.5)[:classes]).float()
     )
@@ -50,7 +50,7 @@ def test_every_part_takes_part_where_there_are_enough_classes(part, classes):
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
-def test_square_breaks_what_it_can_without_gradients(norm):
+def test_more_queries_make_square_stronger(norm):
     model, x, y = attacked(30)
     epsilon = {"linf": 0.1, "l2": 0.6}[norm]
     few, many = (
@@ -61,7 +61,7 @@ def test_square_breaks_what_it_can_without_gradients(norm):
     assert white <= many < few
 
 
-def test_squares_ask_no_more_than_they_may():
+def test_square_stays_within_its_number_of_queries():
     class Constant(nn.Module):
         def __init__(self):
             super().__init__()
@@ -81,13 +81,13 @@ def test_squares_ask_no_more_than_they_may():
         model = Constant()
         attacks.perturb(model, x, y, "autoattack" if name == "autoattack" else "square", epsilon=0.1, **options)
         asked[name] = model.asked
-    # Beside a few that see to it that the network is one.
+    # Plus a few calls that check the network.
     assert 30 < asked["square"] < 50
     assert 30 < asked["autoattack"] < 50
     assert 90 < asked["restarts"] < 110
 
 
-def test_square_towards_a_target():
+def test_square_reaches_targets():
     model, x, y = attacked(10)
     targets = (y + 1) % CLASSES
     found = attacks.square(model, x, y, epsilon=0.5, targets=targets, queries=300)
@@ -95,7 +95,7 @@ def test_square_towards_a_target():
         assert (model(found).argmax(1) == targets).double().mean() > 0.5
 
 
-def test_the_seed_decides_and_the_process_does_not_notice():
+def test_attacks_depend_on_the_seed_and_restore_the_process_state():
     model, x, y = attacked(8)
     state, tracing = torch.get_rng_state(), sys.gettrace()
     logger = logging.getLogger("auto-attack")
@@ -109,7 +109,7 @@ def test_the_seed_decides_and_the_process_does_not_notice():
     assert (logger.handlers, logger.propagate) == (handlers, propagate)
 
 
-def test_tracing_is_put_back():
+def test_autoattack_restores_the_trace_function():
     def trace(frame, event, argument):
         return None
 
@@ -123,7 +123,7 @@ def test_tracing_is_put_back():
         sys.settrace(before)
 
 
-def test_what_the_package_finds_odd_is_a_warning():
+def test_messages_of_the_package_become_warnings():
     class Steps(nn.Module):
         """Logits whose gradient is zero everywhere."""
 
@@ -141,7 +141,7 @@ def test_what_the_package_finds_odd_is_a_warning():
         attacks.autoattack(model, x, y, epsilon=0.01, parts=("apgd-dlr",))
 
 
-def test_without_the_package_there_is_a_sentence(monkeypatch):
+def test_missing_package_raises_an_error_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
     model, x, y = attacked(2)
     for name in ("autoattack", "square"):
@@ -151,7 +151,7 @@ def test_without_the_package_there_is_a_sentence(monkeypatch):
 
 
 @pytest.mark.parametrize("side", [*range(1, 27), 28, 32, 36])
-def test_sizes_that_the_squares_of_l2_do_not_fit_into_are_named(side):
+def test_square_rejects_image_sizes_that_squares_do_not_fit_into(side):
     model = nn.Sequential(nn.Flatten(), nn.Linear(side * side, 3))
     x = torch.rand(2, 1, side, side)
     with torch.no_grad():
@@ -166,7 +166,7 @@ def test_sizes_that_the_squares_of_l2_do_not_fit_into_are_named(side):
         attacks.square(model, x, y, epsilon=0.001, norm="l2", queries=2)
 
 
-def test_squares_need_images():
+def test_square_requires_four_dimensions():
     model, x = nn.Linear(PIXELS, 3).double(), images(3).flatten(1)
     with pytest.raises(ValueError, match=r"square needs images \[N, C, H, W\], not \[3, 75\]"):
         attacks.square(model, x, torch.zeros(3, dtype=torch.int64), epsilon=0.1)

@@ -22,7 +22,7 @@ LEVELS = {
 
 
 def inverse_normal(share):
-    """By halving, from the error function."""
+    """By bisection of the error function."""
     low, high = -10.0, 10.0
     for _ in range(80):
         middle = (low + high) / 2
@@ -78,7 +78,7 @@ LOOPS = {"noise": noise, "blur": blur, "brightness": brightness, "contrast": con
 
 @pytest.mark.parametrize("kind", sorted(registry))
 @pytest.mark.parametrize("severity", SEVERITIES)
-def test_values_are_those_of_plain_loops(kind, severity, device):
+def test_values_match_plain_loops(kind, severity, device):
     x = images(3)
     found = corrupt(x.to(device), kind, severity, seed=5)
     assert found.device.type == device
@@ -89,7 +89,7 @@ def test_values_are_those_of_plain_loops(kind, severity, device):
         torch.testing.assert_close(found[row].cpu(), expected, rtol=0, atol=1e-6 if kind == "noise" else 1e-12)
 
 
-def test_the_blur_of_a_larger_image_is_larger():
+def test_blur_grows_with_the_size_of_the_image():
     x = torch.zeros(1, 1, 65, 97, dtype=torch.float64)
     x[0, 0, 32, 48] = 1
     spread = corrupt(x, "blur", 5)[0, 0, 32]
@@ -100,7 +100,7 @@ def test_the_blur_of_a_larger_image_is_larger():
 
 @settings(max_examples=60)
 @given(st.sampled_from(sorted(registry)), st.sampled_from(SEVERITIES), st.integers(0, 2**63 - 1), st.integers(1, 5))
-def test_images_stay_images(kind, severity, seed, side):
+def test_corrupted_images_keep_shape_dtype_and_range(kind, severity, seed, side):
     x = (3 * torch.rand(2, 1, side, side + 1) - 1).clamp(0, 1)
     found = corrupt(x, kind, severity, seed=seed)
     assert (found.shape, found.dtype) == (x.shape, x.dtype)
@@ -110,14 +110,14 @@ def test_images_stay_images(kind, severity, seed, side):
 
 
 @pytest.mark.parametrize("kind", sorted(registry))
-def test_a_higher_severity_changes_more(kind):
+def test_higher_severities_change_images_more(kind):
     x = images(10)
     sizes = [(corrupt(x, kind, severity) - x).abs().mean().item() for severity in SEVERITIES]
     assert sizes == sorted(sizes)
     assert len(set(sizes)) == 5
 
 
-def test_noise_is_another_for_each_image_and_seed():
+def test_noise_differs_by_image_and_seed():
     x = torch.full((4, *SHAPE), 0.5)
     first, other = (corrupt(x, "noise", 1, seed=seed) for seed in (0, 1))
     assert not torch.equal(first, other)
@@ -128,7 +128,7 @@ def test_noise_is_another_for_each_image_and_seed():
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 100])
-def test_accuracies_are_those_of_the_corrupted_images(batch_size):
+def test_accuracies_match_corrupted_images(batch_size):
     model, x, y = attacked(30)
     found = corruptions.accuracies(model, x, y, seed=3, batch_size=batch_size)
     assert sorted(found) == sorted(registry)
@@ -138,7 +138,7 @@ def test_accuracies_are_those_of_the_corrupted_images(batch_size):
     assert list(corruptions.accuracies(model, x, y, ["blur"])) == ["blur"]
 
 
-def test_the_network_is_left_as_it_was():
+def test_accuracies_leave_the_network_unchanged():
     model, x = with_everything().train(), torch.rand(4, *SHAPE)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     wanted = [parameter.requires_grad for parameter in model.parameters()]
@@ -148,7 +148,7 @@ def test_the_network_is_left_as_it_was():
     assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
 
 
-def test_what_cannot_be_corrupted_is_said():
+def test_invalid_arguments_raise_errors():
     model, x, y = attacked(4)
     with pytest.raises(ValueError, match="unknown corruption 'fog': known are noise, blur, brightness, contrast"):
         corrupt(x, "fog", 1)
@@ -165,7 +165,7 @@ def test_what_cannot_be_corrupted_is_said():
         corruptions.register("noise", 1, 2, 3, 4, 5)(lambda *_: x)
 
 
-def test_bytes_are_corrupted_as_pixels():
+def test_uint8_images_are_scaled_to_pixels():
     x = torch.randint(256, (3, *SHAPE), dtype=torch.uint8)
     assert torch.equal(corrupt(x, "contrast", 2), corrupt(x.float() / 255, "contrast", 2))
     model = nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, 3)).eval()

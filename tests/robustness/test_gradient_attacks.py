@@ -18,7 +18,7 @@ CLOSE = {"rtol": 0, "atol": 1e-6}
 
 
 @pytest.mark.parametrize(("norm", "epsilon"), BUDGETS)
-def test_fgsm_is_one_step_as_far_as_epsilon(norm, epsilon):
+def test_fgsm_is_one_step_of_length_epsilon(norm, epsilon):
     model, x, y = attacked(5)
     expected = LoopAttack(model, norm, epsilon, epsilon, 1).images(x, y)
     found = attacks.fgsm(model, x, y, epsilon=epsilon, norm=norm)
@@ -28,7 +28,7 @@ def test_fgsm_is_one_step_as_far_as_epsilon(norm, epsilon):
 
 @pytest.mark.parametrize(("norm", "epsilon"), BUDGETS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_bim_with_and_without_momentum(norm, epsilon, momentum):
+def test_bim_matches_plain_loops_with_and_without_momentum(norm, epsilon, momentum):
     model, x, y = attacked(3)
     expected = LoopAttack(model, norm, epsilon, 0.4 * epsilon, 5, momentum).images(x, y)
     found = attacks.bim(model, x, y, epsilon=epsilon, norm=norm, steps=5, momentum=momentum, early_stop=False)
@@ -37,7 +37,7 @@ def test_bim_with_and_without_momentum(norm, epsilon, momentum):
 
 @pytest.mark.parametrize(("norm", "epsilon"), BUDGETS)
 @pytest.mark.parametrize("loss", [cross_entropy, margin])
-def test_targeted_attacks_go_towards_the_target(norm, epsilon, loss):
+def test_targeted_attacks_match_plain_loops_and_reach_targets(norm, epsilon, loss):
     model, x, y = attacked(3)
     targets = (y + 1) % CLASSES
     expected = LoopAttack(model, norm, epsilon, 0.1, 4, loss=loss, targeted=True).images(x, targets)
@@ -49,7 +49,7 @@ def test_targeted_attacks_go_towards_the_target(norm, epsilon, loss):
     assert torch.equal(answers(model, farther), targets)
 
 
-def test_pgd_begins_where_its_seed_says():
+def test_random_start_of_pgd_depends_on_the_seed():
     model, x, y = attacked(4)
     noise = [[2 * draw(hash_seed(7, 0), row, pixel, PIXELS) - 1 for pixel in range(PIXELS)] for row in range(4)]
     starts = (x + 0.06 * torch.tensor(noise, dtype=torch.float64).view_as(x)).clamp(0, 1)
@@ -58,13 +58,13 @@ def test_pgd_begins_where_its_seed_says():
     torch.testing.assert_close(found, expected, **CLOSE)
 
 
-def test_pgd_begins_within_the_ball_of_l2():
-    """One step of no length worth mentioning leaves the start as it is."""
+def test_random_start_of_pgd_is_uniform_in_the_l2_ball():
+    """A step of length 1e-12 shows the start."""
     model, x, y = attacked(200)
     x = 0.5 + 0.001 * x
     found = attacks.pgd(model, x, y, epsilon=0.3, norm="l2", steps=1, step=1e-12, early_stop=False) - x
     sizes = found.flatten(1).norm(dim=1) / 0.3
-    # Of a ball of 75 dimensions half lies beyond 0.991 of the radius.
+    # Half of a ball of 75 dimensions lies beyond 0.991 of the radius.
     assert sizes.max() <= 1
     assert sizes.median() == pytest.approx(0.5 ** (1 / PIXELS), abs=0.003)
     assert found.mean().abs() < 0.002
@@ -72,7 +72,7 @@ def test_pgd_begins_within_the_ball_of_l2():
 
 @pytest.mark.parametrize("name", ["bim", "pgd"])
 @pytest.mark.parametrize("norm", ["linf", "l2"])
-def test_the_default_step_is_a_share_of_epsilon(name, norm):
+def test_default_step_is_proportional_to_epsilon(name, norm):
     model, x, y = attacked(3)
     reach = {"bim": 2.0, "pgd": 2.5}[name]
     options = {"norm": norm, "early_stop": False, "steps": 8}
@@ -82,7 +82,7 @@ def test_the_default_step_is_a_share_of_epsilon(name, norm):
     assert torch.equal(found, given)
 
 
-def test_restarts_take_the_first_that_breaks_and_else_the_highest_loss():
+def test_restarts_keep_the_first_success_or_the_highest_loss():
     model, x, y = attacked(30)
     single = {"epsilon": 0.02, "steps": 3, "early_stop": False}
     runs = []
@@ -103,20 +103,20 @@ def test_restarts_take_the_first_that_breaks_and_else_the_highest_loss():
 
 
 class Counting(nn.Module):
-    """A network that remembers how many images it was asked about, in which mode, and whether its weights were."""
+    """Records the batch sizes, the mode, and whether weights require a gradient."""
 
     def __init__(self, network):
         super().__init__()
-        self.network, self.asked, self.modes, self.wanted = network, [], set(), set()
+        self.network, self.batches, self.modes, self.wanted = network, [], set(), set()
 
     def forward(self, input):
-        self.asked.append(len(input))
+        self.batches.append(len(input))
         self.modes.add(self.training)
         self.wanted.update(parameter.requires_grad for parameter in self.parameters())
         return self.network(input)
 
 
-def test_images_that_are_broken_are_left_alone():
+def test_misclassified_images_stay_unchanged():
     model, x, y = attacked(40)
     wrong = y.clone()
     wrong[:15] = (y[:15] + 1) % CLASSES
@@ -127,7 +127,7 @@ def test_images_that_are_broken_are_left_alone():
         assert moved.all()
 
 
-def test_without_an_early_stop_all_images_are_moved_by_all_steps():
+def test_all_images_move_without_early_stop():
     model, x, y = attacked(20)
     wrong = (y + 1) % CLASSES
     for name in ("fgsm", "bim", "pgd"):
@@ -137,7 +137,7 @@ def test_without_an_early_stop_all_images_are_moved_by_all_steps():
 
 
 @pytest.mark.parametrize("norm", sorted(norms))
-def test_an_early_stop_breaks_no_fewer(norm):
+def test_early_stop_does_not_weaken_pgd(norm):
     model, x, y = attacked(100)
     for epsilon in (0.01, 0.03):
         options = {"epsilon": epsilon * (1 if norm == "linf" else 4), "norm": norm, "steps": 6}
@@ -147,46 +147,46 @@ def test_an_early_stop_breaks_no_fewer(norm):
         assert 0 < left[0].sum() < 100
 
 
-def test_early_stop_asks_less():
+def test_early_stop_saves_forward_passes():
     model, x, y = attacked(64)
     counts = {}
     for stop in (True, False):
         counting = Counting(model)
         found = attacks.pgd(counting, x, y, epsilon=0.2, steps=30, early_stop=stop, batch_size=64)
-        counts[stop] = sum(counting.asked)
+        counts[stop] = sum(counting.batches)
         assert (counting.modes, counting.wanted) == ({False}, {False})
         assert attacks.accuracy(model, found, y) == 0
-        assert 0 not in counting.asked
-    # One image to see how many classes there are, and 30 steps of all.
+        assert 0 not in counting.batches
+    # One image for the number of classes, and 30 steps of all images.
     assert counts[False] == 1 + 30 * 64
     assert counts[True] < 0.4 * counts[False]
 
 
-def test_fgsm_asks_once():
+def test_fgsm_calls_the_network_once_per_batch():
     model, x, y = attacked(10)
     counting = Counting(model)
     attacks.fgsm(counting, x, y, epsilon=0.1, batch_size=4)
-    assert counting.asked == [1, 4, 4, 2]
+    assert counting.batches == [1, 4, 4, 2]
 
 
 @pytest.mark.parametrize("early_stop", [True, False])
-def test_restarts_go_on_with_what_is_left(early_stop):
+def test_restarts_continue_with_correct_images(early_stop):
     model, x, y = attacked(64)
     counting = Counting(model)
     found = attacks.pgd(counting, x, y, epsilon=0.03, steps=3, restarts=10, early_stop=early_stop)
     left = int(attacks.correct(model, found, y).sum())
     assert 0 < left < 32
-    assert counting.asked[-1] < 64
+    assert counting.batches[-1] < 64
 
 
-def test_once_all_are_broken_nothing_is_asked():
+def test_pgd_stops_when_all_images_are_misclassified():
     model, x, y = attacked(16)
     counting = Counting(model)
     attacks.pgd(counting, x, (y + 1) % CLASSES, epsilon=0.1, steps=50, restarts=5)
-    assert counting.asked == [1, 16]
+    assert counting.batches == [1, 16]
 
 
-def test_the_margin_moves_where_the_cross_entropy_has_no_gradient():
+def test_margin_loss_has_a_gradient_where_the_softmax_saturates():
     class Sure(nn.Module):
         def forward(self, input):
             return 1e5 * torch.stack([input.mean((1, 2, 3)), 1 - input.mean((1, 2, 3))], 1)
@@ -199,7 +199,7 @@ def test_the_margin_moves_where_the_cross_entropy_has_no_gradient():
 
 
 @pytest.mark.parametrize(("norm", "moved"), [("linf", 0.1), ("l2", 0.1 / 5)])
-def test_a_gradient_that_is_nan_does_not_spoil_the_image(norm, moved):
+def test_nan_gradients_leave_other_pixels_intact(norm, moved):
     class Rooted(nn.Module):
         def forward(self, input):
             # 0 times an infinite slope.
@@ -211,7 +211,7 @@ def test_a_gradient_that_is_nan_does_not_spoil_the_image(norm, moved):
     torch.testing.assert_close(found[:, 1], x[:, 1] - moved)
 
 
-def test_the_best_is_the_first_that_is_broken_and_else_the_highest():
+def test_best_keeps_the_first_success_or_the_highest_score():
     x = torch.zeros(4, 1)
     best = ascent.Best(x)
     every = torch.arange(4)
@@ -225,7 +225,7 @@ def test_the_best_is_the_first_that_is_broken_and_else_the_highest():
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", ["fgsm", "pgd", "square"])
-def test_whoever_calls_may_have_gradients_off(context, name):
+def test_attacks_work_in_no_grad_and_inference_mode(context, name):
     model, x, y = attacked(5)
     options = {"queries": 5} if name == "square" else {}
     expected = getattr(attacks, name)(model, x, y, epsilon=0.1, **options)
@@ -236,7 +236,7 @@ def test_whoever_calls_may_have_gradients_off(context, name):
     assert torch.equal(found, expected)
 
 
-def test_a_generator_gives_other_images_each_time():
+def test_each_call_with_a_generator_gives_other_images():
     model, x, y = attacked(5)
     options = {"epsilon": 0.02, "steps": 2, "early_stop": False}
     generator = torch.Generator().manual_seed(1)
@@ -245,8 +245,8 @@ def test_a_generator_gives_other_images_each_time():
     assert torch.equal(attacks.pgd(model, x, y, seed=torch.Generator().manual_seed(1), **options), first)
 
 
-def test_compiled_steps_find_the_same(monkeypatch):
-    """By the tracing of torch.compile, whose code generation takes longer than all tests here."""
+def test_compiled_steps_give_the_same_images(monkeypatch):
+    """With an eager backend, since code generation takes longer than all other tests here."""
     torch.compiler.reset()
     compiled, compile_ = [], torch.compile
 
@@ -268,7 +268,7 @@ def test_compiled_steps_find_the_same(monkeypatch):
     assert ascent._move in compiled
 
 
-def test_everything_is_on_the_device_of_the_images(device):
+def test_results_are_on_the_device_of_the_images(device):
     model, x = with_everything().to(device), torch.rand(5, *SHAPE)
     y = answers(model.eval(), x.to(device)).cpu()
     found = {
@@ -323,7 +323,7 @@ def test_bim_matches_foolbox(norm, epsilon, targeted):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("norm", "epsilon"), [("linf", 4 / 255), ("l2", 0.2)])
 def test_pgd_matches_foolbox(norm, epsilon):
-    """Their chance is another one, so that accuracies are compared: at most 3 of 200 images apart."""
+    """Random starts differ, so accuracies are compared: they differ by at most 3 of 200 images."""
     model, x, y = attacked(200)
     torch.manual_seed(0)
     options = {"steps": 20, "rel_stepsize": 0.125}
@@ -333,8 +333,8 @@ def test_pgd_matches_foolbox(norm, epsilon):
     assert 0.05 < broken.double().mean() < 0.95
 
 
-class Breaks(nn.Module):
-    """A network that has no answer to images that have left their place far enough, or to none of them."""
+class NanBeyond(nn.Module):
+    """Returns NaN logits for images farther than a limit from x; for all images with a negative limit."""
 
     def __init__(self, network: nn.Module, x: Tensor, limit: float):
         super().__init__()
@@ -343,7 +343,7 @@ class Breaks(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         far = (input[:, None] - self.x[None]).flatten(2).abs().amax(2).amin(1) > self.limit
-        # At the label itself, which argmax would name, and nowhere else.
+        # Only at the predicted class, which argmax would still return.
         logits = self.network(input)
         first = torch.arange(logits.shape[1]) == logits.argmax(1, keepdim=True)
         return torch.where(first & far[:, None], torch.nan, logits)
@@ -352,40 +352,40 @@ class Breaks(nn.Module):
 @pytest.mark.parametrize(
     ("name", "settings"), [("bim", {}), ("pgd", {}), ("pgd", {"early_stop": False, "restarts": 2})]
 )
-def test_attacks_keep_what_the_network_has_no_answer_to(name, settings):
+def test_attacks_keep_images_with_nan_logits(name, settings):
     network, x, y = attacked(6)
-    model = Breaks(network, x, 0.0004)
+    model = NanBeyond(network, x, 0.0004)
     assert correct(model, x, y).all()
-    # Far too little for another class.
+    # Too small an epsilon to reach another class.
     assert accuracy(network, attacks.pgd(network, x, y, epsilon=0.0005), y) == 1
     found = getattr(attacks, name)(model, x, y, epsilon=0.0005, **settings)
     assert not correct(model, found, y).any()
 
 
 @pytest.mark.parametrize("loss", ["ce", "margin"])
-def test_nan_is_broken_away_from_a_label_and_at_no_target(loss):
+def test_nan_logits_succeed_only_in_untargeted_attacks(loss):
     network, x, y = attacked(4)
-    model = Breaks(network, x, -1.0)
+    model = NanBeyond(network, x, -1.0)
     for targeted in (False, True):
         score, there = Goal(model, LOSSES[loss], targeted).evaluate(x, y)
         assert there.tolist() == [not targeted] * 4
         assert score.isnan().any()
-    # What is finite is judged as before.
+    # Finite logits are unaffected.
     assert Goal(network, LOSSES[loss], True).evaluate(x, y)[1].all()
     assert not Goal(network, LOSSES[loss]).evaluate(x, y)[1].any()
 
 
-def test_a_targeted_attack_finds_the_target_and_not_a_nan():
+def test_targeted_attack_does_not_stop_at_nan():
     network, x, y = attacked(6)
     targets = (y + 1) % CLASSES
-    model = Breaks(network, x, 2.0)
+    model = NanBeyond(network, x, 2.0)
     found = attacks.pgd(model, x, y, epsilon=1.0, targets=targets)
     assert torch.equal(model(found).argmax(1), targets)
-    broken = Breaks(network, x, -1.0)
+    broken = NanBeyond(network, x, -1.0)
     assert not Goal(broken, LOSSES["ce"], True).evaluate(found, targets)[1].any()
 
 
-def test_gradients_count_the_images_that_are_right():
+def test_gradients_count_only_correct_images():
     network, x, y = attacked(6)
-    model = Breaks(network, torch.cat([x[:4], images(1, seed=8)]), 1e-9)
+    model = NanBeyond(network, torch.cat([x[:4], images(1, seed=8)]), 1e-9)
     assert gradients(Subject(model, x, y))["images"] == 4 == int(correct(model, x, y).sum())

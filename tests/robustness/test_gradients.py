@@ -1,4 +1,4 @@
-"""Zero gradients, the loss surface, and the smoothed gradient: equal values, and the stated gradient by autograd."""
+"""Zero gradients, the loss surface, and smoothed gradients against their formula."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ OPERATORS = [
 
 
 def layer_of(operator: str) -> nn.Module:
-    """A layer whose mean norm is known, and whose constants are not all the same."""
+    """A layer with a tracked mean norm and different constants per filter."""
     torch.manual_seed(0)
     layer = dcnet.DecoupledLinear(7, 4, operator=operator).double()
     layer(torch.randn(16, 7, dtype=torch.float64))
@@ -40,7 +40,7 @@ def layer_of(operator: str) -> nn.Module:
 
 
 def stated(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """d f(w, x) / dx [out, in] of one x by the formula, with derivatives of h and g by autograd."""
+    """The smoothed gradient [out, in] of one x by the formula, with the derivative of g by autograd."""
     op, rows = layer.operator, []
     w_norms, n = (layer.weight.square().sum(1) + layer.eps).sqrt(), (x.square().sum() + layer.eps).sqrt()
     mean = layer.mean_norm if op.decay is not None else 1.0
@@ -57,7 +57,7 @@ def stated(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def gain_of(op: dcnet.Operator, times: torch.Tensor, n: torch.Tensor, constants: dict) -> torch.Tensor:
-    """h / n, with the linear part in place of what saturates."""
+    """h / n, or the slope of the linear part for magnitudes that have one."""
     total = 0.0
     for at, part in enumerate(op.magnitude.parts):
         ending = f"_{at}" if len(op.magnitude.parts) > 1 else ""
@@ -70,19 +70,19 @@ def gain_of(op: dcnet.Operator, times: torch.Tensor, n: torch.Tensor, constants:
 
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("size", [0.2, 30.0])
-def test_the_gradient_is_the_stated_one(operator: str, size: float):
+def test_smoothed_gradient_matches_the_formula(operator: str, size: float):
     layer = layer_of(operator).requires_grad_(False)
     x = size * torch.randn(7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     with smoothed(layer):
         found = torch.autograd.functional.jacobian(layer, x)
     torch.testing.assert_close(found, stated(layer, x))
     if size > 1:
-        # Saturated, so that the layer's own gradient is another one.
+        # The layer is saturated, so its own gradient differs.
         assert not torch.allclose(found, torch.autograd.functional.jacobian(layer, x), rtol=1e-3)
 
 
 @pytest.mark.parametrize("operator", ["ball(radius=9.0)-cos", "seg(radius=9.0)-relucos", "ball(radius=9.0)-cos+linear"])
-def test_where_nothing_saturates_the_gradient_is_the_layers_own(operator: str):
+def test_smoothed_gradient_without_saturation_is_the_gradient_of_the_layer(operator: str):
     layer, x = layer_of(operator), torch.ones(7, dtype=torch.float64)
     own = torch.autograd.functional.jacobian(layer, x)
     with smoothed(layer):
@@ -91,7 +91,7 @@ def test_where_nothing_saturates_the_gradient_is_the_layers_own(operator: str):
 
 @pytest.mark.parametrize("operator", [*OPERATORS, "linear-cos"])
 @pytest.mark.parametrize(("kind", "padding_mode"), [("conv", "zeros"), ("conv", "reflect"), ("linear", "")])
-def test_the_forward_is_unchanged(operator: str, kind: str, padding_mode: str):
+def test_smoothed_layers_have_the_same_output(operator: str, kind: str, padding_mode: str):
     torch.manual_seed(2)
     x = torch.randn(2, 6, 5, 5)
     if kind == "conv":
@@ -107,12 +107,12 @@ def test_the_forward_is_unchanged(operator: str, kind: str, padding_mode: str):
     assert torch.equal(found, expected)
     assert x.grad.isfinite().all()
     assert x.grad.abs().sum() > 0
-    # Unsmoothed once more: the layer is as it was.
+    # The layer is restored.
     assert "decoupled" not in layer.__dict__
 
 
-def test_convolutions_have_the_gradient_of_rows():
-    """A convolution whose window is the whole image is one row, whatever its padding, groups and layout."""
+def test_smoothed_gradient_of_a_convolution_matches_a_linear_layer():
+    """A convolution with a window of the whole image is a linear layer, in both memory formats."""
     torch.manual_seed(3)
     rows = dcnet.DecoupledLinear(18, 4, operator="ball(radius=0.5)-cos").eval()
     layer = dcnet.DecoupledConv2d(2, 4, 3, operator="ball(radius=0.5)-cos").eval()
@@ -130,8 +130,8 @@ def test_convolutions_have_the_gradient_of_rows():
     torch.testing.assert_close(gradients[2], gradients[0])
 
 
-def test_a_saturated_layer_answers_to_the_size_of_a_patch_again():
-    """Along the patch itself a saturated layer has no gradient at all."""
+def test_smoothed_gradient_of_a_saturated_layer_points_along_the_patch():
+    """A saturated layer has no gradient along the patch."""
     layer = dcnet.DecoupledLinear(7, 4, bias=False, operator="ball(radius=0.1)-cos", eps=0.0).double().eval()
     x = torch.randn(7, dtype=torch.float64)
     along = torch.autograd.functional.jacobian(layer, x) @ x
@@ -143,14 +143,14 @@ def test_a_saturated_layer_answers_to_the_size_of_a_patch_again():
     torch.testing.assert_close(along, 10 * x.norm() * layer(x))
 
 
-def test_a_network_without_saturation_is_left_alone():
+def test_smoothed_changes_no_layer_without_saturation():
     model = nn.Sequential(nn.Linear(7, 5), dcnet.DecoupledLinear(5, 4, operator="linear-cos")).eval()
     with smoothed(model) as count:
         assert count == 0
         assert "decoupled" not in model[1].__dict__
 
 
-def test_training_is_not_touched():
+def test_smoothed_does_not_change_training_mode():
     layer = dcnet.DecoupledLinear(7, 4, operator="ball(radius=0.1)-cos").train()
     x = torch.randn(3, 7, requires_grad=True)
     (usual,) = torch.autograd.grad(layer(x).square().sum(), x)
@@ -161,14 +161,14 @@ def test_training_is_not_touched():
     assert not torch.allclose(other, usual)
 
 
-def test_an_error_leaves_nothing_behind():
+def test_smoothed_restores_layers_after_an_error():
     layer = dcnet.DecoupledLinear(7, 4, operator="tanh-cos").eval()
     with pytest.raises(ValueError, match="features"), smoothed(layer):
         layer(torch.randn(3, 6, requires_grad=True))
     assert "decoupled" not in layer.__dict__
 
 
-def test_blended_layers_are_smoothed_in_their_decoupled_part():
+def test_smoothed_changes_only_the_decoupled_part_of_a_blend():
     torch.manual_seed(5)
     options = {"bias": False, "operator": "ball(radius=0.1)-cos"}
     layer = dcnet.DecoupledLinear(7, 4, blend=0.25, **options).eval()
@@ -180,8 +180,8 @@ def test_blended_layers_are_smoothed_in_their_decoupled_part():
     torch.testing.assert_close(found, 0.75 * layer.weight.detach() + 0.25 * decoupled)
 
 
-def test_the_share_of_zero_gradients_is_counted():
-    """A network that is dead for all images whose first pixel is below a half."""
+def test_gradients_reports_the_share_of_zero_gradients():
+    """The network has a zero gradient for images with a dark first pixel."""
 
     class Dead(nn.Module):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -193,13 +193,13 @@ def test_the_share_of_zero_gradients_is_counted():
     given = Subject(Dead(), x, torch.zeros(50, dtype=torch.int64), effort=EFFORT, batch_size=7)
     assert gradients(given) == {"images": 50, "zero": dead, "zero_pixels": pytest.approx(dead)}
     assert 0 < dead < 1
-    # Of images that it is wrong about anyway it does not matter.
+    # Misclassified images do not count.
     wrong = (x[:, 0, 0, 0] <= 0.5).long()
     alive = gradients(dataclasses.replace(given, labels=wrong))
     assert alive == {"images": 50 - int(wrong.sum()), "zero": 0.0, "zero_pixels": 0.0}
 
 
-def test_the_loss_surface_of_a_linear_network_is_known():
+def test_loss_surface_of_a_linear_network():
     model = linear((1.0, 2.0)).float()
     x = 0.4 + 0.2 * torch.rand(9, 3, 5, 5, generator=torch.Generator().manual_seed(2))
     y = model(x).argmax(1)

@@ -1,4 +1,4 @@
-"""The report card: it has what the attacks find, goes on where it stopped, and sees through masks."""
+"""Report cards: measurements, resuming, and detection of masked gradients."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ def failed(results: dict[str, Any]) -> set[str]:
     return {check.name for check in run_checks(results) if check.passed is False}
 
 
-def test_a_card_has_what_the_attacks_find():
+def test_report_card_matches_single_attacks():
     given = subject(source=honest(6), epsilon=0.02)
     model, x, y = given.model, given.images, given.labels
     card = report_card(given)
@@ -39,7 +39,7 @@ def test_a_card_has_what_the_attacks_find():
     json.dumps(card, allow_nan=False)
 
 
-def test_the_curve_goes_on_until_nothing_is_left():
+def test_curve_ends_at_zero_accuracy():
     found = report_card(subject())["by_epsilon"]
     assert found["accuracies"][0] == 39 / 40
     assert found["accuracies"][-1] == 0 < found["accuracies"][-2]
@@ -51,13 +51,13 @@ def test_the_curve_goes_on_until_nothing_is_left():
         assert budgets[1] == pytest.approx(around / 8)
 
 
-def test_an_honest_network_passes():
+def test_network_without_masking_passes_all_checks():
     assert failed(report_card(subject(source=honest(6)))) == set()
 
 
 @pytest.mark.parametrize("way", ["rounding", "sure"])
-def test_masked_gradients_are_seen(way: str):
-    """By several checks, though the accuracy under PGD alone would look fine."""
+def test_checks_detect_masked_gradients(way: str):
+    """Several checks fail, although the accuracy under PGD looks good."""
     masked = report_card(subject(Hidden(honest(), way), source=honest()))
     plain = report_card(subject())
     assert masked["pgd"]["accuracy"] > plain["pgd"]["accuracy"] + 0.2
@@ -66,7 +66,7 @@ def test_masked_gradients_are_seen(way: str):
     assert ("loss" in failed(masked)) == (way == "rounding")
 
 
-def test_a_network_that_never_changes_its_mind_is_not_taken_for_robust():
+def test_constant_network_fails_checks():
     class Constant(nn.Module):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return torch.stack([0 * input.sum((1, 2, 3)) + 1, 0 * input.sum((1, 2, 3))], 1)
@@ -77,7 +77,7 @@ def test_a_network_that_never_changes_its_mind_is_not_taken_for_robust():
     assert found["by_epsilon"]["epsilons"][-1] == 1
 
 
-def test_a_card_goes_on_where_it_was_interrupted():
+def test_report_card_resumes_after_an_interrupt():
     kept: dict[str, Any] = {}
 
     def until_bim(name: str, results: dict[str, Any]) -> None:
@@ -89,9 +89,9 @@ def test_a_card_goes_on_where_it_was_interrupted():
         report_card(subject(), ends=until_bim)
     assert list(kept) == ["clean", "gradients", "surface", "fgsm", "bim"]
     kept["fgsm"]["accuracy"] = 0.123
-    begun: list[str] = []
-    card = report_card(subject(), kept, begins=begun.append)
-    assert begun == list(measurements)[5:]
+    started: list[str] = []
+    card = report_card(subject(), kept, begins=started.append)
+    assert started == list(measurements)[5:]
     assert card["fgsm"]["accuracy"] == 0.123
     whole = report_card(subject())
     assert [name for name in whole if _values(whole[name]) != _values(card[name])] == ["fgsm"]
@@ -101,29 +101,29 @@ def _values(found: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key != "seconds"}
 
 
-def test_what_was_skipped_is_tried_again(monkeypatch: pytest.MonkeyPatch):
+def test_skipped_measurements_are_repeated(monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as context:
         context.setitem(sys.modules, "pyautoattack", None)
         card = report_card(subject(effort=Effort(steps=2, restarts=1, queries=5)))
     for name in ("square", "autoattack"):
         assert card[name]["skipped"].startswith("needs the package pyautoattack: install dcnet with")
     assert {check.name for check in run_checks(card) if check.passed is None} == {"white box"}
-    begun: list[str] = []
-    report_card(subject(), card, begins=begun.append)
-    assert begun == ["smoothed_pgd", "transfer", "square", "autoattack"]
+    started: list[str] = []
+    report_card(subject(), card, begins=started.append)
+    assert started == ["smoothed_pgd", "transfer", "square", "autoattack"]
 
 
-def test_autoattack_is_the_strongest():
+def test_autoattack_is_the_strongest_attack():
     effort = Effort(steps=6, restarts=1, queries=10, autoattack_queries=20)
     card = report_card(subject(linear((1.0, 2.0, 3.0, 0.5)).float(), 12, effort=effort, epsilon=0.02))
     least = min(card[name]["accuracy"] for name in ("fgsm", "bim", "pgd", "square"))
     assert card["autoattack"]["accuracy"] <= least
     assert card["autoattack"]["queries"] == 20
-    # Of a linear network no image is certified that an attack breaks, and some are.
+    # Attacks break no certified image, and some images of a linear network are certified.
     assert 0 < card["certified"]["certified"] <= card["autoattack"]["accuracy"]
 
 
-def test_saturated_layers_are_attacked_by_another_gradient():
+def test_saturated_layers_are_attacked_with_smoothed_gradients():
     torch.manual_seed(7)
     layer = dcnet.DecoupledLinear(75, CLASSES, bias=False, operator="ball(radius=0.1)-cos")
     card = report_card(subject(nn.Sequential(nn.Flatten(), layer).eval()))
@@ -136,7 +136,7 @@ def test_saturated_layers_are_attacked_by_another_gradient():
 
 
 @pytest.mark.parametrize("name", ["clean", "surface", "pgd", "transfer", "square", "corrupted", "certified"])
-def test_no_measurement_has_more_images_at_once_than_asked_for(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_measurements_respect_the_batch_size(name: str, monkeypatch: pytest.MonkeyPatch):
     given, usual, sizes = subject(source=honest(seed=6), batch_size=7), nn.functional.linear, set()
 
     def noted(input: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -148,7 +148,7 @@ def test_no_measurement_has_more_images_at_once_than_asked_for(name: str, monkey
     assert max(sizes) == 7
 
 
-def test_the_short_form_is_that_of_the_attacks():
+def test_evaluate_attacks_matches_single_attacks():
     model, x, y = attacked(40)
     source, _, _ = attacked(1)
     with torch.no_grad():
@@ -178,8 +178,8 @@ def test_the_short_form_is_that_of_the_attacks():
         (lambda x: 0.06 * x + 0.4, "with mean 0 and deviation 1"),
     ],
 )
-def test_a_network_for_other_pixels_is_refused(change: Any, words: str):
-    """Its labels are right for images of that other range."""
+def test_check_pixels_rejects_networks_for_another_range(change: Any, words: str):
+    """The labels are correct for images of the other range."""
 
     class Other(nn.Module):
         def __init__(self) -> None:
@@ -208,6 +208,6 @@ def test_a_network_for_other_pixels_is_refused(change: Any, words: str):
         ({"batch_size": 0}, "batch_size must be a whole number, 1 or more"),
     ],
 )
-def test_wrong_subjects_are_refused(options: dict[str, Any], words: str):
+def test_subject_rejects_invalid_arguments(options: dict[str, Any], words: str):
     with pytest.raises(ValueError, match=words):
         subject(**options)

@@ -1,4 +1,4 @@
-"""Checks and verdict from made-up results: each of them changes with what it is about, and with nothing else."""
+"""Checks and verdicts of made-up results."""
 
 import copy
 from typing import Any
@@ -67,29 +67,29 @@ def test_sound_results_pass_all_checks():
         ({"smoothed_pgd": {"accuracy": 0.2}}, "smoothed"),
     ],
 )
-def test_each_check_fails_for_its_own_reason(parts: dict[str, Any], name: str):
+def test_each_check_fails_alone(parts: dict[str, Any], name: str):
     assert failed(changed(**parts)) == [name]
-    told = said(changed(**parts))
-    assert told["trusted"] is False
-    assert told["words"][-1].startswith(
+    found = said(changed(**parts))
+    assert found["trusted"] is False
+    assert found["words"][-1].startswith(
         f"Do not trust these numbers: 1 of 6 checks for masked gradients failed ({name})"
     )
 
 
-def test_chance_may_account_for_one_image_in_a_hundred():
+def test_checks_tolerate_one_percent_or_one_image():
     assert failed(changed(pgd={"accuracy": 0.31}, bim={"accuracy": 0.32}, smoothed_pgd={"accuracy": 0.3})) == []
     few = changed(pgd={"accuracy": 0.5}, bim={"accuracy": 0.5}, square={"accuracy": 0.4}, clean={"images": 10})
     assert failed(few) == ["smoothed"]
 
 
-def test_the_verdict_says_what_to_what_and_up_to_where():
-    told = said(SOUND)
-    assert (told["strongest"], told["accuracy"], told["trusted"]) == ("AutoAttack", 0.25, True)
-    assert told["robust_to"] == ["FGSM", *(f"{name} from the source" for name in ("FGSM", "BIM", "PGD"))]
-    assert told["not_robust_to"] == ["BIM", "PGD", "PGD with the smoothed gradient", "AutoAttack", "Square"]
-    assert (told["robust_up_to"], told["broken_from"]) == (4 / 255, 16 / 255)
-    assert told["worst_corruption"] == {"kind": "blur", "severity": 2, "accuracy": 0.6}
-    text = " ".join(told["words"])
+def test_verdict_lists_attacks_and_epsilons():
+    found = said(SOUND)
+    assert (found["strongest"], found["accuracy"], found["trusted"]) == ("AutoAttack", 0.25, True)
+    assert found["robust_to"] == ["FGSM", *(f"{name} from the source" for name in ("FGSM", "BIM", "PGD"))]
+    assert found["not_robust_to"] == ["BIM", "PGD", "PGD with the smoothed gradient", "AutoAttack", "Square"]
+    assert (found["robust_up_to"], found["broken_from"]) == (4 / 255, 16 / 255)
+    assert found["worst_corruption"] == {"kind": "blur", "severity": 2, "accuracy": 0.6}
+    text = " ".join(found["words"])
     assert text.startswith(
         "Not robust within 8/255 of each pixel: accuracy 90.00 % on 1,000 clean images, 25.00 % under AutoAttack."
     )
@@ -99,12 +99,12 @@ def test_the_verdict_says_what_to_what_and_up_to_where():
 
 
 @pytest.mark.parametrize(("names", "verb"), [(["FGSM"], "leaves"), (["FGSM", "BIM"], "leave")])
-def test_what_is_withstood_is_said_of_one_or_of_many(names: list[str], verb: str):
-    told = _robust({"robust_to": names, "not_robust_to": ["PGD"]})
-    assert f" {verb} at least half" in told
+def test_verb_agrees_with_the_number_of_attacks(names: list[str], verb: str):
+    sentence = _robust({"robust_to": names, "not_robust_to": ["PGD"]})
+    assert f" {verb} at least half" in sentence
 
 
-def test_a_robust_network_is_called_so_only_if_it_can_be_trusted():
+def test_headline_depends_on_accuracy_and_trust():
     strong = {name: {"accuracy": 0.6} for name in ("fgsm", "bim", "pgd", "smoothed_pgd", "square", "autoattack")}
     strong["by_epsilon"] = {"accuracies": [0.9, 0.8, 0.6, 0.0]}
     robust = changed(**strong)
@@ -126,27 +126,27 @@ ROBUST = {name: {"accuracy": 0.85} for name in ("fgsm", "bim", "pgd", "smoothed_
         ([0.9, 0.86, 0.85, 0.0], [4, 8, 16], "Robust within 8/255"),
         ([0.9, 0.7, 0.6, 0.0], [4, 8, 16], "Partly robust within 8/255"),
         ([0.9, 0.4, 0.4, 0.0], [4, 8, 16], "Not robust within 8/255"),
-        # What is found by a smaller epsilon counts, and so does one that rounding has made a little larger.
+        # Smaller epsilons count, and so does one that exceeds 8/255 by rounding.
         ([0.9, 0.4, 0.3, 0.0], [4, 12, 16], "Not robust within 8/255"),
         ([0.9, 0.88, 0.4, 0.0], [4, 8 * (1 + 1e-12), 16], "Not robust within 8/255"),
         ([0.9, 0.86, 0.4, 0.0], [4, 8.01, 16], "Robust within 8/255"),
     ],
 )
-def test_the_curve_up_to_epsilon_counts(curve: list[float], epsilons: list[float], headline: str):
+def test_curve_within_epsilon_counts_as_an_attack(curve: list[float], epsilons: list[float], headline: str):
     at = {"epsilons": [0.0, *(steps / 255 for steps in epsilons)], "accuracies": curve}
-    told = said(changed(**ROBUST, transfer={"skipped": "no source"}, by_epsilon=at))
-    assert told["trusted"] is True
-    assert told["words"][0].startswith(headline)
-    assert ("PGD at growing epsilons" in told["not_robust_to"]) == headline.startswith("Not")
+    found = said(changed(**ROBUST, transfer={"skipped": "no source"}, by_epsilon=at))
+    assert found["trusted"] is True
+    assert found["words"][0].startswith(headline)
+    assert ("PGD at growing epsilons" in found["not_robust_to"]) == headline.startswith("Not")
     if not headline.startswith("Robust"):
         least = min(left for steps, left in zip(epsilons, curve[1:], strict=True) if steps < 8.001)
-        assert (told["strongest"], told["accuracy"]) == ("PGD at growing epsilons", least)
-        assert f"{100 * least:.2f} % under PGD at growing epsilons." in told["words"][0]
+        assert (found["strongest"], found["accuracy"]) == ("PGD at growing epsilons", least)
+        assert f"{100 * least:.2f} % under PGD at growing epsilons." in found["words"][0]
 
 
-def test_a_curve_without_an_epsilon_in_reach_is_none():
-    told = said(changed(by_epsilon={"epsilons": [0.0], "accuracies": [0.0]}, clean={"accuracy": 0.0}))
-    assert told["strongest"] == "AutoAttack"
+def test_curve_without_points_within_epsilon_is_ignored():
+    found = said(changed(by_epsilon={"epsilons": [0.0], "accuracies": [0.0]}, clean={"accuracy": 0.0}))
+    assert found["strongest"] == "AutoAttack"
 
 
 @pytest.mark.parametrize(
@@ -161,39 +161,39 @@ def test_a_curve_without_an_epsilon_in_reach_is_none():
         ),
     ],
 )
-def test_what_is_missing_makes_careful(parts: dict[str, Any], effort: Any, words: str):
-    told = said(changed(**parts), effort)
-    assert told["trusted"] is None
-    assert told["words"][-1].startswith("Trust these numbers with care: no check")
-    assert words in told["words"][-1]
+def test_missing_results_limit_the_trust(parts: dict[str, Any], effort: Any, words: str):
+    found = said(changed(**parts), effort)
+    assert found["trusted"] is None
+    assert found["words"][-1].startswith("Trust these numbers with care: no check")
+    assert words in found["words"][-1]
 
 
-def test_a_curve_that_falls_at_once_or_never_ends():
+def test_curve_below_half_at_once_and_never_zero():
     curve = {"accuracies": [0.9, 0.2, 0.1, 0.05]}
-    told = said(changed(by_epsilon=curve))
-    assert (told["robust_up_to"], told["broken_from"]) == (0, None)
-    assert told["words"][2] == (
+    found = said(changed(by_epsilon=curve))
+    assert (found["robust_up_to"], found["broken_from"]) == (0, None)
+    assert found["words"][2] == (
         "PGD leaves less than half of the clean accuracy at epsilon 4/255, the smallest tried, and more than 0 % even "
         "at epsilon 1."
     )
 
 
-def test_guessing_is_not_robust():
-    told = said(changed(clean={"accuracy": 0.12}))
-    assert told["words"] == ["Nothing to attack: accuracy 12.00 % on 1,000 clean images, hardly better than guessing."]
-    assert told["better_than_guessing"] is False
+def test_network_at_chance_level_is_not_judged():
+    found = said(changed(clean={"accuracy": 0.12}))
+    assert found["words"] == ["Nothing to attack: accuracy 12.00 % on 1,000 clean images, hardly better than guessing."]
+    assert found["better_than_guessing"] is False
 
 
 @pytest.mark.parametrize(("epsilon", "words"), [(8 / 255, "8/255"), (0.05, "12.8/255"), (0, "0"), (1.0, "1")])
-def test_epsilons_are_written_as_one_does(epsilon: float, words: str):
+def test_format_epsilon(epsilon: float, words: str):
     assert format_epsilon(epsilon) == words
 
 
-def test_names_are_listed_as_one_says_them():
+def test_listed_joins_names_with_and():
     assert [listed(names) for names in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
 
 
-def test_the_verdict_says_what_is_certified():
+def test_verdict_includes_the_certificate():
     assert "Certificate: Nothing is certified." in said(SOUND)["words"]
-    told = said(changed(certified={"skipped": "layer3 is a GELU"}))["words"]
-    assert "No certificate: layer3 is a GELU." in told
+    found = said(changed(certified={"skipped": "layer3 is a GELU"}))["words"]
+    assert "No certificate: layer3 is a GELU." in found

@@ -22,7 +22,7 @@ from dcnet.verification import (
 
 
 class Small(nn.Module):
-    """The mean of each channel of the left half, which tells an image from its mirror image."""
+    """The mean of each channel of the left half, which differs for the mirror image."""
 
     def __init__(self, scale: float = 1.0):
         super().__init__()
@@ -48,7 +48,7 @@ def by_hand(pixels: Tensor) -> list[list[float]]:
     return found
 
 
-def test_the_mirrored_image_is_added(device):
+def test_embed_adds_the_mirror_image(device):
     pixels = images()
     found = embed(Small(), pixels.split(2), device)
     assert found.dtype == torch.float32
@@ -56,7 +56,7 @@ def test_the_mirrored_image_is_added(device):
     torch.testing.assert_close(found.cpu(), torch.tensor(by_hand(pixels)))
 
 
-def test_floats_are_the_same_as_bytes_and_labels_are_left_aside():
+def test_embed_takes_floats_bytes_and_batches_with_labels():
     pixels = images()
     expected = embed(Small(), [pixels])
     assert torch.equal(embed(Small(), [pixels.float() / 255]), expected)
@@ -65,7 +65,7 @@ def test_floats_are_the_same_as_bytes_and_labels_are_left_aside():
     assert torch.equal(embed(Small(), [(pixels.float() / 255).double()]), expected)
 
 
-def test_without_flip_and_with_both_side_by_side():
+def test_embed_without_flip_and_with_concatenation():
     pixels = images()
     plain = embed(Small(), [pixels], flip=False)
     mirrored = embed(Small(), [pixels.flip(-1)], flip=False)
@@ -74,7 +74,7 @@ def test_without_flip_and_with_both_side_by_side():
     assert torch.equal(embed(Small(), [pixels]), plain + mirrored)
 
 
-def test_every_module_keeps_its_mode_and_no_graph_is_kept():
+def test_embed_restores_modes_and_keeps_no_graph():
     model = Small().train()
     model.frozen.eval()
     found = embed(model, [images()])
@@ -86,7 +86,7 @@ def test_every_module_keeps_its_mode_and_no_graph_is_kept():
     assert (model.training, model.drop.training, model.frozen.training) == (True, True, False)
 
 
-def test_a_network_of_the_library():
+def test_embed_matches_features_of_a_network():
     model = dcnet.create_model("cnn9", "tanh-cos", 10, width=0.05)
     with torch.no_grad():
         model(torch.rand(8, 3, 32, 32))
@@ -97,8 +97,10 @@ def test_a_network_of_the_library():
         assert torch.equal(found, model.eval().features(pixels))
 
 
-@pytest.mark.parametrize(("value", "says"), [(0.0, "zero"), (float("nan"), "not finite"), (float("inf"), "not finite")])
-def test_an_embedding_without_direction_is_named(value, says):
+@pytest.mark.parametrize(
+    ("value", "message"), [(0.0, "zero"), (float("nan"), "not finite"), (float("inf"), "not finite")]
+)
+def test_embed_names_zero_and_nonfinite_embeddings(value, message):
     class Broken(nn.Module):
         def features(self, batch: Tensor) -> Tensor:
             found = torch.ones(len(batch), 2)
@@ -107,20 +109,20 @@ def test_an_embedding_without_direction_is_named(value, says):
 
     pixels = images(6)
     pixels[[3, 5]] = 0
-    with pytest.raises(ValueError, match=rf"embedding 3 is {says}, and of 2 of 6"):
+    with pytest.raises(ValueError, match=rf"embedding 3 is {message}, and of 2 of 6"):
         embed(Broken(), pixels.split(2))
-    with pytest.raises(ValueError, match=rf"embedding 3 \(d\.jpg\) is {says}"):
+    with pytest.raises(ValueError, match=rf"embedding 3 \(d\.jpg\) is {message}"):
         embed(Broken(), pixels.split(2), names=[f"{letter}.jpg" for letter in "abcdef"])
 
 
 @pytest.mark.parametrize("pixels", [torch.full((1, 3, 4, 4), 2.0), torch.full((1, 3, 4, 4), -0.5)])
-def test_images_in_another_range_are_refused(pixels):
+def test_embed_rejects_images_of_another_range(pixels):
     with pytest.raises(ValueError, match=r"images must be uint8, or float in \[0, 1\]"):
         embed(Small(), [pixels])
 
 
-def test_images_in_place_of_batches_are_refused():
-    """A convolution takes one image as well, and its channels would be rows."""
+def test_embed_rejects_images_in_place_of_batches():
+    """A convolution also accepts a single image, whose channels would become rows."""
 
     class Pooled(nn.Sequential):
         def features(self, batch: Tensor) -> Tensor:
@@ -131,7 +133,7 @@ def test_images_in_place_of_batches_are_refused():
         embed(model, images())
 
 
-def test_what_cannot_be_embedded_is_said():
+def test_embed_rejects_invalid_arguments():
     with pytest.raises(ValueError, match="unknown join 'add': known are sum, concatenate"):
         embed(Small(), [images()], join="add")
     with pytest.raises(ValueError, match="Linear has no method `features`"):
@@ -144,7 +146,7 @@ def test_what_cannot_be_embedded_is_said():
         embed(flat, [images()])
 
 
-def test_normalized_has_norm_one_over_the_whole_range_of_float32():
+def test_normalized_has_norm_one_in_the_whole_range_of_float32():
     found = normalized(torch.tensor([[3.0, 4.0], [3e30, 4e30], [3e-30, 4e-30], [-3e38, 0.0]]))
     torch.testing.assert_close(found, torch.tensor([[0.6, 0.8], [0.6, 0.8], [0.6, 0.8], [-1.0, 0.0]]))
     with pytest.raises(ValueError, match="embedding 1 is zero"):
@@ -159,7 +161,7 @@ def cosine(first: list[float], second: list[float]) -> float:
 
 
 class Precisions(TorchDispatchMode):
-    """The precisions that matrices are multiplied in."""
+    """Records the precisions of matrix products."""
 
     def __init__(self):
         super().__init__()
@@ -181,7 +183,7 @@ def brute_force_histogram(embeddings, labels, bins):
     return genuine, impostor
 
 
-def test_scores_of_listed_pairs(device):
+def test_pair_scores_match_plain_loops(device):
     embeddings = torch.randn(7, 5) * torch.logspace(-3, 3, 7)[:, None]
     first, second = torch.tensor([0, 6, 3, 3]), torch.tensor([1, 2, 3, 0])
     found = pair_scores(embeddings.to(device), first, second)
@@ -192,7 +194,7 @@ def test_scores_of_listed_pairs(device):
     assert found.max() <= 1
 
 
-def test_listed_pairs_in_several_blocks(monkeypatch):
+def test_pair_scores_are_equal_in_several_blocks(monkeypatch):
     embeddings = torch.randn(20, 5)
     first, second = torch.randint(20, (2, 50))
     expected = pair_scores(embeddings, first, second)
@@ -201,15 +203,15 @@ def test_listed_pairs_in_several_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
-def test_indices_are_integers_of_any_kind(dtype):
-    # As many pairs as embeddings, which bytes could be the mask of.
+def test_pair_scores_take_indices_of_any_integer_type(dtype):
+    # As many pairs as embeddings, so that uint8 indices could be taken for a mask.
     embeddings, first, second = torch.randn(4, 5), torch.tensor([0, 1, 1, 3]), torch.tensor([3, 0, 2, 3])
     expected = pair_scores(embeddings, first, second)
     assert torch.equal(pair_scores(embeddings, first.to(dtype), second.to(dtype)), expected)
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "says"),
+    ("first", "second", "message"),
     [
         ([0, 3], [1, 1], "from 0 to 2, not 3"),
         ([0, -1], [1, 1], "from 0 to 2, not -1"),
@@ -218,28 +220,28 @@ def test_indices_are_integers_of_any_kind(dtype):
         ([], [], "P > 0"),
     ],
 )
-def test_indices_that_are_none_are_refused(first, second, says):
-    with pytest.raises(ValueError, match=says):
+def test_pair_scores_reject_invalid_indices(first, second, message):
+    with pytest.raises(ValueError, match=message):
         pair_scores(torch.randn(3, 2), torch.tensor(first), torch.tensor(second))
 
 
 @pytest.mark.parametrize("block", [1, 3, 7, 100])
 @pytest.mark.parametrize("bins", [2, 64])
-def test_all_pairs_are_counted_once(block, bins, device):
+def test_score_histogram_counts_each_pair_once(block, bins, device):
     embeddings, labels = torch.randn(23, 4), torch.randint(4, (23,))
     found = score_histogram(embeddings.to(device), labels, bins, block)
     assert (found.genuine.tolist(), found.impostor.tolist()) == brute_force_histogram(embeddings, labels, bins)
     assert int((found.genuine + found.impostor).sum()) == 23 * 22 // 2
 
 
-def test_scores_at_the_ends_are_in_the_first_and_the_last_bin():
+def test_extreme_scores_are_in_the_first_and_last_bin():
     found = score_histogram(torch.tensor([[1.0, 0.0], [2.0, 0.0], [-3.0, 0.0]]), torch.tensor([0, 0, 0]), bins=10)
     assert found.genuine.tolist() == [2, 0, 0, 0, 0, 0, 0, 0, 0, 1]
     assert found.impostor.sum() == 0
     assert found.edges().tolist() == pytest.approx([-1 + 0.2 * i for i in range(10)])
 
 
-def test_histograms_add():
+def test_histograms_can_be_added():
     embeddings, labels = torch.randn(9, 3), torch.randint(2, (9,))
     one = score_histogram(embeddings, labels, 50)
     assert torch.equal((one + one).genuine, 2 * one.genuine)
@@ -250,7 +252,7 @@ def test_histograms_add():
 
 @pytest.mark.parametrize("block", [1, 4, 100])
 @pytest.mark.parametrize("count", [1, 3, 10])
-def test_the_nearest_of_a_gallery(block, count, device):
+def test_nearest_matches_plain_loops(block, count, device):
     probes, gallery = torch.randn(9, 4), torch.randn(11, 4)
     found = nearest(probes.to(device), gallery.to(device), count, block)
     for probe, scores, indices in zip(probes.double().tolist(), found.scores, found.indices, strict=True):
@@ -261,7 +263,7 @@ def test_the_nearest_of_a_gallery(block, count, device):
 
 
 @pytest.mark.parametrize("block", [1, 4, 100])
-def test_none_is_its_own_neighbour(block):
+def test_nearest_excludes_the_probe_itself(block):
     embeddings = torch.randn(10, 3)
     rows = embeddings.double().tolist()
     found = nearest(embeddings, count=9, block=block)
@@ -272,12 +274,12 @@ def test_none_is_its_own_neighbour(block):
         nearest(embeddings, count=10)
 
 
-def test_embeddings_of_another_network_are_refused():
+def test_nearest_rejects_embeddings_of_different_sizes():
     with pytest.raises(ValueError, match="embeddings must have the same number of values, not 3 and 2"):
         nearest(torch.randn(4, 3), torch.randn(5, 2))
 
 
-def test_scores_are_full_float32_whatever_was_set():
+def test_scores_use_full_float32_precision():
     embeddings, labels = torch.randn(60, 64), torch.randint(2, (60,))
     expected = score_histogram(embeddings, labels)
     before = torch.get_float32_matmul_precision()
@@ -287,7 +289,7 @@ def test_scores_are_full_float32_whatever_was_set():
             found = score_histogram(embeddings, labels)
             scores = nearest(embeddings).scores
         assert torch.get_float32_matmul_precision() == "medium"
-        # A CPU computes the same in all of them, a GPU does not.
+        # A CPU gives equal results in all precisions, a GPU does not.
         assert precisions.seen == {"highest"}
     finally:
         torch.set_float32_matmul_precision(before)
@@ -296,7 +298,7 @@ def test_scores_are_full_float32_whatever_was_set():
     assert torch.equal(scores, nearest(embeddings).scores)
 
 
-def test_all_pairs_are_never_held_at_once():
+def test_scores_of_all_pairs_are_computed_in_blocks():
     count, block = 20_000, 1024
     embeddings, labels = torch.randn(count, 64), torch.randint(100, (count,))
     with Largest() as largest:
@@ -309,7 +311,7 @@ def test_all_pairs_are_never_held_at_once():
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"labels": torch.zeros(3).long()}, r"labels must be integers \[4\], not torch.int64 \[3\]"),
         ({"labels": torch.zeros(4)}, r"labels must be integers \[4\], not torch.float32"),
@@ -317,8 +319,8 @@ def test_all_pairs_are_never_held_at_once():
         ({"block": 0}, "block must be a whole number, 1 or more, not 0"),
     ],
 )
-def test_what_cannot_be_counted_is_said(options, says):
-    with pytest.raises(ValueError, match=says):
+def test_score_histogram_rejects_invalid_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
         score_histogram(torch.randn(4, 2), **{"labels": torch.zeros(4).long(), **options})
 
 
@@ -338,8 +340,8 @@ def with_nan():
     return features
 
 
-def test_the_hyperplane_is_that_of_least_squares():
-    """w, c with w x + c = 1 for the feature and -1 for the background, each of the two with half of the weight."""
+def test_hyperplane_solves_least_squares():
+    """w x + c = 1 for the feature and -1 for the background, each with half of the weight."""
     others, x = background().double(), torch.tensor([4.0, -1.0, 0.5, 2.0, 1.0, 0.3], dtype=torch.float64)
     similarity = HyperplaneSimilarity(others, ridge=1e-9)
     rows = torch.cat([torch.cat([others, x[None]]), torch.ones(201, 1, dtype=torch.float64)], 1)
@@ -349,7 +351,7 @@ def test_the_hyperplane_is_that_of_least_squares():
     assert torch.allclose(similarity.normals(x[None])[0], solved / solved.norm(), atol=1e-6)
 
 
-def test_a_feature_is_on_the_right_side_of_its_own_hyperplane_and_the_background_on_the_other():
+def test_hyperplane_separates_a_feature_from_the_background():
     others, x = background(), torch.full((1, 6), 5.0)
     similarity = HyperplaneSimilarity(others)
     assert similarity.distances(x, x) > 0
@@ -357,8 +359,8 @@ def test_a_feature_is_on_the_right_side_of_its_own_hyperplane_and_the_background
     assert torch.allclose(similarity.distances(x, mean), -similarity.distances(x, x))
 
 
-def test_it_is_symmetric_and_knows_which_directions_tell_nothing():
-    """All differ in the first feature and hardly in the last, which a cosine does not know."""
+def test_hyperplane_similarity_is_symmetric_and_ignores_common_directions():
+    """The background varies in the first feature and hardly in the last; a cosine ignores that."""
     similarity = HyperplaneSimilarity(background() - 1.0)
     one = torch.tensor([[3.0, 0.0, 0.0, 0.0, 0.0, 1.0]])
     same, other = torch.tensor([[-3.0, 0, 0, 0, 0, 1.0]]), torch.tensor([[3.0, 0, 0, 0, 0, -1.0]])
@@ -384,6 +386,6 @@ def test_it_is_symmetric_and_knows_which_directions_tell_nothing():
         (lambda: HyperplaneSimilarity(background())(torch.ones(3, 6), with_nan()), "finite, but 1 of 3 are not"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence(call, problem):
+def test_hyperplane_similarity_rejects_invalid_arguments(call, problem):
     with pytest.raises(ValueError, match=problem):
         call()

@@ -29,7 +29,7 @@ def cosine(first, second):
 
 
 def by_hand(probes, gallery, pool):
-    """Best score, whether the right person beats all others, and the rank of the right one, for each probe."""
+    """For each probe the best score, the score of each person, and the rank of the right person."""
     found = []
     for vector, who in probes:
         scores = {}
@@ -46,13 +46,13 @@ def tensors(rows):
 
 
 @given(sets, st.sampled_from(["max", "mean"]), st.sampled_from([1, 3, 100]))
-def test_scores_people_and_ranks(both, pool, block):
+def test_identify_matches_plain_loops_with_ties(both, pool, block):
     probes, gallery = both
     found = identify(*tensors(probes), *tensors(gallery), pool=pool, block=block)
     for at, (best, scores, rank) in enumerate(by_hand(probes, gallery, pool)):
         assert float(found.scores[at]) == pytest.approx(best, abs=1e-6)
         assert scores[int(found.people[at])] == pytest.approx(best, abs=1e-6)
-        # A mean is rounded, and what is equal to six digits may come before or after.
+        # Means are rounded, so scores that are equal to six digits may be in any order.
         if pool == "max" or not near(scores):
             assert int(found.ranks[at]) == rank
 
@@ -64,7 +64,7 @@ def near(scores):
 
 @pytest.mark.parametrize("pool", ["max", "mean"])
 @pytest.mark.parametrize("block", [1, 4, 1000])
-def test_random_embeddings(pool, block, device):
+def test_identify_matches_plain_loops_on_random_embeddings(pool, block, device):
     probes = [
         (vector, who) for vector, who in zip(torch.randn(30, 5).tolist(), (torch.arange(30) % 9).tolist(), strict=True)
     ]
@@ -80,7 +80,7 @@ def test_random_embeddings(pool, block, device):
 
 @pytest.mark.parametrize("images", [2, 1500])
 @pytest.mark.parametrize("pool", ["max", "mean"])
-def test_probes_and_gallery_are_never_compared_at_once(pool, images):
+def test_identify_compares_in_blocks(pool, images):
     embeddings, people = torch.randn(3000, 8), torch.arange(3000) // images
     with Largest() as largest:
         found = identify(embeddings, people, embeddings, people, pool, block=256)
@@ -89,14 +89,14 @@ def test_probes_and_gallery_are_never_compared_at_once(pool, images):
     assert found.people[found.ranks == 1].equal(people[found.ranks == 1])
 
 
-def test_accuracy_by_rank():
+def test_cmc():
     found = Identified(torch.zeros(5), torch.zeros(5), torch.tensor([1, 1, 2, 4, 9]))
     assert cmc(found, 4) == pytest.approx((0.4, 0.6, 0.6, 0.8))
     with pytest.raises(ValueError, match="ranks must be a whole number, 1 or more, not 0"):
         cmc(found, 0)
 
 
-def test_a_network_that_says_the_same_of_all_knows_nobody():
+def test_equal_scores_rank_last():
     ones = torch.ones(6, 2)
     found = identify(ones, torch.arange(6), ones, torch.arange(6))
     assert found.ranks.tolist() == [6] * 6
@@ -104,20 +104,20 @@ def test_a_network_that_says_the_same_of_all_knows_nobody():
     assert found.people.tolist() == [0] * 6
 
 
-def test_strangers_have_no_place_in_a_closed_set():
+def test_cmc_rejects_unknown_probes():
     found = Identified(torch.zeros(3), torch.zeros(3), torch.tensor([1, 0, 0]))
     with pytest.raises(ValueError, match="the person of every probe, but 2 of 3 are not in it"):
         cmc(found)
 
 
 def open_set_by_hand(found, fpir):
-    """The best of all thresholds that accept few enough strangers."""
+    """The best rate of all thresholds within the false positive rate."""
     rows = list(zip(found.scores.tolist(), found.ranks.tolist(), strict=True))
-    strangers = [score for score, rank in rows if rank == 0]
+    unknown = [score for score, rank in rows if rank == 0]
     known = [(score, rank) for score, rank in rows if rank > 0]
     best = 0.0
     for threshold in {score for score, _ in rows}:
-        if sum(score >= threshold for score in strangers) <= fpir * len(strangers) + 1e-9:
+        if sum(score >= threshold for score in unknown) <= fpir * len(unknown) + 1e-9:
             best = max(best, sum(score >= threshold and rank == 1 for score, rank in known) / len(known))
     return best
 
@@ -128,22 +128,22 @@ def open_set_by_hand(found, fpir):
     ),
     st.sampled_from([0.05, 0.1, 0.25, 0.5, 0.9]),
 )
-def test_open_set_is_the_best_threshold_that_holds_the_rate(rows, fpir):
+def test_open_set_rate_uses_the_lowest_threshold_within_the_rate(rows, fpir):
     found = Identified(
         torch.tensor([row[0] / 5 for row in rows]), torch.zeros(1), torch.tensor([row[1] for row in rows])
     )
     rate = open_set_rate(found, fpir)
-    strangers = [score for score, rank in zip(found.scores.tolist(), found.ranks.tolist(), strict=True) if rank == 0]
-    assert (rate.unknown, rate.known) == (len(strangers), len(rows) - len(strangers))
-    if len(strangers) * fpir < 1 - 1e-9:
+    unknown = [score for score, rank in zip(found.scores.tolist(), found.ranks.tolist(), strict=True) if rank == 0]
+    assert (rate.unknown, rate.known) == (len(unknown), len(rows) - len(unknown))
+    if len(unknown) * fpir < 1 - 1e-9:
         assert (rate.tpir, rate.threshold) == (None, None)
-        assert f"{len(strangers)} unknown probes are too few for a rate of {fpir:g}" in rate.note
+        assert f"{len(unknown)} unknown probes are too few for a rate of {fpir:g}" in rate.note
         return
     assert rate.tpir == pytest.approx(open_set_by_hand(found, fpir))
-    assert sum(score >= rate.threshold for score in strangers) <= fpir * len(strangers) + 1e-9
+    assert sum(score >= rate.threshold for score in unknown) <= fpir * len(unknown) + 1e-9
 
 
-def test_accepted_but_wrong_does_not_count():
+def test_open_set_rate_counts_only_correct_identifications():
     ranks = torch.tensor([1, 2, 1, 0, 0])
     found = Identified(torch.tensor([0.9, 0.8, 0.2, 0.5, 0.1]), torch.zeros(5), ranks)
     assert open_set_rate(found, 0.5).tpir == pytest.approx(2 / 3)
@@ -151,7 +151,7 @@ def test_accepted_but_wrong_does_not_count():
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"pool": "sum"}, "unknown pool 'sum': known are max, mean"),
         ({"block": 0}, "block must be a whole number, 1 or more, not 0"),
@@ -159,13 +159,13 @@ def test_accepted_but_wrong_does_not_count():
         ({"gallery_people": torch.zeros(4).long()}, r"labels must be integers \[3\]"),
     ],
 )
-def test_what_cannot_be_compared_is_said(options, says):
+def test_identify_rejects_invalid_arguments(options, message):
     given = {"probe_people": torch.zeros(2).long(), "gallery_people": torch.zeros(3).long(), **options}
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         identify(torch.randn(2, 3), gallery=torch.randn(3, 3), **given)
 
 
-def test_an_open_set_needs_strangers_and_a_rate():
+def test_open_set_rate_requires_unknown_probes_and_a_valid_rate():
     with pytest.raises(ValueError, match="an open set needs known and unknown probes, not 2 and 0"):
         open_set_rate(Identified(torch.zeros(2), torch.zeros(2), torch.tensor([1, 1])))
     with pytest.raises(ValueError, match="an open set needs known and unknown probes, not 0 and 2"):
@@ -177,7 +177,7 @@ def test_an_open_set_needs_strangers_and_a_rate():
 def in_a_loop(
     scores: list[list[float]], labels: list[int], owners: list[int], ks: tuple[int, ...], itself: bool
 ) -> tuple[dict[int, float], float, int]:
-    """Of a ranking in which others come before matches with the same score."""
+    """Recall, precision and number of queries; of equal scores, matches rank last."""
     found, precisions = dict.fromkeys(ks, 0), []
     for query, row in enumerate(scores):
         places = [at for at in range(len(row)) if not (itself and at == query)]
@@ -197,7 +197,7 @@ def in_a_loop(
 
 def drawn(count: int, classes: int, seed: int, ties: bool = False) -> tuple[Tensor, Tensor]:
     chance = torch.Generator().manual_seed(seed)
-    # Of a few points many images have the very same embedding.
+    # With ties, many images share one of four embeddings.
     points = torch.randn(4 if ties else count, 6, generator=chance)
     return points[torch.arange(count) % len(points)], torch.randint(classes, (count,), generator=chance)
 
@@ -209,8 +209,8 @@ def by_double(one: Tensor, two: Tensor) -> list[list[float]]:
 
 @pytest.mark.parametrize("at_once", [1, 70, 1 << 22])
 @pytest.mark.parametrize("ties", [False, True])
-def test_they_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch, ties: bool, at_once: int):
-    """With queries among themselves and with a gallery, some without a match, however many at a time."""
+def test_retrieve_matches_plain_loops(monkeypatch: pytest.MonkeyPatch, ties: bool, at_once: int):
+    """With and without a gallery, with queries without a match, and for every block size."""
     monkeypatch.setattr(identification, "RANKED", at_once)
     queries, labels = drawn(23, 9, seed=0, ties=ties)
     gallery, owners = drawn(31, 7, seed=1, ties=ties)
@@ -227,7 +227,7 @@ def test_they_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch, ties: bool, a
         assert found.recall[1000] == 1
 
 
-def test_they_are_those_of_pytorch_metric_learning():
+def test_retrieve_matches_pytorch_metric_learning():
     from pytorch_metric_learning.distances import CosineSimilarity
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
     from pytorch_metric_learning.utils.inference import CustomKNN
@@ -242,7 +242,7 @@ def test_they_are_those_of_pytorch_metric_learning():
     )
     for arguments in ((queries, labels), (queries, labels, gallery, owners)):
         found = retrieve(*arguments)
-        # Of all of the gallery.
+        # The whole gallery.
         measure.k = found.gallery
         expected = measure.get_accuracy(*arguments)
         assert found.unmatched == 0
@@ -250,15 +250,15 @@ def test_they_are_those_of_pytorch_metric_learning():
         assert found.mean_average_precision == pytest.approx(expected["mean_average_precision"], rel=1e-6)
 
 
-def test_by_hand():
-    """Ranking of the one query: other, match, other, match; average precision (1/2 + 2/4) / 2."""
+def test_retrieve_one_query_computed_by_hand():
+    """The ranking is other, match, other, match, with average precision (1/2 + 2/4) / 2."""
     gallery = torch.tensor([[math.cos(angle), math.sin(angle)] for angle in (0.1, 0.2, 0.3, 0.4)])
     found = retrieve([[1.0, 0.0]], [5], gallery, [4, 5, 4, 5], ks=(1, 2))
     assert found.recall == {1: 0.0, 2: 1.0}
     assert found.mean_average_precision == pytest.approx(0.5)
 
 
-def test_a_network_that_gives_the_same_for_all_finds_nothing_early():
+def test_retrieve_ranks_matches_last_among_equal_scores():
     found = retrieve(torch.ones(20, 3), torch.arange(20) % 2, ks=(1, 10, 11))
     assert found.recall == {1: 0.0, 10: 0.0, 11: 1.0}
 
@@ -276,6 +276,6 @@ def test_a_network_that_gives_the_same_for_all_finds_nothing_early():
         (([[1.0, 0.0]], [0], None, None, (0,)), "each of ks must be a whole number, 1 or more, not 0"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence(given: Any, words: str):
+def test_retrieve_rejects_invalid_arguments(given: Any, words: str):
     with pytest.raises(ValueError, match=re.escape(words)):
         retrieve(*given)

@@ -22,7 +22,7 @@ from dcnet.verification import (
 )
 from dcnet.verification.measures import first_of_each
 
-# The first two are trained on; the others are not, one of them since there is one image.
+# The first two people are in the training set; Cy_Three is not, with only one image.
 COUNTS = {"Ada_One": 3, "Bob_Two": 5, "Cy_Three": 1, "Di_Four": 3, "Eve_Five": 3, "Flo_Six": 2}
 PAIRS = """2\t2
 Di_Four\t1\t2
@@ -45,7 +45,7 @@ Eve_Five\t2\tFlo_Six\t2
 
 
 class Seen(nn.Module):
-    """Features of few pixels; counts the images that it is given."""
+    """Features from averaged pixels; counts its input images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,20 +68,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_all_of_it_is_from_pairs_of_strangers(folder: Path):
+def test_evaluate_faces_counts_pairs_of_unseen_people(folder: Path):
     model = Seen()
     found = evaluate_faces(model, folder)
     assert found == json.loads(json.dumps(found))
     counts = ("pairs", "same", "different")
     assert [found["development"][key] for key in counts] == [6, 3, 3]
     assert [found["development_all"][key] for key in counts] == [21, 5, 16]
-    # Cy has one image, and was not trained on.
+    # Cy_Three has one image, and is not in the training set.
     assert [found["unseen"][key] for key in (*counts, "left_out")] == [6, 3, 3, 2]
     assert found["images"] == 9
     assert model.images == 2 * 9
 
 
-def test_faces_are_measured_as_pairs_are(folder: Path):
+def test_evaluate_faces_matches_measures_of_pairs(folder: Path):
     found = evaluate_faces(Seen(), folder)["development"]
     data = LfwData(folder / "lfw")
     pairs = data.pairs("pairsDevTest")
@@ -97,13 +97,13 @@ def test_faces_are_measured_as_pairs_are(folder: Path):
     assert "too few" in found["tar_at_far"][1]["note"]
 
 
-def test_a_missing_list_of_pairs_is_told(folder: Path):
+def test_evaluate_faces_requires_the_list_of_pairs(folder: Path):
     (folder / "lfw" / "pairsDevTest.txt").unlink()
     with pytest.raises(ValueError, match=r"there is no list 'pairsDevTest\.txt'"):
         evaluate_faces(Seen(), folder)
 
 
-def test_all_images_at_once_are_those_one_by_one(folder: Path):
+def test_stack_matches_batches(folder: Path):
     data = LfwData(folder / "lfw")
     files = data.images(data.pairs().names, 8)
     assert torch.equal(files.stack(), torch.cat(list(files.batches(2))))
@@ -113,7 +113,7 @@ COLOURS = 12
 
 
 class Pixel(nn.Module):
-    """The first pixel as a direction, one for each colour, and a little of the second."""
+    """One direction per color, plus noise."""
 
     def __init__(self, blur: float = 0.0):
         super().__init__()
@@ -127,14 +127,14 @@ class Pixel(nn.Module):
 
 
 def painted(per_class: int = 20) -> OpenSet:
-    """Every image in the colour of its class."""
+    """Images in the color of their class."""
     labels = torch.arange(COLOURS * per_class) % COLOURS
     images = labels.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 2).contiguous()
     split = Split(images, labels)
     return split_classes(Dataset("colours", split, split, tuple("abcdefghijkl")), 4)
 
 
-def test_a_network_that_tells_all_classes_apart_makes_no_mistake():
+def test_open_set_measures_of_perfect_embeddings():
     model, parts = Pixel(), painted()
     found = open_set_measures(model, parts, pairs=400, enrolled=5, known=3)
     assert found == json.loads(json.dumps(found))
@@ -154,7 +154,7 @@ def test_a_network_that_tells_all_classes_apart_makes_no_mistake():
     assert model.images == 2 * (160 + 160 + 24)
 
 
-def test_a_network_that_knows_nothing_is_told_so():
+def test_open_set_measures_of_random_embeddings():
     found = open_set_measures(Pixel(blur=100.0), painted(40), pairs=4000, enrolled=5, known=3)
     assert 0.4 < found["verification"]["auc"] < 0.6
     assert found["identification"]["ranks"][0] < 0.45
@@ -162,13 +162,13 @@ def test_a_network_that_knows_nothing_is_told_so():
     assert found["detection"]["rank_1_of_known"] < 0.3
 
 
-def test_the_first_images_of_each_class():
+def test_first_of_each():
     labels = torch.tensor([2, 0, 2, 1, 2, 0, 0])
     assert first_of_each(labels, 2).tolist() == [0, 1, 2, 3, 5]
     assert first_of_each(labels, 1).tolist() == [0, 1, 3]
 
 
-def test_digits_that_nobody_trained_on():
+def test_open_set_measures_of_digits():
     parts = split_classes(load_dataset("digits"), 4)
 
     class Pixels(nn.Module):
@@ -181,6 +181,6 @@ def test_digits_that_nobody_trained_on():
     assert 0.5 < found["detection"]["auc"] < 1
 
 
-def test_an_open_set_that_is_not_there_is_told(tmp_path):
+def test_evaluate_open_set_requires_the_dataset(tmp_path):
     with pytest.raises(ValueError, match="cifar100 is not in"):
         evaluate_open_set(Pixel(), tmp_path, download=False)

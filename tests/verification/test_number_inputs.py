@@ -111,7 +111,7 @@ def plain(found: Any) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.filterwarnings("error")
-def test_results_are_those_of_tensors(call: str, kind: str):
+def test_arrays_and_lists_give_the_results_of_tensors(call: str, kind: str):
     results = []
     for of in (lambda given: given, KINDS[kind]):
         torch.manual_seed(1)
@@ -120,7 +120,7 @@ def test_results_are_those_of_tensors(call: str, kind: str):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_embeddings_and_scores_of_any_precision(dtype: torch.dtype):
+def test_arrays_of_any_precision(dtype: torch.dtype):
     embeddings, scores = EMBEDDINGS.to(dtype), SCORES.to(dtype)
     assert plain(retrieve(embeddings.numpy(), LABELS.numpy())) == plain(retrieve(embeddings, LABELS))
     assert torch.equal(pair_scores(embeddings.numpy(), FIRST, SECOND), pair_scores(embeddings, FIRST, SECOND))
@@ -128,14 +128,14 @@ def test_embeddings_and_scores_of_any_precision(dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32"])
-def test_labels_of_any_size(dtype: str):
+def test_labels_of_any_integer_type(dtype: str):
     assert plain(retrieve(EMBEDDINGS, LABELS.numpy().astype(dtype))) == plain(retrieve(EMBEDDINGS, LABELS))
     assert plain(identify(EMBEDDINGS, LABELS.numpy().astype(dtype), EMBEDDINGS, LABELS)) == plain(
         identify(EMBEDDINGS, LABELS, EMBEDDINGS, LABELS)
     )
 
 
-def test_images_to_embed():
+def test_embed_takes_arrays():
     images = np.random.default_rng(0).integers(0, 256, (4, 1, 3, 3), dtype=np.uint8)
     images.flags.writeable = False
     expected = embed(Flat(), [torch.tensor(images)])
@@ -143,13 +143,13 @@ def test_images_to_embed():
     assert torch.equal(embed(Flat(), [(images, np.zeros(4))]), expected)
 
 
-def test_a_tensor_that_has_a_gradient_is_measured_without():
+def test_tensors_with_a_gradient_are_detached():
     assert not pair_scores(EMBEDDINGS.clone().requires_grad_(), FIRST, SECOND).requires_grad
     assert roc(SCORES.clone().requires_grad_(), SAME).auc() == roc(SCORES, SAME).auc()
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         ([[1.0, 2.0], [3.0]], "labels must be a tensor, an array or lists of equal length, not list"),
         (["a", "b"], "labels must be numbers, not list of dtype <U1"),
@@ -158,10 +158,10 @@ def test_a_tensor_that_has_a_gradient_is_measured_without():
         (np.array([1j]), "labels must be numbers, not ndarray of dtype complex128"),
     ],
 )
-def test_what_holds_no_numbers_is_one_sentence(given: Any, words: str):
+def test_as_tensor_rejects_values_without_numbers(given: Any, message: str):
     with pytest.raises(TypeError) as error:
         as_tensor(given, "labels")
-    assert str(error.value) == words
+    assert str(error.value) == message
 
 
 E, NONE, L, S = torch.randn(3, 4), torch.zeros(0, 4), torch.tensor([0, 0, 1]), torch.zeros(0)
@@ -203,11 +203,11 @@ EMPTY_CALLS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("call", EMPTY_CALLS)
-def test_nothing_is_one_sentence(call: str):
+def test_empty_inputs_raise_one_sentence(call: str):
     with pytest.raises(ValueError, match=r"empty|no |none|0") as error:
         EMPTY_CALLS[call]()
     assert "\n" not in str(error.value)
 
 
-def test_pairs_of_no_features_have_no_similarities():
+def test_hyperplane_similarity_of_no_pairs_is_empty():
     assert V.HyperplaneSimilarity(E)(NONE, NONE).shape == (0,)

@@ -32,7 +32,7 @@ def folder(tmp_path):
     return write_lfw(tmp_path / "lfw")
 
 
-def test_pairs_in_folds(folder):
+def test_lfw_pairs_with_folds(folder):
     found = LfwData(folder).pairs()
     assert found.rows() == [
         ("Ada_One/Ada_One_0001.jpg", "Ada_One/Ada_One_0002.jpg", True),
@@ -45,7 +45,7 @@ def test_pairs_in_folds(folder):
     assert len(found) == 4
 
 
-def test_pairs_without_folds_and_with_other_spaces(folder):
+def test_lfw_pairs_without_folds_and_with_other_separators(folder):
     found = LfwData(folder).pairs("pairsDevTest.txt")
     assert found.same.tolist() == [True, False]
     assert found.folds is None
@@ -53,7 +53,7 @@ def test_pairs_without_folds_and_with_other_spaces(folder):
     assert LfwData(str(folder)).pairs("pairs").folds.tolist() == [0, 0, 1, 1]
 
 
-def test_several_pairs_of_each_kind_in_a_fold(folder):
+def test_folds_with_several_pairs_of_each_kind(folder):
     same, other = "Ada_One 1 2\nAda_One 1 3\n", "Ada_One 1 Bob_Two 1\nAda_One 1 Bob_Two 2\n"
     (folder / "pairs.txt").write_text(f"2 2\n{same}{other}{same}{other}")
     found = LfwData(folder).pairs()
@@ -61,7 +61,7 @@ def test_several_pairs_of_each_kind_in_a_fold(folder):
     assert found.folds.tolist() == [0] * 4 + [1] * 4
 
 
-def test_people(folder):
+def test_people_of_a_list_and_of_all_folders(folder):
     data = LfwData(folder)
     ada = tuple(f"Ada_One/Ada_One_000{number}.jpg" for number in (1, 2, 3))
     assert data.people("peopleDevTrain") == {"Ada_One": ada, "Cy_Three": ("Cy_Three/Cy_Three_0001.jpg",)}
@@ -73,7 +73,7 @@ def test_people(folder):
     }
 
 
-def test_lists_beside_the_folder_or_elsewhere(folder, tmp_path):
+def test_lists_are_found_beside_the_folder_or_in_another(folder, tmp_path):
     (folder / "pairs.txt").rename(tmp_path / "pairs.txt")
     assert len(LfwData(folder).pairs()) == 4
     (tmp_path / "lists").mkdir()
@@ -85,12 +85,12 @@ def test_lists_beside_the_folder_or_elsewhere(folder, tmp_path):
         LfwData(tmp_path / "nowhere")
 
 
-def test_images_may_be_of_another_format(tmp_path):
+def test_lfw_images_may_have_another_format(tmp_path):
     assert LfwData(write_lfw(tmp_path, ".png")).pairs().names[0] == "Ada_One/Ada_One_0001.png"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         ("Ada_One\t1\t2", "Ada_One\t1\t9", r"pairs.txt, line 2: 'Ada_One\\t1\\t9': .* there is no .*Ada_One_0009.jpg"),
         ("Bob_Two\t1\tC", "Eve\t1\tC", r"line 3: .* there is no .*Eve_0001.jpg"),
@@ -109,14 +109,14 @@ def test_images_may_be_of_another_format(tmp_path):
         (PAIRS, "", "line 1: '': expected folds and pairs"),
     ],
 )
-def test_a_line_that_is_wrong_is_named(folder, old, new, says):
+def test_errors_name_the_invalid_line_of_a_pair_list(folder, old, new, message):
     (folder / "pairs.txt").write_text(PAIRS.replace(old, new))
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         LfwData(folder).pairs()
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("1\nAda_One\t4\n", "line 2: 'Ada_One\\\\t4': .* there is no .*Ada_One_0004.jpg"),
         ("1\nAda_One\n", "line 2: 'Ada_One': expected a person: name<tab>number of images"),
@@ -127,19 +127,19 @@ def test_a_line_that_is_wrong_is_named(folder, old, new, says):
         ("", "line 1: '': expected the number of people"),
     ],
 )
-def test_a_list_of_people_that_is_wrong_is_named(folder, text, says):
+def test_errors_name_the_invalid_line_of_a_list_of_people(folder, text, message):
     (folder / "peopleDevTrain.txt").write_text(text)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         LfwData(folder).people("peopleDevTrain")
 
 
-def test_a_list_that_is_no_text(folder):
+def test_binary_files_are_rejected_as_lists(folder):
     (folder / "pairs.txt").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(ValueError, match=r"pairs\.txt cannot be read as a list"):
         LfwData(folder).pairs()
 
 
-def test_pairs_of_people_who_were_not_trained_on(folder):
+def test_people_disjoint_removes_pairs_with_trained_people(folder):
     found = people_disjoint(LfwData(folder).pairs(), ["Cy_Three", "Somebody_Else"])
     assert [row[2] for row in found.pairs.rows()] == [True, True, False]
     assert found.pairs.folds.tolist() == [0, 1, 1]
@@ -152,19 +152,19 @@ def test_pairs_of_people_who_were_not_trained_on(folder):
         people_disjoint(LfwData(folder).pairs(), ["Ada_One", "Bob_Two", "Di_Four"])
 
 
-def test_pairs_without_names_cannot_be_told_apart_by_folders():
+def test_people_disjoint_requires_file_names():
     with pytest.raises(ValueError, match="these 6 pairs have no file names: use pairs of `read_pairs`"):
         people_disjoint(sample_pairs(torch.arange(10) % 3, 6), ["Ada_One"])
 
 
-def test_an_image_in_no_folder_shows_nobody_who_was_trained_on():
+def test_images_without_a_folder_count_as_untrained():
     pairs = Pairs.of_names([("1.jpg", "a/2.jpg", True), ("1.jpg", "b/2.jpg", False)])
     found = people_disjoint(pairs, ["a", ""])
     assert found.pairs.rows() == [("1.jpg", "b/2.jpg", False)]
     assert (found.left_out, found.people_left_out) == (1, 1)
 
 
-def test_the_folder_of_lfw_or_one_that_it_is_in(folder, tmp_path):
+def test_found_in_takes_the_folder_or_its_parent(folder, tmp_path):
     for data in (folder, tmp_path):
         assert LfwData.found_in(data, "pairs").root == folder
     (folder / "pairs.txt").rename(tmp_path / "pairs.txt")
@@ -173,7 +173,7 @@ def test_the_folder_of_lfw_or_one_that_it_is_in(folder, tmp_path):
         LfwData.found_in(tmp_path / "nowhere", "pairs")
 
 
-def test_of_several_folders_of_lfw_the_one_with_the_list_is_taken(folder, tmp_path):
+def test_found_in_prefers_the_folder_with_the_list(folder, tmp_path):
     (tmp_path / "lfw_funneled").mkdir()
     assert LfwData.found_in(tmp_path, "pairs.txt").root == folder
     with pytest.raises(ValueError, match=r"there is no list 'other\.txt': expected it in .*lfw_funneled or "):
@@ -183,7 +183,7 @@ def test_of_several_folders_of_lfw_the_one_with_the_list_is_taken(folder, tmp_pa
 @pytest.mark.parametrize(
     "text", ["a/1.png,b/1.png,0\na/1.png,a/2.png,1\n", "a/1.png  b/1.png different\n#\n\na/1.png\ta/2.png\tSame"]
 )
-def test_a_list_of_paths(tmp_path, text):
+def test_read_pairs(tmp_path, text):
     for name in ("a/1.png", "a/2.png", "b/1.png"):
         write_image(tmp_path / name, 1)
     (tmp_path / "list.txt").write_text(text)
@@ -205,7 +205,7 @@ def test_paths_with_spaces_need_commas_or_tabs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("a.png a.png 1\na.png b.png 0\n", r"list.txt, line 2: 'a.png b.png 0': .* there is no .*b.png"),
         ("\na.png a.png 2\n", "line 2: 'a.png a.png 2': expected two paths and one of 0, 1, same, different"),
@@ -214,14 +214,14 @@ def test_paths_with_spaces_need_commas_or_tabs(tmp_path):
         ("# nothing\n", "has no pairs: expected lines such as 'a/1.jpg,b/1.jpg,0'"),
     ],
 )
-def test_a_list_of_paths_that_is_wrong_is_named(tmp_path, text, says):
+def test_read_pairs_names_the_invalid_line(tmp_path, text, message):
     write_image(tmp_path / "a.png", 1)
     (tmp_path / "list.txt").write_text(text)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         read_pairs(tmp_path / "list.txt")
 
 
-def test_folders_of_people(tmp_path):
+def test_people_folders(tmp_path):
     for name in ("ann/2.png", "ann/1.jpg", "ben/x.webp", ".hidden/1.png"):
         write_image(tmp_path / name, 1)
     (tmp_path / "ann" / "notes.txt").write_text("")
@@ -234,7 +234,7 @@ def test_folders_of_people(tmp_path):
         people_folders(tmp_path / "nobody")
 
 
-def test_people_are_numbers_in_the_order_in_which_they_come():
+def test_labels_of_numbers_people_in_order():
     labels, numbers = labels_of(["b/1.jpg", "a/1.jpg", "x/b/2.jpg"])
     assert (labels.tolist(), numbers) == ([0, 1, 0], {"b": 0, "a": 1})
     labels, more = labels_of(["a/2.jpg", "c/1.jpg"], numbers)
@@ -242,7 +242,7 @@ def test_people_are_numbers_in_the_order_in_which_they_come():
     assert numbers == {"b": 0, "a": 1}
 
 
-def test_images_are_read_when_they_are_wanted(tmp_path):
+def test_image_files_are_read_on_access(tmp_path):
     write_image(tmp_path / "a/1.png", 1)
     files = ImageFiles(tmp_path, ("a/1.png", "a/2.png"), 12)
     expected = torch.from_numpy(np.array(Image.open(tmp_path / "a/1.png"))).permute(2, 0, 1)
@@ -255,7 +255,7 @@ def test_images_are_read_when_they_are_wanted(tmp_path):
     assert len(files) == 2
 
 
-def test_the_square_around_the_centre(tmp_path):
+def test_image_files_crop_the_center(tmp_path):
     write_image(tmp_path / "a.png", 1, width=13, height=10)
     whole = np.array(Image.open(tmp_path / "a.png"))
     found = ImageFiles(tmp_path, ("a.png",), size=4, crop=4)[0]
@@ -265,13 +265,13 @@ def test_the_square_around_the_centre(tmp_path):
     assert np.array_equal(resized.permute(1, 2, 0).numpy(), np.array(expected))
 
 
-def test_what_was_cropped_is_not_cropped_again(tmp_path):
+def test_image_files_reject_images_smaller_than_the_crop(tmp_path):
     write_image(tmp_path / "a.png", 1, width=13, height=10)
     with pytest.raises(ValueError, match=r"a.png has 13 x 10 pixels: expected at least 11 x 11"):
         ImageFiles(tmp_path, ("a.png",), size=4, crop=11)[0]
 
 
-def test_grey_images_get_three_channels_and_broken_ones_a_sentence(tmp_path):
+def test_image_files_convert_grey_images_and_reject_broken_ones(tmp_path):
     Image.new("L", (4, 4), 7).save(tmp_path / "grey.png")
     (tmp_path / "broken.png").write_bytes(b"nothing")
     files = ImageFiles(tmp_path, ("grey.png", "broken.png", "missing.png"), 4)
@@ -282,7 +282,7 @@ def test_grey_images_get_three_channels_and_broken_ones_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"size": 0}, {"size": 4, "crop": 0}])
-def test_sides_that_are_none_are_refused(tmp_path, options):
+def test_image_files_reject_invalid_sizes(tmp_path, options):
     with pytest.raises(ValueError, match="must be a whole number, 1 or more, not 0"):
         ImageFiles(tmp_path, (), **options)
 
@@ -303,7 +303,7 @@ def true_classes(split: Split) -> list[int]:
     return split.images[:, 0, 0, 0].tolist()
 
 
-def test_classes_are_parted_and_named():
+def test_split_classes_names_known_and_unseen_classes():
     whole = dataset()
     found = split_classes(whole, 3)
     assert len(found.known.classes) == 4
@@ -321,7 +321,7 @@ def test_classes_are_parted_and_named():
         assert set(named) == set(names)
 
 
-def test_no_image_is_lost_and_the_order_is_kept():
+def test_split_classes_keeps_all_images_in_order():
     whole = dataset()
     found = split_classes(whole, 3)
     numbers = {
@@ -333,7 +333,7 @@ def test_no_image_is_lost_and_the_order_is_kept():
     assert sorted(number for part in numbers.values() for number in part) == list(range(120))
 
 
-def test_the_seed_tells_which():
+def test_split_classes_depends_on_the_seed():
     whole = dataset(13)
     chosen = [split_classes(whole, 5, seed).unseen_classes for seed in range(8)]
     assert chosen == [split_classes(whole, 5, seed).unseen_classes for seed in range(8)]
@@ -341,13 +341,13 @@ def test_the_seed_tells_which():
 
 
 @pytest.mark.parametrize("unseen", [0, 6, 7])
-def test_too_few_or_too_many_are_refused(unseen):
+def test_split_classes_rejects_invalid_counts(unseen):
     with pytest.raises(ValueError, match=f"from 1 to 5, so that two of 7 classes are left, not {unseen}"):
         split_classes(dataset(), unseen)
 
 
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=30), st.integers(1, 30), st.integers(0, 5))
-def test_pairs_are_balanced_right_and_none_twice(labels, half, seed):
+def test_sampled_pairs_are_balanced_correct_and_distinct(labels, half, seed):
     sizes = Counter(labels).values()
     genuine = sum(comb(size, 2) for size in sizes)
     impostor = comb(len(labels), 2) - genuine
@@ -364,13 +364,13 @@ def test_pairs_are_balanced_right_and_none_twice(labels, half, seed):
     assert sum(row[2] for row in rows) == half
 
 
-def test_large_classes_do_not_take_all_pairs():
+def test_genuine_pairs_are_divided_evenly_among_classes():
     labels = torch.tensor([0] * 100 + [1] * 10 + [2] * 2)
     found = sample_pairs(labels, 62)
     assert Counter(labels[found.first[found.same]].tolist()) == {0: 15, 1: 15, 2: 1}
 
 
-def test_the_seed_tells_which_pairs():
+def test_sampled_pairs_depend_on_the_seed():
     labels = torch.arange(200) % 10
     one, again, other = (sample_pairs(labels, 100, seed) for seed in (1, 1, 2))
     assert torch.equal(one.first, again.first)
@@ -378,13 +378,13 @@ def test_the_seed_tells_which_pairs():
     assert not torch.equal(one.first, other.first)
 
 
-def test_pairs_are_drawn_from_everywhere():
+def test_all_pairs_are_sampled_equally_often():
     labels = torch.arange(12) % 3
     counts: Counter[tuple[int, int]] = Counter()
     for seed in range(400):
         found = sample_pairs(labels, 12, seed)
         counts.update(tuple(sorted(pair)) for pair in zip(found.first.tolist(), found.second.tolist(), strict=True))
-    # 6 of 18 pairs of one class, and 6 of 48 of two, each time.
+    # Each sample has 6 of 18 genuine and 6 of 48 impostor pairs.
     same = [count for (i, j), count in counts.items() if (i - j) % 3 == 0]
     different = [count for (i, j), count in counts.items() if (i - j) % 3]
     assert (len(same), len(different)) == (18, 48)
@@ -394,15 +394,15 @@ def test_pairs_are_drawn_from_everywhere():
     assert max(different) < 50 + 35
 
 
-def test_ranks_of_pairs():
+def test_pair_of_rank():
     assert _pair_of_rank(torch.arange(6)).tolist() == [[0, 1], [0, 2], [1, 2], [0, 3], [1, 3], [2, 3]]
     large = 10**6
     ranks = torch.tensor([large * (large - 1) // 2 - 1, large * (large - 1) // 2])
     assert _pair_of_rank(ranks).tolist() == [[large - 2, large - 1], [0, large]]
 
 
-def test_pairs_of_very_large_classes_are_drawn_without_a_list_of_all():
-    """Of 100,000 images there are 5 billion pairs, whose numbers would take 40 GB."""
+def test_pairs_of_large_classes_are_sampled_without_a_permutation():
+    """A class of 100,000 images has 5 billion pairs, and a permutation of them takes 40 GB."""
     labels = torch.arange(200_000) % 2
     with Largest() as largest:
         found = sample_pairs(labels, 2000)
@@ -412,14 +412,14 @@ def test_pairs_of_very_large_classes_are_drawn_without_a_list_of_all():
     assert found.second[found.same].max() > 150_000
 
 
-def test_so_drawn_none_is_there_twice(monkeypatch: pytest.MonkeyPatch):
+def test_pairs_sampled_without_a_permutation_are_distinct(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dcnet.verification.pairs.LARGEST_PERMUTATION", 0)
     found = sample_pairs(torch.arange(8) % 2, 24)
-    # All of the 12 pairs of one class.
+    # All 12 genuine pairs.
     assert len(set(zip(found.first[:12].tolist(), found.second[:12].tolist(), strict=True))) == 12
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_counts_that_cannot_be_halved_are_refused(count):
+def test_sample_pairs_rejects_odd_counts(count):
     with pytest.raises(ValueError, match=f"count must be even and at least 2, for pairs of both kinds, not {count}"):
         sample_pairs(torch.arange(4) % 2, count)

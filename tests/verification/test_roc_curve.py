@@ -23,7 +23,7 @@ from dcnet.verification import (
     score_histogram,
 )
 
-# Few distinct scores, so that there are ties within and between the kinds; and any finite ones.
+# Few distinct scores, for ties within and between both kinds of pairs, and any other scores.
 tied = st.sampled_from([-1.0, -0.5, 0.0, 0.25, 0.25000000000000006, 0.5, 1.0])
 anything = st.floats(-1, 1)
 pairs = st.lists(st.tuples(st.one_of(tied, anything), st.booleans()), min_size=2, max_size=40).filter(
@@ -46,7 +46,7 @@ def share(scores, threshold):
 
 
 @given(pairs)
-def test_points_are_those_of_the_definition(rows):
+def test_points_match_the_definition(rows):
     genuine, impostor = split(rows)
     found = curve(rows)
     assert found.thresholds[1:].tolist() == sorted({score for score, _ in rows}, reverse=True)
@@ -60,7 +60,7 @@ def test_points_are_those_of_the_definition(rows):
 
 
 @given(pairs)
-def test_points_are_those_of_scikit_learn(rows):
+def test_points_match_scikit_learn(rows):
     found = curve(rows)
     far, tar, thresholds = roc_curve(*np.array([(same, score) for score, same in rows]).T, drop_intermediate=False)
     assert found.far.tolist() == pytest.approx(far.tolist())
@@ -69,7 +69,7 @@ def test_points_are_those_of_scikit_learn(rows):
 
 
 @given(pairs)
-def test_auc_is_the_share_of_pairs_of_pairs_in_the_right_order(rows):
+def test_auc_is_the_probability_of_the_right_order(rows):
     genuine, impostor = split(rows)
     wins = sum((a > b) + 0.5 * (a == b) for a in genuine for b in impostor)
     found = curve(rows).auc()
@@ -78,7 +78,7 @@ def test_auc_is_the_share_of_pairs_of_pairs_in_the_right_order(rows):
 
 
 @given(pairs)
-def test_eer_is_where_the_lines_between_points_cross(rows):
+def test_eer_interpolates_between_points(rows):
     found = curve(rows)
     line = interp1d(found.far.numpy(), found.tar.numpy())
     by_parts = None
@@ -89,13 +89,13 @@ def test_eer_is_where_the_lines_between_points_cross(rows):
             break
     assert found.eer() == pytest.approx(by_parts, abs=1e-12)
     assert 0 <= found.eer() <= 1
-    # A function of the far has one value where the curve is vertical, so that its root is only near.
+    # Where the curve is vertical, tar is not a function of far, and the root is only approximate.
     if len(set(found.far.tolist())) == len(found.far):
         assert found.eer() == pytest.approx(brentq(lambda far: 1 - far - line(far), 0, 1), abs=1e-9)
 
 
 @given(pairs, st.sampled_from([0.001, 0.1, 0.25, 1 / 3, 0.5, 0.9]))
-def test_tar_at_far_is_the_best_that_holds_the_rate(rows, rate):
+def test_tar_at_far_uses_the_lowest_threshold_within_the_rate(rows, rate):
     genuine, impostor = split(rows)
     found = curve(rows).tar_at_far(rate)
     if len(impostor) * rate < 1 - 1e-12:
@@ -109,7 +109,7 @@ def test_tar_at_far_is_the_best_that_holds_the_rate(rows, rate):
     assert all(share(impostor, score) > rate for score in lower)
 
 
-def test_a_rate_that_is_met_exactly_counts():
+def test_rates_reached_exactly_are_included():
     scores = torch.tensor([0.9] + [0.5 - i / 100 for i in range(10)])
     same = torch.tensor([False] + [True] * 1 + [False] * 9)
     assert roc(scores, same).tar_at_far(0.1).tar == 1.0
@@ -130,7 +130,7 @@ def test_perfect_reversed_and_constant_scores():
 
 
 @given(pairs, st.sampled_from([2, 5, 100]))
-def test_the_curve_of_a_histogram_is_that_of_the_bins(rows, bins):
+def test_curve_of_a_histogram_matches_its_bins(rows, bins):
     places = [min(int((score + 1) / 2 * bins), bins - 1) for score, _ in rows]
     counts = [
         torch.tensor(
@@ -151,7 +151,7 @@ def test_the_curve_of_a_histogram_is_that_of_the_bins(rows, bins):
     assert found.auc() == pytest.approx(expected.auc())
 
 
-def test_a_fine_histogram_gives_nearly_the_curve_of_all_pairs():
+def test_curve_of_a_fine_histogram_is_close_to_that_of_all_pairs():
     labels = torch.arange(300) % 10
     embeddings = torch.eye(10)[labels] + 0.7 * torch.randn(300, 10)
     unit = embeddings.double() / embeddings.double().norm(dim=1, keepdim=True)
@@ -165,7 +165,7 @@ def test_a_fine_histogram_gives_nearly_the_curve_of_all_pairs():
 
 
 @pytest.mark.parametrize(
-    ("scores", "same", "says"),
+    ("scores", "same", "message"),
     [
         ([0.1, 0.2], [True, True], "there is no impostor pair"),
         ([0.1, 0.2], [False, False], "there is no genuine pair"),
@@ -176,18 +176,18 @@ def test_a_fine_histogram_gives_nearly_the_curve_of_all_pairs():
         ([0.1, 0.2], [2, 0], "same must be True or False for each pair, not 2"),
     ],
 )
-def test_what_has_no_curve_is_said(scores, same, says):
-    with pytest.raises(ValueError, match=says):
+def test_roc_rejects_invalid_arguments(scores, same, message):
+    with pytest.raises(ValueError, match=message):
         roc(torch.tensor(scores), torch.tensor(same))
 
 
-def test_an_empty_histogram_has_no_curve():
+def test_roc_rejects_an_empty_histogram():
     with pytest.raises(ValueError, match="the histogram is empty"):
         roc_of_histogram(ScoreHistogram(torch.zeros(4).long(), torch.zeros(4).long()))
 
 
 @pytest.mark.parametrize("far", [0, 1, -0.1, float("nan")])
-def test_rates_that_are_none_are_refused(far):
+def test_tar_at_far_rejects_invalid_rates(far):
     with pytest.raises(ValueError, match="far must be above 0 and below 1, not"):
         roc(torch.tensor([0.1, 0.2]), torch.tensor([True, False])).tar_at_far(far)
 
@@ -204,7 +204,7 @@ def tensors(rows):
     return torch.tensor([row[0] for row in rows], dtype=torch.float64), torch.tensor([row[1] for row in rows])
 
 
-def told_right(rows, threshold, balanced):
+def share_correct(rows, threshold, balanced):
     right = [(score >= threshold) == same for score, same in rows]
     if not balanced:
         return sum(right) / len(rows)
@@ -219,33 +219,33 @@ def candidates(rows):
 
 
 @given(scores_and_answers)
-def test_no_threshold_is_better_than_the_best(rows):
+def test_best_threshold_maximizes_accuracy(rows):
     found = best_threshold(*tensors(rows))
-    best = max(told_right(rows, threshold, False) for threshold in candidates(rows))
-    assert told_right(rows, found, False) == pytest.approx(best, abs=1e-12)
+    best = max(share_correct(rows, threshold, False) for threshold in candidates(rows))
+    assert share_correct(rows, found, False) == pytest.approx(best, abs=1e-12)
     assert accuracy(*tensors(rows), found) == pytest.approx(best, abs=1e-12)
 
 
 @given(both_kinds)
-def test_no_threshold_is_better_than_the_best_balanced_one(rows):
+def test_best_threshold_maximizes_balanced_accuracy(rows):
     found = best_threshold(*tensors(rows), balanced=True)
-    best = max(told_right(rows, threshold, True) for threshold in candidates(rows))
-    assert told_right(rows, found, True) == pytest.approx(best, abs=1e-12)
+    best = max(share_correct(rows, threshold, True) for threshold in candidates(rows))
+    assert share_correct(rows, found, True) == pytest.approx(best, abs=1e-12)
     assert accuracy(*tensors(rows), found, balanced=True) == pytest.approx(best, abs=1e-12)
 
 
 @given(scores_and_answers)
-def test_of_equally_good_thresholds_it_is_the_highest(rows):
+def test_best_threshold_is_the_highest_of_equal_ones(rows):
     found = best_threshold(*tensors(rows))
-    best = told_right(rows, found, False)
+    best = share_correct(rows, found, False)
     assert all(
-        told_right(rows, other, False) < best - 1e-12
+        share_correct(rows, other, False) < best - 1e-12
         for other in candidates(rows)
         if other > found + 1e-12 and any(found <= score < other for score, _ in rows)
     )
 
 
-def test_where_the_threshold_lies():
+def test_best_threshold_lies_between_scores():
     same = torch.tensor([True, True, False, False])
     assert best_threshold(torch.tensor([0.75, 0.5, 0.25, 0.0]), same) == 0.375
     assert best_threshold(torch.tensor([0.75, 0.5]), same[:2]) == 0.5
@@ -254,7 +254,7 @@ def test_where_the_threshold_lies():
     assert tied == 0.625
 
 
-def test_a_gap_without_a_middle_still_parts_its_ends():
+def test_best_threshold_separates_adjacent_floats():
     above = 0.25000000000000006
     scores = torch.tensor([0.25, above], dtype=torch.float64)
     threshold = best_threshold(scores, torch.tensor([False, True]))
@@ -269,7 +269,7 @@ def fold_rows(count=70):
 
 
 @pytest.mark.parametrize("balanced", [False, True])
-def test_every_fold_is_told_by_the_threshold_of_the_others(balanced):
+def test_fold_accuracy_uses_the_threshold_of_the_other_folds(balanced):
     scores, same, folds = fold_rows()
     found = fold_accuracy(scores, same, folds, balanced)
     rows = list(zip(scores.double().tolist(), same.tolist(), strict=True))
@@ -277,15 +277,15 @@ def test_every_fold_is_told_by_the_threshold_of_the_others(balanced):
     for fold in range(7):
         others = [row for row, at in zip(rows, folds.tolist(), strict=True) if at != fold]
         inside = [row for row, at in zip(rows, folds.tolist(), strict=True) if at == fold]
-        best = max(told_right(others, threshold, balanced) for threshold in candidates(others))
-        assert told_right(others, found.thresholds[fold], balanced) == pytest.approx(best)
-        expected.append(told_right(inside, found.thresholds[fold], balanced))
+        best = max(share_correct(others, threshold, balanced) for threshold in candidates(others))
+        assert share_correct(others, found.thresholds[fold], balanced) == pytest.approx(best)
+        expected.append(share_correct(inside, found.thresholds[fold], balanced))
     assert found.accuracies == pytest.approx(expected)
     assert found.mean == pytest.approx(statistics.mean(expected))
     assert found.standard_error == pytest.approx(statistics.stdev(expected) / 7**0.5)
 
 
-def test_the_scores_of_a_fold_do_not_move_its_own_threshold():
+def test_scores_of_a_fold_do_not_change_its_threshold():
     scores, same, folds = fold_rows()
     changed = torch.where(folds == 2, -scores, scores)
     found, other = fold_accuracy(scores, same, folds), fold_accuracy(changed, same, folds)
@@ -293,19 +293,19 @@ def test_the_scores_of_a_fold_do_not_move_its_own_threshold():
     assert found.accuracies[2] != other.accuracies[2]
 
 
-def test_balanced_and_plain_accuracy_differ_where_kinds_do():
+def test_balanced_accuracy_weights_both_kinds_equally():
     scores, same = torch.tensor([0.9, 0.1, 0.1, 0.1]), torch.tensor([True, True, True, False])
     assert accuracy(scores, same, 0.5) == 0.5
     assert accuracy(scores, same, 0.5, balanced=True) == pytest.approx((1 / 3 + 1) / 2)
 
 
-def test_numbers_in_a_list_stay_what_they_are():
-    """As float32, 0.7 is less than 0.7."""
+def test_lists_are_read_as_float64():
+    """0.7 in float32 is less than 0.7 in float64."""
     assert accuracy([0.7, 0.1], [True, False], threshold=0.7) == 1
     assert best_threshold([0.7, 0.1], [True, False]) == 0.4
 
 
-def test_view_one():
+def test_development_accuracy():
     development = (torch.tensor([0.8, 0.6, 0.4, 0.2]), torch.tensor([True, True, False, False]))
     test = (torch.tensor([0.55, 0.45, 0.35, 0.3]), torch.tensor([True, True, False, False]))
     found = development_accuracy(development, test)
@@ -313,7 +313,7 @@ def test_view_one():
     assert (found.accuracy, found.development_accuracy) == (0.75, 1.0)
 
 
-def test_what_has_no_folds_or_kinds_is_said():
+def test_accuracies_require_folds_and_both_kinds():
     scores, same = torch.tensor([0.1, 0.2]), torch.tensor([True, True])
     with pytest.raises(ValueError, match=r"folds must be \[2\], one number per pair, not \[3\]"):
         fold_accuracy(scores, same, torch.zeros(3))
@@ -326,7 +326,7 @@ def test_what_has_no_folds_or_kinds_is_said():
 
 
 @given(st.lists(st.booleans(), min_size=4, max_size=60).filter(lambda same: 2 <= sum(same) <= len(same) - 2))
-def test_folds_by_chance_share_out_both_kinds_evenly(same):
+def test_random_folds_divide_both_kinds_evenly(same):
     same = torch.tensor(same)
     folds = make_folds(same)
     count = min(10, int(same.sum()), int((~same).sum()))
@@ -337,7 +337,7 @@ def test_folds_by_chance_share_out_both_kinds_evenly(same):
     assert torch.equal(folds, make_folds(same))
 
 
-def test_answers_of_0_and_1_have_the_folds_of_false_and_true():
+def test_make_folds_takes_answers_of_0_and_1():
     same = torch.tensor([True, False, True, False, False, True, True, False])
     for kind in (torch.int64, torch.uint8, torch.float32):
         assert torch.equal(make_folds(same.to(kind), 4), make_folds(same, 4))
@@ -346,12 +346,12 @@ def test_answers_of_0_and_1_have_the_folds_of_false_and_true():
 
 
 @pytest.mark.parametrize("count", [1, 0, -3])
-def test_one_fold_has_no_others_for_its_threshold(count):
-    says = f"count must be a whole number, 2 or more, not {count}"
-    with pytest.raises(ValueError, match=says):
+def test_make_folds_rejects_fewer_than_two_folds(count):
+    message = f"count must be a whole number, 2 or more, not {count}"
+    with pytest.raises(ValueError, match=message):
         make_folds(torch.tensor([True, True, False, False]), count)
 
 
-def test_folds_need_two_pairs_of_each_kind():
+def test_make_folds_requires_two_pairs_of_each_kind():
     with pytest.raises(ValueError, match="two pairs or more of each kind, not 3 and 1"):
         make_folds(torch.tensor([True, True, True, False]))

@@ -30,7 +30,7 @@ def calibrated(genuine, impostor, **rates) -> Decision:
 
 
 @given(scores, scores, rates, rates)
-def test_rates_are_held_and_are_those_of_what_is_said(genuine, impostor, far, frr):
+def test_calibrated_rates_hold_and_match_the_verdicts(genuine, impostor, far, frr):
     found = calibrated(genuine, impostor, far=far, frr=frr)
     said = {kind: [found.decide(score).same for score in part] for kind, part in (("g", genuine), ("i", impostor))}
     assert said["i"].count(True) / len(impostor) == found.far <= far
@@ -44,7 +44,7 @@ def test_rates_are_held_and_are_those_of_what_is_said(genuine, impostor, far, fr
 
 
 @given(scores, scores, rates, rates)
-def test_no_narrower_range_holds_them(genuine, impostor, far, frr):
+def test_range_between_thresholds_is_as_narrow_as_possible(genuine, impostor, far, frr):
     found = calibrated(genuine, impostor, far=far, frr=frr)
     if found.lower == found.upper:
         return
@@ -59,12 +59,12 @@ def test_well_separated_scores_have_one_threshold_in_the_middle():
     found = calibrated([0.8, 0.9], [0.0, 0.2], far=0.4, frr=0.4)
     assert found.lower == found.upper == pytest.approx(0.5)
     found = calibrated([0.5, 0.7, 0.8, 0.9], [-0.2, 0.0, 0.2, 0.3], far=0.25, frr=0.25)
-    # From above 0.2 on one impostor of four is accepted, and up to 0.7 one genuine pair of four is refused.
+    # A threshold above 0.2 accepts one impostor pair of four, one up to 0.7 rejects one genuine pair of four.
     assert found.lower == found.upper == pytest.approx(0.45)
     assert (found.far, found.frr, found.open_genuine, found.open_impostor) == (0, 0, 0, 0)
 
 
-def test_two_thresholds_lie_between_scores_and_not_on_them():
+def test_two_thresholds_lie_between_scores():
     found = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.1, frr=0.1)
     assert (found.lower, found.upper) == (pytest.approx(0.05), pytest.approx(0.65))
     assert (found.far, found.frr) == (0, 0)
@@ -78,15 +78,15 @@ def test_rounding_moves_no_pair_across_a_threshold():
         assert len({found.decide(score + moved).words for moved in (-1e-6, 0.0, 1e-6)}) == 1
 
 
-def test_at_the_ends_thresholds_stay_where_they_are():
+def test_thresholds_at_the_ends_of_the_scores():
     found = calibrated([0.25, 0.5], [0.25, 0.75], far=0.1, frr=0.1)
     assert found.lower == 0.25
     assert 0.75 < found.upper < 0.7500001
     assert (found.far, found.frr) == (0, 0)
 
 
-def test_rates_of_a_histogram_are_held_by_the_scores_themselves():
-    # In bins of 0.1: between two that are neighbours, nothing but the edge parts their scores.
+def test_rates_of_a_histogram_hold_for_its_scores():
+    # In bins of 0.1, only the edge separates scores of adjacent bins.
     scores = {"genuine": [-0.46, 0.02, 0.15, 0.55], "impostor": [-0.52, 0.03, 0.08, 0.12]}
     counts = [torch.histc(torch.tensor(part), 20, -1, 1).long() for part in scores.values()]
     found = calibrate_curve(roc_of_histogram(ScoreHistogram(*counts)), far=0.3, frr=0.2)
@@ -98,17 +98,17 @@ def test_rates_of_a_histogram_are_held_by_the_scores_themselves():
 
 
 @pytest.mark.parametrize("bins", [7, 10, 20_000])
-def test_images_that_are_there_twice_are_above_no_threshold_of_a_histogram(bins):
-    """Their cosine is exactly 1, which is in the last bin, and at its upper end."""
+def test_score_one_is_below_the_first_threshold_of_a_histogram(bins):
+    """The cosine of an image with its copy is exactly 1, the upper end of the last bin."""
     embeddings, people = torch.eye(4).repeat(3, 1), torch.tensor([0, 1, 2, 3, 0, 5, 6, 7, 8, 9, 10, 11])
     curve = roc_of_histogram(score_histogram(embeddings, people, bins))
     assert curve.thresholds[0] > 1
     found = calibrate_curve(curve, far=0.1, frr=0.1)
-    # Of 65 impostor pairs 11 have a cosine of 1, so that none may be called the same.
+    # 11 of 65 impostor pairs have a cosine of 1, so no pair is accepted.
     assert (found.far, found.decide(1.0).same) == (0, None)
 
 
-def test_what_is_said():
+def test_verdicts():
     found = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.25, frr=0.25)
     assert found.lower == found.upper == pytest.approx(0.35)
     strict = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.1, frr=0.1)
@@ -124,7 +124,7 @@ def test_what_is_said():
             found.decide(score)
 
 
-def test_too_few_pairs_are_noted():
+def test_notes_report_too_few_pairs():
     genuine, impostor = torch.linspace(0.5, 1, 300), torch.linspace(-1, 0.6, 3000)
     assert calibrate(genuine, impostor, far=1e-3, frr=1e-2).notes == ()
     notes = calibrate(genuine[:299], impostor[:2999], far=1e-3, frr=1e-2).notes
@@ -136,7 +136,7 @@ def test_too_few_pairs_are_noted():
     assert notes[1].startswith("299 genuine pairs are too few to support a rate of 0.01")
 
 
-def test_what_is_never_said_is_noted():
+def test_notes_report_verdicts_that_never_occur():
     found = calibrated([0.0] * 300, [0.5] * 300, far=0.01, frr=0.01)
     assert "no genuine pair is accepted at a false accept rate of at most 0.01" in found.notes
     assert "no impostor pair is rejected at a false reject rate of at most 0.01" in found.notes
@@ -144,7 +144,7 @@ def test_what_is_never_said_is_noted():
     assert (found.open_genuine, found.open_impostor) == (1, 1)
 
 
-def test_it_can_be_kept(tmp_path):
+def test_decisions_can_be_saved_and_loaded(tmp_path):
     found = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.1, frr=0.1)
     assert Decision.from_json(json.loads(json.dumps(found.to_json()))) == found
     found.save(tmp_path / "run" / "decision.json")
@@ -152,7 +152,7 @@ def test_it_can_be_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"more": 1}, "a decision has the keys lower, upper"),
         ({"lower": "0.5"}, "lower of a decision must be a finite number, not '0.5'"),
@@ -163,13 +163,13 @@ def test_it_can_be_kept(tmp_path):
         ({"notes": [1]}, "notes of a decision must be a list of sentences"),
     ],
 )
-def test_what_is_no_decision_is_refused(change, says):
+def test_decision_rejects_invalid_values(change, message):
     values = calibrated([0.5], [0.1]).to_json()
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         Decision.from_json({**values, **change})
 
 
-def test_files_that_are_no_decision_are_refused(tmp_path):
+def test_decision_rejects_invalid_files(tmp_path):
     file = tmp_path / "decision.json"
     with pytest.raises(ValueError, match="is not a decision"):
         Decision.load(file)
@@ -179,7 +179,7 @@ def test_files_that_are_no_decision_are_refused(tmp_path):
             Decision.load(file)
 
 
-def test_from_the_histogram_of_all_pairs():
+def test_calibration_by_a_histogram_is_close_to_that_by_scores():
     labels = torch.arange(200) % 5
     embeddings = torch.eye(5)[labels] + 0.5 * torch.randn(200, 5)
     unit = embeddings / embeddings.norm(dim=1, keepdim=True)
@@ -193,28 +193,28 @@ def test_from_the_histogram_of_all_pairs():
 
 
 @pytest.mark.parametrize(("name", "rate"), [("far", 0), ("frr", 1), ("far", 2)])
-def test_rates_that_are_none_are_refused(name, rate):
+def test_calibrate_rejects_invalid_rates(name, rate):
     with pytest.raises(ValueError, match=f"{name} must be above 0 and below 1, not {rate}"):
         calibrated([0.5], [0.1], **{name: rate})
 
 
-def test_numbers_in_a_list_stay_what_they_are():
+def test_calibrate_takes_lists_in_float64():
     assert calibrate([0.7], [0.1]).upper == 0.4
 
 
 @pytest.mark.parametrize("shape", [[], [3, 1]])
-def test_scores_of_other_shapes_are_refused(shape):
+def test_calibrate_rejects_scores_of_other_shapes(shape):
     with pytest.raises(ValueError, match=re.escape(f"scores of genuine pairs must be [P], not {shape}")):
         calibrate(torch.ones(shape), torch.zeros(2))
 
 
-def test_both_kinds_are_needed():
+def test_calibrate_requires_both_kinds_of_pairs():
     with pytest.raises(ValueError, match="there is no impostor pair"):
         calibrated([0.5], [])
 
 
 @pytest.mark.parametrize(("rate", "pairs"), [(1e-12, "3,000,000,000,000"), (1e-300, "3e+300"), (1e-309, "inf")])
-def test_the_smallest_rates_take_more_pairs_than_are_written_out(rate, pairs):
+def test_notes_on_very_small_rates(rate, pairs):
     found = calibrated([0.5, 0.6], [0.1, 0.2], far=rate, frr=0.1)
     assert f"; {pairs} are needed" in found.notes[0]
 
@@ -224,13 +224,13 @@ def made() -> Calibration:
     return Calibration(decision, {"list": "pairs.csv", "pairs": 4}, "abc", flip=False)
 
 
-def test_it_is_read_as_it_was_written(tmp_path):
+def test_calibrations_can_be_saved_and_loaded(tmp_path):
     made().save(tmp_path / "new" / "verification.json")
     assert Calibration.load(tmp_path / "new" / "verification.json") == made()
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["verification.json"]
 
 
-def test_what_cannot_be_written_leaves_what_was_there(tmp_path):
+def test_failed_save_keeps_the_old_file(tmp_path):
     made().save(tmp_path / "kept.json")
     with pytest.raises(ValueError, match="JSON"):
         dataclasses.replace(made(), data={"pairs": float("nan")}).save(tmp_path / "kept.json")
@@ -238,7 +238,7 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"decision": {}}', '{"decision": 1, "data": 1, "weights": 1, "flip": 1}'])
-def test_what_is_none_is_refused_by_name(tmp_path, text):
+def test_calibration_rejects_invalid_files(tmp_path, text):
     (tmp_path / "other.json").write_text(text)
     with pytest.raises(ValueError, match=r"other\.json' is not a calibration: "):
         Calibration.load(tmp_path / "other.json")
@@ -246,6 +246,6 @@ def test_what_is_none_is_refused_by_name(tmp_path, text):
         Calibration.load(tmp_path / "none.json")
 
 
-def test_the_fingerprint_is_the_checksum_of_the_file(tmp_path):
+def test_fingerprint_is_the_sha256_of_the_file(tmp_path):
     (tmp_path / "weights").write_bytes(b"weights")
     assert fingerprint(tmp_path / "weights") == hashlib.sha256(b"weights").hexdigest()

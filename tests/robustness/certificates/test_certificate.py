@@ -1,4 +1,4 @@
-"""Certificates of networks: no attack and no search moves logits farther, and where it is known how far, it is that."""
+"""Certificates of networks: upper bounds that no attack exceeds, exact for linear networks."""
 
 import functools
 import math
@@ -20,7 +20,7 @@ EPSILONS = {"linf": 0.1, "l2": 0.7}
 
 
 def seen(model, side):
-    """The model in float64, after batches, of which its running statistics are the last one's."""
+    """The model in float64 with the running statistics of a batch."""
     model = Normalized(model, [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]).double().train()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
@@ -77,7 +77,7 @@ BUILDERS = {
 
 @functools.cache
 def built(name):
-    """The network of that name, which no test changes."""
+    """The network of that name; tests must not change it."""
     return BUILDERS[name]()
 
 
@@ -87,7 +87,7 @@ def images(count=12):
 
 @torch.no_grad()
 def largest_share(model, certificate, x, others):
-    """How much of the movement that is allowed was found, over all pairs of logits."""
+    """The largest movement found, relative to the bound, over all pairs of logits."""
     moved = model(others) - model(x)
     found = (moved[:, :, None] - moved[:, None, :]).abs().amax(0)
     return float((found / certificate.movement).nan_to_num(0).max())
@@ -95,7 +95,7 @@ def largest_share(model, certificate, x, others):
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @pytest.mark.parametrize("name", BUILDERS)
-def test_neither_attacks_nor_a_search_move_logits_farther(name, norm):
+def test_no_perturbation_moves_logits_beyond_the_bound(name, norm):
     model, x, epsilon = built(name), images(), EPSILONS[norm]
     y = model(x).argmax(1)
     for size in (epsilon, epsilon / 100):
@@ -110,7 +110,7 @@ def test_neither_attacks_nor_a_search_move_logits_farther(name, norm):
 @pytest.mark.parametrize(
     "name", ["cnn9-small tanh-cos", "cnn9-small sphere-cos", "head of a fixed scale", "resnet32 tanh-cos"]
 )
-def test_bounded_operators_keep_logits_in_a_box_however_far_images_move(name):
+def test_logits_of_bounded_operators_stay_within_their_bounds(name):
     model = built(name)
     certificate = certify(model, 1, "linf", image_size=8)
     assert certificate.bounded
@@ -122,12 +122,12 @@ def test_bounded_operators_keep_logits_in_a_box_however_far_images_move(name):
             assert (logits <= certificate.high).all()
             apart = logits[:, :, None] - logits[:, None, :]
             assert (apart.amax(0) - apart.amin(0) <= certificate.spread + 1e-9).all()
-    # A box that nothing ever comes near would hold as well.
+    # The bounds are not far too wide.
     reached = (logits.amax(0) - logits.amin(0)) / (certificate.high - certificate.low)
     assert reached.max() > 0.002
 
 
-def test_a_plain_network_has_no_box_and_says_so():
+def test_logits_of_a_plain_network_are_unbounded():
     certificate = certify(built("cnn9-small plain"), 0.1, image_size=8)
     assert not certificate.bounded
     assert certificate.summary()["spread"] is None
@@ -135,7 +135,7 @@ def test_a_plain_network_has_no_box_and_says_so():
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
-def test_a_linear_network_is_certified_exactly_as_far_as_it_holds(norm):
+def test_certificate_of_a_linear_network_is_exact(norm):
     torch.manual_seed(0)
     layer = nn.Linear(12, 3).double()
     layer.bias.data.copy_(-0.5 * layer.weight.data.sum(1))
@@ -154,7 +154,7 @@ def test_a_linear_network_is_certified_exactly_as_far_as_it_holds(norm):
     assert not certificate.vacuous
 
 
-def test_a_small_decoupled_network_is_certified_and_attacks_leave_it_alone():
+def test_attacks_do_not_break_certified_images():
     model, x = small(), images(40)
     y = model(x).argmax(1)
     epsilon = 0.13
@@ -170,7 +170,7 @@ def test_a_small_decoupled_network_is_certified_and_attacks_leave_it_alone():
     assert kept >= certificate.certified
 
 
-def test_a_vacuous_certificate_says_by_how_much():
+def test_vacuous_certificates_report_the_missing_factor():
     model, x = built("cnn9-small sphere-cos"), images(4)
     y = model(x).argmax(1)
     given, alone = certify(model, 0.1, x=x, y=y), certify(model, 0.1, image_size=8)
@@ -188,8 +188,8 @@ def test_a_vacuous_certificate_says_by_how_much():
     assert "classifies none of 4 images correctly" in str(wrong)
 
 
-def beyond_all_numbers(operator):
-    """A network so deep that the product of the constants of its layers is more than any float64."""
+def overflowing(operator):
+    """A network so deep that the product of the constants of its layers overflows."""
     torch.manual_seed(0)
     layers = [dcnet.DecoupledConv2d(3, 3, 1, operator=operator, eps=1e-30) for _ in range(30)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(3, CLASSES)).double().eval()
@@ -197,8 +197,8 @@ def beyond_all_numbers(operator):
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @pytest.mark.parametrize("operator", ["sphere-cos", "sphere&linear-cos"])
-def test_a_constant_beyond_all_numbers_is_no_bound_and_says_nothing_of_the_accuracy(operator, norm):
-    model, x = beyond_all_numbers(operator), images(6)[:, :, :1, :1]
+def test_overflowing_lipschitz_constants_give_no_bound_and_no_nan(operator, norm):
+    model, x = overflowing(operator), images(6)[:, :, :1, :1]
     y = model(x).argmax(1)
     y[0] = (y[0] + 1) % CLASSES
     certificate = certify(model, 0.1, norm, x=x, y=y)
@@ -213,15 +213,15 @@ def test_a_constant_beyond_all_numbers_is_no_bound_and_says_nothing_of_the_accur
     assert "nan" not in str(certify(model, 0.1, norm, image_size=1))
 
 
-def test_epsilon_zero_certifies_all_that_is_right():
+def test_epsilon_zero_certifies_all_correct_images():
     model, x = small(), images(6)
     y = model(x).argmax(1)
     y[0] = (y[0] + 1) % CLASSES
     assert certify(model, 0, x=x, y=y).certified == pytest.approx(5 / 6)
 
 
-def test_normalisation_and_its_scale_count_with_the_filters_they_follow():
-    """A dead filter that normalisation blows up does not count for the others."""
+def test_scales_of_normalization_count_with_their_filters():
+    """A tiny filter that normalization scales up does not enlarge the bound of others."""
     layer, norm = nn.Conv2d(3, 2, 1, bias=False), nn.BatchNorm2d(2, eps=0)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1.0, 0, 0], [0, 1e-6, 0]])[:, :, None, None])
@@ -230,7 +230,7 @@ def test_normalisation_and_its_scale_count_with_the_filters_they_follow():
     assert certificate.bound == pytest.approx(math.sqrt(2), rel=1e-6)
 
 
-def test_the_model_is_left_as_it_was():
+def test_certify_leaves_the_model_unchanged():
     model, x = small(), images(4)
     model.train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -275,7 +275,7 @@ def own_function(n):
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "message"),
     [
         (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)), "layer '1', a GroupNorm, has no rule"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Sequential(Untraced())), "layer '1.0', a Untraced, .*cannot be traced"),
@@ -303,14 +303,14 @@ def own_function(n):
         (lambda: "cnn9", "the model must be an nn.Module, not str"),
     ],
 )
-def test_what_is_not_covered_is_named(model, says):
-    with pytest.raises(ValueError, match=says) as refused:
+def test_certify_names_the_layer_without_a_rule(model, message):
+    with pytest.raises(ValueError, match=message) as error:
         certify(model(), 0.1, image_size=8)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"epsilon": 8, "image_size": 8}, "epsilon must be a number from 0 to 1"),
         ({"epsilon": 14, "norm": "l2", "image_size": 8}, "epsilon must be a number from 0 to 13.86"),
@@ -327,12 +327,12 @@ def test_what_is_not_covered_is_named(model, says):
         ({"epsilon": 0.1, "x": images(2), "y": torch.full((2,), 7)}, "labels must be from 0 to 3"),
     ],
 )
-def test_bad_input_is_refused_in_a_sentence(options, says):
-    with pytest.raises(ValueError, match=says):
+def test_certify_rejects_invalid_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
         certify(small(), **options)
 
 
-def test_networks_of_ones_own_forward_follow_their_structure():
+def test_networks_with_a_custom_forward_are_traced():
     class Mine(Network):
         def forward(self, input):
             return 2 * self.classifier(self.features(input))
@@ -365,7 +365,7 @@ FOLLOWING = {
 
 @pytest.mark.parametrize("bias", [-3.0, 0.0, 3.0])
 @pytest.mark.parametrize("name", FOLLOWING)
-def test_the_box_of_a_bounded_layer_holds_behind_what_follows_it(name, bias):
+def test_output_bounds_hold_behind_the_next_module(name, bias):
     torch.manual_seed(0)
     layer = dcnet.DecoupledConv2d(2, 2, 1, operator="tanh-cos")
     nn.init.constant_(layer.bias, bias)
@@ -378,8 +378,8 @@ def test_the_box_of_a_bounded_layer_holds_behind_what_follows_it(name, bias):
     assert high.max() - low.min() <= 13
 
 
-def test_an_image_that_can_be_moved_to_the_very_edge_is_not_certified():
-    """There the two logits are equal, and either may be the answer."""
+def test_images_that_reach_a_tie_are_not_certified():
+    """With equal logits either class may be predicted."""
     ones = torch.ones(2, 2, dtype=torch.float64)
     bounds = Certificate(0.5, "linf", ones, 4 * ones, -ones[0], ones[0])
     model = nn.Flatten()

@@ -1,4 +1,4 @@
-"""Lipschitz constants of single layers: never exceeded by Jacobians or differences in float64, and never far above."""
+"""Lipschitz constants of single layers, compared with Jacobians and differences in float64."""
 
 import dataclasses
 import math
@@ -13,12 +13,12 @@ import dcnet
 from dcnet.robustness.certificates.certificate import lipschitz, output_bounds
 
 FEATURES = 4
-# How far a constant is above the largest Jacobian found, at most, by angle; the same as in docs/robustness_bounds.md.
+# The largest ratio of constant and largest Jacobian found, by angle; as in docs/robustness_bounds.md.
 FACTORS = {"cos": 1.2, "relucos": 1.2, "linear": 1.8, "sigmoid": 2.5, "sqcos": 4, "power": 4, "spline": 4}
 
 
 def learned(layer, seed=0):
-    """The layer in float64, with filters of different lengths and constants that differ from filter to filter."""
+    """The layer in float64, with different filter norms and constants per filter."""
     torch.manual_seed(seed)
     layer = layer.double().eval()
     with torch.no_grad():
@@ -34,7 +34,7 @@ def learned(layer, seed=0):
 
 
 def places(layer):
-    """Inputs of all lengths, in all directions that may be the worst: random ones, filters, their signs, and zero."""
+    """Inputs of many norms in directions that may be the worst: random ones, filters and their signs."""
     w = layer.weight.detach()
     directions = torch.cat([torch.randn(12, w.shape[1], dtype=torch.float64), w, -w, w.sign(), torch.ones_like(w[:1])])
     directions = directions / directions.norm(dim=1, keepdim=True)
@@ -42,10 +42,10 @@ def places(layer):
 
 
 def steepest(layer, x):
-    """The largest quotients found, in L2 and Linf."""
+    """The largest quotients found, in l2 and linf."""
     jacobians = vmap(jacrev(layer))(x).detach()
     l2, linf = torch.linalg.matrix_norm(jacobians, 2).max(), jacobians.abs().sum(2).max()
-    # Autograd holds the slope of two angles where it has no end; differences do not.
+    # Two angles have infinite slopes, which autograd limits and differences do not.
     for size in (1e-4, 1e-2, 1.0):
         step = torch.randn_like(x) * size
         moved = (layer(x + step) - layer(x)).detach()
@@ -56,7 +56,7 @@ def steepest(layer, x):
 
 @pytest.mark.parametrize("operator", operator_params())
 @pytest.mark.parametrize(("filters", "eps"), [(1, 1e-4), (3, 0.5)])
-def test_no_operator_is_steeper_than_its_constant(operator, filters, eps):
+def test_jacobians_of_every_operator_stay_below_the_lipschitz_constant(operator, filters, eps):
     layer = learned(dcnet.DecoupledLinear(FEATURES, filters, operator=operator, eps=eps))
     l2, linf = steepest(layer, places(layer))
     constants = [lipschitz(layer, [FEATURES], norm) for norm in ("l2", "linf")]
@@ -78,14 +78,14 @@ def test_no_operator_is_steeper_than_its_constant(operator, filters, eps):
         ("sphere(scale=3.0)&log(scale=2.0)-cos", 302.0),
     ],
 )
-def test_constants_of_the_cosine_are_those_of_the_magnitude_times_the_norm_of_the_bank(operator, expected):
+def test_constant_with_cos_is_the_slope_of_the_magnitude_times_the_matrix_norm(operator, expected):
     layer = learned(dcnet.DecoupledLinear(6, 5, operator=operator))
     units = layer.weight.detach() / (layer.weight.detach().square().sum(1, keepdim=True) + 1e-4).sqrt()
     assert lipschitz(layer, [6]) == pytest.approx(expected * float(torch.linalg.matrix_norm(units, 2)))
 
 
 def two_radii(magnitude):
-    """Two filters at right angles, of which one has its radius at 1 and the other at 100."""
+    """Two orthogonal filters with radii 1 and 100."""
     radius = dcnet.Radius(relative=False, floor=1e-12)
     magnitude = dataclasses.replace(magnitude, radius=radius)
     layer = dcnet.DecoupledLinear(2, 2, False, operator=dcnet.Operator(magnitude, "cos"), eps=1e-12).double().eval()
@@ -105,8 +105,8 @@ def two_radii(magnitude):
     ],
     ids=["ball", "seg"],
 )
-def test_a_radius_a_filter_can_stretch_more_than_the_filters_do(magnitude, squares, expected):
-    """Filters of norm 1, each of slope 1: where one has left its radius they reach more than 1, as is allowed for."""
+def test_radii_per_filter_reach_the_factor_of_the_bound(magnitude, squares, expected):
+    """Filters of norm 1 and slope 1 exceed 1 together where only one is beyond its radius."""
     layer = two_radii(magnitude)
     x = torch.tensor(squares, dtype=torch.float64).sqrt() * 1.000001
     reached = float(torch.linalg.matrix_norm(jacrev(layer)(x).detach(), 2))
@@ -114,8 +114,8 @@ def test_a_radius_a_filter_can_stretch_more_than_the_filters_do(magnitude, squar
     assert reached <= lipschitz(layer, [2]) <= 1.001 * reached
 
 
-def test_joint_weighting_gives_filters_of_other_lengths_other_radii():
-    """One of two filters that are nearly as long has left its radius, and the other has not."""
+def test_joint_weighting_reaches_the_factor_of_the_bound():
+    """Two filters of almost equal norm, of which one is beyond its radius."""
     layer = dcnet.DecoupledLinear(2, 2, False, operator="ball(radius=1.0)-cos+joint", eps=1e-12).double().eval()
     layer.weight.data.copy_(torch.diag(torch.tensor([1.0, 0.999])))
     x = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64).sqrt() * 1.0005
@@ -124,8 +124,8 @@ def test_joint_weighting_gives_filters_of_other_lengths_other_radii():
     assert reached <= lipschitz(layer, [2]) <= 1.003 * reached
 
 
-def test_beyond_the_radius_all_pixels_can_move_a_filter_of_one():
-    """The gradient has lost its part along the patch, and has an L1 norm of up to (||u||_1 + sqrt(d) ||u||) / 2."""
+def test_linf_bound_is_reached_beyond_the_radius():
+    """There the gradient is orthogonal to the patch, with an L1 norm of up to (||u||_1 + sqrt(d) ||u||) / 2."""
     layer = dcnet.DecoupledLinear(4, 1, False, operator="ball(radius=2.0)-cos", eps=1e-12).double().eval()
     u = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64)
     layer.weight.data.copy_(u[None])
@@ -151,7 +151,7 @@ WINDOWS = [
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_a_convolution_is_bounded_by_its_matrix_and_not_by_much_more(window):
+def test_convolution_bounds_are_close_to_the_norm_of_the_matrix(window):
     layer = nn.Conv2d(4, 6, **window).double()
     matrix = jacrev(lambda x: layer(x).flatten())(torch.zeros(4, 6, 5, dtype=torch.float64)).flatten(1).detach()
     l2, linf = float(torch.linalg.matrix_norm(matrix, 2)), float(matrix.abs().sum(1).max())
@@ -162,7 +162,7 @@ def test_a_convolution_is_bounded_by_its_matrix_and_not_by_much_more(window):
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("operator", ["tanh-cos", "sphere-sqcos", "linear-cos", "ball-linear"])
-def test_a_decoupled_convolution_stays_below_its_constant(window, operator):
+def test_jacobians_of_decoupled_convolutions_stay_below_the_constant(window, operator):
     layer = learned(dcnet.DecoupledConv2d(4, 6, **window, operator=operator, eps=1e-2))
     for x in (torch.zeros(4, 6, 5), torch.randn(4, 6, 5) * 0.05, torch.randn(4, 6, 5)):
         x = x.double()
@@ -171,8 +171,8 @@ def test_a_decoupled_convolution_stays_below_its_constant(window, operator):
         assert float(matrix.abs().sum(1).max()) <= lipschitz(layer, [4, 6, 5], "linf")
 
 
-def test_the_overlap_of_patches_is_met_by_constant_images():
-    """One filter of ones at stride 1: each pixel counts nine times inside, and the constant is near what is reached."""
+def test_overlap_of_patches_is_tight_for_constant_images():
+    """One filter of ones at stride 1: each inner pixel is in nine patches."""
     layer = dcnet.DecoupledConv2d(1, 1, 3, bias=False, operator="ball(radius=50.0)-cos").double().eval()
     nn.init.ones_(layer.weight)
     matrix = jacrev(lambda x: layer(x).flatten())(torch.zeros(1, 16, 16, dtype=torch.float64)).flatten(1).detach()
@@ -202,7 +202,7 @@ def test_the_overlap_of_patches_is_met_by_constant_images():
     ],
     ids=str,
 )
-def test_what_stands_between_layers(module):
+def test_bounds_of_modules_without_filters(module):
     module = module.double().eval()
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
@@ -218,7 +218,7 @@ def test_what_stands_between_layers(module):
 
 
 @pytest.mark.parametrize("operator", ["sphere-cos", "ball-relucos", "tanh-linear", "sharp-sqcos", "tanh-spline+joint"])
-def test_a_bounded_layer_keeps_its_box_however_far_the_input_moves(operator):
+def test_outputs_of_bounded_layers_stay_within_their_bounds(operator):
     layer = learned(dcnet.DecoupledConv2d(2, 3, 3, padding=1, operator=operator))
     low, high = output_bounds(layer, [2, 5, 5])
     for size in (0.1, 1, 1e3, 1e8):
@@ -230,7 +230,7 @@ def test_a_bounded_layer_keeps_its_box_however_far_the_input_moves(operator):
     assert layer(far)[0, 0, 2, 2] >= high[0] - 0.2 * (high[0] - low[0])
 
 
-def test_padding_is_in_the_box_of_the_layer_that_pads():
+def test_output_bounds_include_padding():
     first = dcnet.DecoupledConv2d(1, 1, 1, operator="sphere-cos").double()
     second = nn.Conv2d(1, 1, 3, padding=1, bias=False).double()
     nn.init.constant_(first.bias, 10.0)
@@ -242,13 +242,13 @@ def test_padding_is_in_the_box_of_the_layer_that_pads():
 
 
 @pytest.mark.parametrize("operator", ["linear-cos", "log-cos", "seg-cos", "mix-sqcos"])
-def test_an_unbounded_layer_has_no_box(operator):
+def test_unbounded_layers_have_infinite_output_bounds(operator):
     low, high = output_bounds(dcnet.DecoupledLinear(3, 2, operator=operator), [3])
     assert torch.equal(high, -low)
     assert math.isinf(high[0])
 
 
-def test_a_blend_with_the_plain_layer_counts_both():
+def test_constant_of_a_blend_is_the_weighted_sum():
     layer = learned(dcnet.DecoupledLinear(4, 3, operator="tanh-cos", blend=0.25))
     plain = nn.Linear(4, 3).double()
     plain.weight.data.copy_(layer.weight.data)

@@ -1,4 +1,4 @@
-"""Certificates with every kind of padding: copies of pixels make patches longer than the image they are taken from."""
+"""Certificates with every padding mode; padding may copy pixels, so that a patch can be longer than the image."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ OPERATORS = ["conv", "linear-cos", "ball(radius=4.0)-cos", "tanh-relucos", "seg-
 SIDE = 6
 
 
-def test_a_pixel_that_is_copied_counts_as_often_as_a_patch_holds_it():
+def test_copied_pixels_count_once_per_copy_in_a_patch():
     conv = nn.Conv2d(1, 1, 3, padding=1, padding_mode="replicate", bias=False)
     net = nn.Sequential(conv, nn.Flatten(), nn.Linear(16, 2)).eval()
     with torch.no_grad():
@@ -35,7 +35,7 @@ def test_a_pixel_that_is_copied_counts_as_often_as_a_patch_holds_it():
 
 
 def at_the_corner(operator: str, mode: str, padding: int, seed: int) -> nn.Module:
-    """A convolution with filters that are alike, in float64, and the lead of its first value over nothing as logits."""
+    """A convolution in float64, and its first output value and zero as logits."""
     torch.manual_seed(seed)
     window = {"kernel_size": 3, "padding": padding, "padding_mode": mode, "bias": False}
     conv = dcnet.layers.conv2d(2, 3, operator=operator, eps=1e-2, **window)
@@ -49,7 +49,7 @@ def at_the_corner(operator: str, mode: str, padding: int, seed: int) -> nn.Modul
 
 
 def deep(operator: str, mode: str, padding: int, seed: int) -> nn.Module:
-    """Two of them, with what stands between layers."""
+    """Two convolutions with normalization, activation and pooling."""
     torch.manual_seed(seed)
     window = {"kernel_size": 3, "padding": padding, "padding_mode": mode}
     first = dcnet.layers.conv2d(2, 4, operator=operator, **window)
@@ -62,7 +62,7 @@ def deep(operator: str, mode: str, padding: int, seed: int) -> nn.Module:
 
 
 def climb(model: nn.Module, x: Tensor, norm: str, epsilon: float, sign: int) -> Tensor:
-    """Images within epsilon, by steps along the gradient of the lead of the first logit, of any pixels."""
+    """Inputs within epsilon after gradient steps on the difference of the first two logits."""
     size, moved = norms[norm], x
     for _ in range(6):
         moved = moved.detach().requires_grad_()
@@ -73,7 +73,7 @@ def climb(model: nn.Module, x: Tensor, norm: str, epsilon: float, sign: int) -> 
 
 
 def farthest(model: nn.Module, norm: str, epsilon: float) -> Tensor:
-    """How far optimised and random perturbations move the difference of any two logits."""
+    """The largest movement of the difference of any two logits, by optimized and random perturbations."""
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(9, 2, SIDE, SIDE, dtype=torch.float64, generator=generator)
     x = noise * torch.tensor([0.0, 1e-3, 0.03, 0.1, 0.3, 0.5, 1, 1, 3], dtype=torch.float64)[:, None, None, None]
@@ -85,7 +85,7 @@ def farthest(model: nn.Module, norm: str, epsilon: float) -> Tensor:
     return (moved[:, :, None] - moved[:, None, :]).abs().amax(0)
 
 
-# In a deep network every operator meets the same padding; a plain, a saturating and a segmented one are quick.
+# In a deep network the padding is the same for every operator, so three are enough in the quick tests.
 QUICK = {"conv", "tanh-relucos", "seg-cos"}
 CASES = [
     pytest.param(network, operator, marks=() if network is at_the_corner or operator in QUICK else pytest.mark.slow)
@@ -97,7 +97,7 @@ CASES = [
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("network", "operator"), CASES)
-def test_no_padding_lets_logits_move_farther(network, mode, operator, norm):
+def test_bounds_hold_for_every_padding_mode(network, mode, operator, norm):
     for padding, epsilon in ((1, 0.02), (1, 0.3), (2, 0.1)):
         model = network(operator, mode, padding, seed=padding)
         movement = certify(model, epsilon, norm, image_size=SIDE, channels=2).movement
@@ -105,8 +105,8 @@ def test_no_padding_lets_logits_move_farther(network, mode, operator, norm):
 
 
 @pytest.mark.parametrize(("mode", "loose"), [("circular", 1.001), ("replicate", 1.5), ("reflect", 1.5)])
-def test_the_bound_is_not_far_above_what_a_corner_reaches(mode, loose):
-    """None of its pixels is in a patch twice where they go round; of copies, not all are there as often as the most."""
+def test_bounds_are_tight_at_a_corner(mode, loose):
+    """Circular padding puts no pixel into a patch twice; with other modes not all pixels have the most copies."""
     model = at_the_corner("conv", mode, 1, seed=0)
     reached = float(farthest(model, "l2", 0.1).max())
     assert certify(model, 0.1, "l2", image_size=SIDE, channels=2).bound <= loose * reached
@@ -115,7 +115,7 @@ def test_the_bound_is_not_far_above_what_a_corner_reaches(mode, loose):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("stride", [(1, 1), (2, 3)])
 @pytest.mark.parametrize("dilation", [(1, 1), (2, 1), (3, 2)])
-def test_copies_are_those_that_a_patch_holds(mode, stride, dilation):
+def test_copies_in_a_patch_match_unfold(mode, stride, dilation):
     sides, kernel, ends = (5, 7), (3, 4), (3, 2, 4, 1)
     places = torch.arange(1.0, 36.0, dtype=torch.float64).view(1, 1, *sides)
     padded = F.pad(places, ends, mode="constant" if mode == "zeros" else mode)

@@ -1,4 +1,4 @@
-"""Propagation through networks: traced forwards, and layers with their own computation."""
+"""Propagation of bounds: traced forwards, and subclasses of known layers."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from dcnet.robustness.certificates.certificate import certify, lipschitz
 
 
 class Branches(nn.Module):
-    """Two branches, and a last layer that all of it goes to; how they are joined is another matter."""
+    """Two branches, joined by a given function, and a linear layer."""
 
     def __init__(self, join):
         super().__init__()
@@ -77,11 +77,11 @@ STALE = {
 
 
 @pytest.mark.parametrize("join", STALE)
-def test_what_is_changed_in_place_and_used_again_is_refused(join):
-    says = f"the Branches changes {STALE[join]} in place in its forward, and uses it afterwards: make a new value"
-    with pytest.raises(ValueError, match=says) as refused:
+def test_certify_rejects_values_used_after_a_change_in_place(join):
+    message = f"the Branches changes {STALE[join]} in place in its forward, and uses it afterwards: make a new value"
+    with pytest.raises(ValueError, match=message) as error:
         certify(Branches(join), 0.1, image_size=2)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 def changed_and_gone(s, x):
@@ -92,14 +92,14 @@ def changed_and_gone(s, x):
 
 
 def changed_on_the_way(s, x):
-    """As in the residual units that others write."""
+    """As in common residual units."""
     y = s.b(s.inplace(s.a(x)))
     y += x
     return s.inplace(y)
 
 
 @pytest.mark.parametrize("join", [changed_and_gone, changed_on_the_way])
-def test_what_is_changed_in_place_and_not_used_again_is_followed(join):
+def test_changes_in_place_without_later_use_are_traced(join):
     model = Branches(join).double()
     x = torch.rand(64, 3, 2, 2, dtype=torch.float64)
     for norm in ("l2", "linf"):
@@ -116,7 +116,7 @@ def only_in_evaluation(s, x):
     return y
 
 
-def test_the_branch_of_evaluation_is_followed_and_the_mode_is_kept():
+def test_certify_traces_evaluation_mode_and_restores_modes():
     model = Branches(only_in_evaluation)
     expected = certify(model.eval(), 0.1, image_size=2).bound
     model.train()
@@ -126,7 +126,7 @@ def test_the_branch_of_evaluation_is_followed_and_the_mode_is_kept():
     assert expected > certify(Branches(lambda s, x: s.a(x)), 0.1, image_size=2).bound
 
 
-def test_modes_are_kept_where_a_network_is_refused():
+def test_modes_are_restored_after_an_error():
     model = Branches(two_names).train()
     with pytest.raises(ValueError, match="in place"):
         certify(model, 0.1, image_size=2)
@@ -142,12 +142,12 @@ class Pair(nn.Module):
         return self.inner(x), x
 
 
-def test_a_forward_with_two_results_is_refused():
+def test_certify_rejects_a_forward_with_two_results():
     with pytest.raises(ValueError, match="has a forward that returns something else than one tensor"):
         certify(nn.Sequential(Pair()), 0.1, image_size=2)
 
 
-def test_a_certificate_is_the_same_in_inference_mode():
+def test_bounds_are_equal_in_inference_mode():
     model = nn.Sequential(nn.AvgPool2d(2), Branches(changed_on_the_way))
     with torch.inference_mode():
         found = certify(model, 0.1, image_size=4).bound
@@ -159,13 +159,13 @@ def keeping(s, x):
     return s.seen
 
 
-def test_nothing_is_left_in_a_network_that_keeps_what_it_has_seen():
+def test_certify_sets_no_attributes_of_the_network():
     model = Branches(keeping)
     certify(model, 0.1, image_size=2)
     assert not hasattr(model, "seen")
 
 
-def test_a_layer_that_comes_twice_counts_twice():
+def test_a_layer_used_twice_counts_twice():
     layer = nn.Linear(3, 3, bias=False)
     nn.init.eye_(layer.weight)
     layer.weight.data.mul_(3)
@@ -203,12 +203,12 @@ class DoubledOperator(dcnet.DecoupledLinear):
     ],
     ids=["conv", "patches", "plain", "operator"],
 )
-def test_a_layer_that_computes_something_of_its_own_is_refused(layer):
+def test_certify_rejects_subclasses_that_compute_something_else(layer):
     with pytest.raises(ValueError, match=r"a Doubled\w*, has no rule|the Doubled\w* has no rule"):
         certify(nn.Sequential(layer, nn.Flatten()), 0.1, image_size=2)
 
 
-def test_a_forward_that_was_put_in_place_of_another_is_refused():
+def test_certify_rejects_a_replaced_forward():
     layer = nn.Linear(12, 2)
     layer.forward = lambda x: 2 * nn.functional.linear(x, layer.weight)
     with pytest.raises(ValueError, match="layer '1', a Linear, has a forward that is not that of its class"):
@@ -216,13 +216,13 @@ def test_a_forward_that_was_put_in_place_of_another_is_refused():
 
 
 class Labelled(nn.Conv2d):
-    """What does not compute may be another."""
+    """Overrides a method without effect on the output."""
 
     def extra_repr(self):
         return "labelled"
 
 
-def test_a_class_that_computes_the_same_has_the_same_rule():
+def test_subclasses_that_compute_the_same_use_the_rule_of_their_base():
     torch.manual_seed(0)
     own, plain = Labelled(3, 2, 2), nn.Conv2d(3, 2, 2)
     plain.load_state_dict(own.state_dict())
