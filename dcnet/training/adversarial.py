@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcnet.ascent import Ascent, Goal, Loss, Track, cross_entropy, norms
-from dcnet.checks import check_number
+from dcnet.checks import check_number, check_whole
 from dcnet.modes import frozen
 from dcnet.registry import Registry
 from dcnet.spec import format_call, parse_call
@@ -41,9 +41,7 @@ class Adversary:
     epsilon: float = 8 / 255
 
     def __post_init__(self) -> None:
-        check_number(f"epsilon of {self.name}", self.epsilon, above=0)
-        if self.epsilon > 1:
-            raise ValueError(f"epsilon of {self.name} must be at most 1 (of pixels in [0, 1]), not {self.epsilon}")
+        check_number(f"epsilon of {self.name}, for pixels in [0, 1],", self.epsilon, above=0, most=1)
 
     def __str__(self) -> str:
         """The spec for `as_adversary`, without default values."""
@@ -115,14 +113,6 @@ def preserve_buffers(module: nn.Module) -> Iterator[None]:
                 buffer.copy_(kept)
 
 
-def random_start(x: Tensor, epsilon: float) -> Tensor:
-    """Random images within epsilon of x."""
-    return (x + epsilon * (2 * torch.rand_like(x) - 1)).clamp(0, 1)
-
-
-__all__ = ["FGSM", "PGD", "TRADES", "Adversary", "adversaries", "as_adversary"]
-
-
 @register
 @dataclass(frozen=True)
 class FGSM(Adversary):
@@ -138,9 +128,7 @@ class FGSM(Adversary):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number(f"share of {self.name}", self.share, above=0)
-        if self.share > 1:
-            raise ValueError(f"share of {self.name} must be at most 1, not {self.share!r}")
+        check_number(f"share of {self.name}", self.share, above=0, most=1)
         if not isinstance(self.predicted, bool):
             raise ValueError(f"predicted of {self.name} must be True or False, not {self.predicted!r}")
 
@@ -154,7 +142,7 @@ class FGSM(Adversary):
 
     def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         with preserve_buffers(target.module):
-            loss = _cross_entropy_of_prediction if self.predicted else cross_entropy
+            loss = _prediction_cross_entropy if self.predicted else cross_entropy
             changed = perturb_within(target.attacked, loss, labels, images, images, self.epsilon, self.epsilon, 1)
         if self.share == 1:
             return of(target.trained, changed, labels)
@@ -180,7 +168,7 @@ class PGD(Adversary):
         return 1.0 + self.steps
 
     def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        start = random_start(images, self.epsilon)
+        start = (images + self.epsilon * (2 * torch.rand_like(images) - 1)).clamp(0, 1)
         with preserve_buffers(target.module):
             reach = (self.epsilon, self.step, self.steps)
             changed = perturb_within(target.attacked, cross_entropy, labels, images, start, *reach)
@@ -217,8 +205,12 @@ class TRADES(Adversary):
         with preserve_buffers(target.module):
             with torch.no_grad():
                 answer = target.attacked(images).float().softmax(1)
+
+            def divergence(logits: Tensor, labels: Tensor) -> Tensor:
+                return F.kl_div(logits.log_softmax(1), answer, reduction="none").sum(1)
+
             reach = (self.epsilon, self.step, self.steps)
-            changed = perturb_within(target.attacked, divergence(answer), answer.argmax(1), images, start, *reach)
+            changed = perturb_within(target.attacked, divergence, answer.argmax(1), images, start, *reach)
         logits, moved = target.trained(torch.cat([images, changed])).float().chunk(2)
         natural, _ = of(lambda given: logits, images, labels)
         apart = F.kl_div(moved.log_softmax(1), logits.softmax(1), reduction="batchmean")
@@ -237,17 +229,11 @@ def _of_both(
     return (1 - share) * loss + share * of(lambda given: changed_logits, changed, labels)[0], logits
 
 
-def _cross_entropy_of_prediction(logits: Tensor, labels: Tensor) -> Tensor:
+def _prediction_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """The cross entropy with the predicted class; the labels are ignored."""
     return cross_entropy(logits, logits.argmax(1))
 
 
-def divergence(answer: Tensor) -> Loss:
-    """KL(answer || softmax(logits)) of each image; the labels are ignored."""
-    return lambda logits, labels: F.kl_div(logits.log_softmax(1), answer, reduction="none").sum(1)
-
-
 def _check_steps(name: str, steps: Any, step: Any) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps of {name} must be a whole number, 1 or more, not {steps!r}")
+    check_whole(f"steps of {name}", steps, 1)
     check_number(f"step of {name}", step, above=0)

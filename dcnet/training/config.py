@@ -9,20 +9,34 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from dcnet.checks import check_number
+from dcnet.checks import check_choice, check_number, check_whole
 from dcnet.convert.calibrate import calibratable
 from dcnet.data import Augmentation
 from dcnet.losses import as_margin
 from dcnet.models.timm_models import PREFIX
 from dcnet.operator import PLAIN, Operator, is_plain
-from dcnet.registry import unknown_name
 from dcnet.training.adversarial import Adversary, as_adversary
 from dcnet.training.schedules import Cosine, Schedule, schedule_of
 
-OPTIMIZERS = ("adam", "adamw", "sgd")
-PRECISIONS = ("float32", "bfloat16")
-WEIGHTED = ("none", "gradient", "update")
+# The names that a field can have, and the least values of whole numbers.
+CHOICES = {
+    "optimizer": ("adam", "adamw", "sgd"),
+    "precision": ("float32", "bfloat16"),
+    "weighted_gradients": ("none", "gradient", "update"),
+}
 ANNEALINGS = ("auto", "none")
+LEAST = {
+    "steps": 1,
+    "epochs": 1,
+    "batch_size": 2,
+    "projection_every": 0,
+    "seed": 0,
+    "train_images": 1,
+    "evaluate_every": 1,
+    "image_size": 1,
+    "features": 1,
+    "feature_snapshots": 0,
+}
 # The value for the weights that timm provides, instead of a file.
 OWN_WEIGHTS = "timm"
 # The number of bits of a seed in torch.
@@ -122,22 +136,19 @@ class RunConfig:
         self._check()
 
     def _check(self) -> None:
-        _one_of("optimizer", self.optimizer, OPTIMIZERS)
-        _one_of("precision", self.precision, PRECISIONS)
-        _one_of("weighted_gradients", self.weighted_gradients, WEIGHTED)
+        for name, known in CHOICES.items():
+            check_choice(name, getattr(self, name), known)
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"a run has steps or epochs, not steps={self.steps} and epochs={self.epochs}")
-        for name, least in {"steps": 1, "epochs": 1, "batch_size": 2, "projection_every": 0, "seed": 0}.items():
-            _whole(name, getattr(self, name), least)
-        for name in ("train_images", "evaluate_every", "image_size"):
-            _whole(name, getattr(self, name), 1)
+        for name, least in LEAST.items():
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least)
         for name in ("lr", "width"):
             check_number(name, getattr(self, name), above=0)
         for name in ("weight_decay", "log_floor", "orthonormal"):
-            _from_zero(name, getattr(self, name))
+            check_number(name, getattr(self, name), least=0)
         for name in ("momentum", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 0 or more and less than 1, not {getattr(self, name)!r}")
+            check_number(name, getattr(self, name), least=0, below=1)
         if self.seed >= 2**SEED_BITS:
             raise ValueError(f"seed must be below 2^{SEED_BITS}, not {self.seed}")
         if not all(value > 0 for value in self.pixel_std):
@@ -165,13 +176,11 @@ class RunConfig:
 
     def _check_head(self) -> None:
         """A head with a margin replaces the classifier, and defines the loss."""
-        _whole("features", self.features, 1)
-        _whole("feature_snapshots", self.feature_snapshots, 0)
         if self.feature_snapshots and self.features not in (2, 3):
             count = self.feature_snapshots
             raise ValueError(f"feature_snapshots={count} is for 2 or 3 features, not {self.features}: give features=2")
         if self.annealing is not None:
-            _one_of("annealing", self.annealing, ANNEALINGS)
+            check_choice("annealing", self.annealing, ANNEALINGS)
         given = {name: getattr(self, name) for name in ("margin_scale", "annealing", "features")}
         if self.margin is None:
             if needless := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
@@ -263,21 +272,3 @@ def config_of(described: Mapping[str, Any]) -> RunConfig:
     values["schedule"] = schedule_of(values["schedule"])
     values["augmentation"] = Augmentation(**values["augmentation"])
     return RunConfig(**values)
-
-
-def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise unknown_name(name, str(value), known)
-
-
-def _whole(name: str, value: Any, least: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
-
-
-def _from_zero(name: str, value: Any) -> None:
-    check_number(name, value)
-    if value < 0:
-        raise ValueError(f"{name} must not be negative, not {value!r}")

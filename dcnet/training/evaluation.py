@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dcnet.data import Dataset, FolderDataset, Split
+from dcnet.modes import evaluating
 from dcnet.training.checkpoints import read_tensors, whole
-from dcnet.training.step import Meter, Reading, classification_loss, correct
+from dcnet.training.step import Captured, Meter, Reading, classification_loss, correct
 
 Autocast = Callable[[], AbstractContextManager[object]]
 EVALUATION_BATCH = 1000
@@ -22,44 +23,19 @@ class Evaluator:
 
     def __init__(self, model: nn.Module, device: torch.device, autocast: Autocast = nullcontext, graph: bool = False):
         self.model, self.autocast, self.meter = model, autocast, Meter(device)
-        self.graphed, self.calls = graph, 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.images = self.labels = torch.empty(0)
+        # The third batch is captured: a full one, even if a test set has only one full and one smaller batch.
+        self.add: Callable[[Tensor, Tensor], None] = Captured(self._add, warmup=2) if graph else self._add
 
     @torch.no_grad()
     def __call__(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Reading:
         """Evaluates batches of pixels, bytes or floats in [0, 1], and their labels."""
-        was_training = self.model.training
-        self.model.eval()
         self.meter.reset()
-        try:
+        with evaluating(self.model):
             for images, labels in batches:
-                self._add(images, labels)
-        finally:
-            self.model.train(was_training)
+                self.add(images, labels)
         return self.meter.read()
 
     def _add(self, images: Tensor, labels: Tensor) -> None:
-        # The first batches initialize libraries, which must not happen during a capture.
-        self.calls += 1
-        if not self.graphed or self.calls <= 2:
-            self._compute(images, labels)
-        elif self.graph is None:
-            self._capture(images, labels)
-        elif images.shape != self.images.shape:
-            self._compute(images, labels)
-        else:
-            self.images.copy_(images)
-            self.labels.copy_(labels)
-            self.graph.replay()
-
-    def _capture(self, images: Tensor, labels: Tensor) -> None:
-        self.images, self.labels, self.graph = images.clone(), labels.clone(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._compute(self.images, self.labels)
-        self.graph.replay()
-
-    def _compute(self, images: Tensor, labels: Tensor) -> None:
         pixels = images.float() / 255 if images.dtype == torch.uint8 else images
         if pixels.is_cuda:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
@@ -108,14 +84,9 @@ class Snapshots:
         found: list[Tensor] = []
         # By a hook, since a sharded network is only gathered during its forward pass.
         hook = self.network.embedding.register_forward_hook(lambda module, inputs, output: found.append(output))
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        with hook, evaluating(self.model):
             for pixels in self.pixels.split(500):
                 self.model(pixels)
-        finally:
-            hook.remove()
-            self.model.train(was_training)
         self.steps.append(step)
         self.points.append(torch.cat(found).float().cpu())
         # A copy, since training changes the weights.

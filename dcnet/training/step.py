@@ -1,4 +1,4 @@
-"""One training step: forward, loss, backward, optimizer, and the sums for loss and accuracy."""
+"""One training step: forward, loss, backward, optimizer, the sums for loss and accuracy, and its CUDA graph."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ from dcnet.training.adversarial import Target, as_adversary
 from dcnet.training.config import RunConfig
 
 NAMES = ("totals", "bad_step", "step")
+# Eager calls before a capture.
+WARMUP = 3
 # The sum over processes.
 Join = Callable[[Tensor], Tensor]
 
@@ -161,3 +163,38 @@ class Step:
         if not gradients or hasattr(gradients[0], "device_mesh"):
             return None
         return torch.stack(torch._foreach_norm(gradients, float("inf"))).amax()
+
+
+class Captured:
+    """A function of tensors as a CUDA graph: the first calls are eager, the next is captured, later ones replay it.
+
+    Calls with tensors of other shapes than the captured ones are eager.
+    """
+
+    def __init__(self, call: Callable[..., None], warmup: int = WARMUP):
+        self.call, self.warmup, self.calls = call, warmup, 0
+        self.static: list[Tensor] = []
+        self.graph, self.side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+
+    def __call__(self, *tensors: Tensor) -> None:
+        self.calls += 1
+        if self.calls <= self.warmup:
+            self._warm_up(*tensors)
+            return
+        if not self.static:
+            self.static = [tensor.clone() for tensor in tensors]
+            with torch.cuda.graph(self.graph):
+                self.call(*self.static)
+        if any(own.shape != given.shape for own, given in zip(self.static, tensors, strict=True)):
+            self.call(*tensors)
+            return
+        for own, given in zip(self.static, tensors, strict=True):
+            own.copy_(given, non_blocking=True)
+        self.graph.replay()
+
+    def _warm_up(self, *tensors: Tensor) -> None:
+        """Runs on a side stream, so that libraries are initialized before the capture."""
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            self.call(*tensors)
+        torch.cuda.current_stream().wait_stream(self.side)

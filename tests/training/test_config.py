@@ -63,7 +63,7 @@ def test_a_plain_network_has_nothing_of_decoupled_ones():
         ({"batch_size": 1}, "batch_size must be a whole number, 2 or more, not 1"),
         ({"seed": -1}, "seed must be a whole number, 0 or more, not -1"),
         ({"steps": 3, "epochs": 4}, "steps=3 and epochs=4"),
-        ({"label_smoothing": 1.0}, "label_smoothing must be 0 or more and less than 1"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be in [0, 1), not 1.0"),
         ({"pixel_std": (0.0,)}, "pixel_std must be above 0"),
         ({"operator": "tanh-cosine"}, "cosine"),
         ({"operator": "tanh-cos+linear", "projection_every": 100}, "projection_every=100 needs an unweighted operator"),
