@@ -80,6 +80,11 @@ def sentence_of(error: Exception) -> str:
     return error.strerror if error.filename is None else f"{error.strerror}: {str(error.filename)!r}"
 
 
+def reason_of(error: Exception) -> str:
+    """The message of an error; for an OSError its reason, without its number and file."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def write_json(path: Path | str, value: Any) -> None:
     """Writes the value as indented JSON; NaN and infinity, which JSON does not have, are an error."""
     write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())

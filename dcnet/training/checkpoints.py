@@ -5,7 +5,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ class Checkpoints:
 
     def remove_leftovers(self) -> None:
         """Removes the temporary files of writes that were interrupted."""
-        for path in self.folder.glob(".step-*.tmp") if self.folder.is_dir() else ():
+        for path in self.folder.glob(".step-*.tmp"):
             path.unlink(missing_ok=True)
 
 
@@ -263,7 +263,10 @@ def restore_(model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tenso
 def load_weights_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copies weights and buffers into the model; their names may start with `model.`."""
     given = {name.removeprefix(MODEL): value for name, value in tensors.items()}
-    add_missing_counts(model, given)
+    for name, layer in model.named_modules():
+        if isinstance(layer, Decoupled):
+            # Files of older versions have no counts of batches.
+            layer.add_missing_count(given, f"{name}." if name else "")
     own = model.state_dict()
     if own.keys() != given.keys():
         missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
@@ -274,13 +277,6 @@ def load_weights_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 f"{name!r} is {list(value.shape)} in this network and {list(given[name].shape)} in the file"
             )
         value.copy_(_placed(given[name].to(value.dtype), value))
-
-
-def add_missing_counts(model: nn.Module, state: MutableMapping[str, Tensor]) -> None:
-    """Adds the counts of batches, which checkpoints of older versions lack, to a state dict."""
-    for name, layer in model.named_modules():
-        if isinstance(layer, Decoupled):
-            layer.add_missing_count(state, f"{name}." if name else "")
 
 
 def whole(value: Tensor) -> Tensor:

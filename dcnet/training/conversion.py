@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from dcnet.convert import decouple
 from dcnet.environment import commit, environment
 from dcnet.layers import Decoupled
 from dcnet.operator import Operator, is_plain
@@ -19,7 +18,7 @@ from dcnet.training.build import STATISTICS, build_model, load_run_weights_, ope
 from dcnet.training.checkpoints import MODEL, load_weights_, read_tensors, write_tensors
 from dcnet.training.config import RunConfig
 from dcnet.training.identity import check_buildable, load_run_data
-from dcnet.training.initialization import reset_batch_norm_, training_images
+from dcnet.training.initialization import calibrate_, reset_batch_norm_, training_images
 from dcnet.training.record import Record
 from dcnet.training.runs import Run, find_run
 
@@ -105,9 +104,11 @@ class Converted:
 
 def convert_as_is(source: Source, operator: str) -> Converted:
     """Keeps the weights, and marks batch normalization as untrained."""
-    config, model, new = _with_operator(source, operator)
+    config = _config_with(source, operator)
+    model = build_model(config, *source.shape)
+    new = load_run_weights_(model, str(source.weights))
     reset_batch_norm_(model)
-    return Converted(source, config, model, new, operator_of_statistics(str(source.weights)))
+    return Converted(source, config, model.eval(), new, operator_of_statistics(str(source.weights)))
 
 
 def convert_calibrated(source: Source, operator: str, data_dir: Path | None) -> Converted:
@@ -117,25 +118,15 @@ def convert_calibrated(source: Source, operator: str, data_dir: Path | None) -> 
         raise ValueError(
             f"--start calibrated converts a plain network to a decoupled one, not from {plain!r} to {operator!r}"
         )
-    before = source.model()
-    config, twin, _ = _with_operator(source, operator)
-    chosen = {name for name, layer in twin.named_modules() if isinstance(layer, Decoupled)}
+    model, config = source.model(), _config_with(source, operator)
+    before = set(model.state_dict())
     images = training_images(load_run_data(source.record, data_dir), source.shape[2], IMAGES, BATCH)
-    model = decouple(
-        before, operator, where=lambda name, _: name in chosen, linear=True, start="calibrated", data=images
-    )
+    calibrate_(model, config, source.shape, images)
     # Layers now learn constants that are numbers in the spec.
     spec = next(str(layer.operator) for layer in model.modules() if isinstance(layer, Decoupled))
-    new = [name for name in model.state_dict() if name not in before.state_dict()]
+    new = [name for name in model.state_dict() if name not in before]
     config = dataclasses.replace(config, operator=spec)
     return Converted(source, config, model.eval(), new, config.operator)
-
-
-def _with_operator(source: Source, operator: str) -> tuple[RunConfig, nn.Module, list[str]]:
-    """The config with another operator, its network with the weights of the source, and the names of new tensors."""
-    config = _config_with(source, operator)
-    model = build_model(config, *source.shape)
-    return config, model.eval(), load_run_weights_(model, str(source.weights))
 
 
 def _config_with(source: Source, operator: str) -> RunConfig:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dcnet.data.decode import center_crop, open_image
 from dcnet.data.folder_dataset import CROPPED, RESIZED
 from dcnet.data.lfw import FACE, ORIGINAL
+from dcnet.files import reason_of
 from dcnet.training.record import Record
 
 MODES = {1: "L", 3: "RGB"}
@@ -86,9 +87,8 @@ def _open(path: Path, mode: str) -> Image:
     try:
         return open_image(path, mode)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"{str(path)!r} cannot be read as an image: {reason}; give a file such as .png or .jpg"
+            f"{str(path)!r} cannot be read as an image: {reason_of(error)}; give a file such as .png or .jpg"
         ) from None
 
 

@@ -64,11 +64,17 @@ def build_pretrained(
     loaded = _load_(model, config, *shape[1:])
     if not config.decoupled:
         return model, loaded
+    calibrate_(model.to(device), config, shape, training_images(dataset, image_size, IMAGES, BATCH))
+    layers = [layer for layer in model.modules() if isinstance(layer, Decoupled)]
+    return model, dataclasses.replace(loaded, calibrated=len(layers))
+
+
+def calibrate_(model: nn.Module, config: RunConfig, shape: tuple[int, int, int], images: list[Tensor]) -> None:
+    """Decouples the layers of a plain network that are decoupled in that of the config, calibrated by the images."""
     twin = build_model(config, *shape)
     chosen = {name for name, layer in twin.named_modules() if isinstance(layer, Decoupled)}
-    images = training_images(dataset, image_size, IMAGES, BATCH)
-    decoupled = decouple(
-        model.to(device),
+    decouple(
+        model,
         config.operator,
         where=lambda name, _: name in chosen,
         linear=True,
@@ -76,7 +82,6 @@ def build_pretrained(
         data=images,
         inplace=True,
     )
-    return decoupled, dataclasses.replace(loaded, calibrated=len(chosen))
 
 
 def training_images(dataset: Dataset | FolderDataset, image_size: int, count: int, batch: int) -> list[Tensor]:

@@ -14,8 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from dcnet.checks import is_number
 from dcnet.data import Augmentation
-from dcnet.files import read_json, write_json
+from dcnet.files import read_json, reason_of, write_json
 from dcnet.training.config import RunConfig, config_of, with_defaults
 from dcnet.training.schedules import Schedule
 
@@ -250,7 +251,7 @@ def read_record(path: Path) -> Record:
     except FileNotFoundError:
         raise ValueError(f"there is no record at {str(file)!r}: give a run, see `dcnet list runs`") from None
     except (OSError, ValueError) as error:
-        raise ValueError(f"{str(file)!r} is not a record of a run: {_reason(error)}") from None
+        raise ValueError(f"{str(file)!r} is not a record of a run: {reason_of(error)}") from None
     if problem := record_problem(values):
         raise ValueError(f"{str(file)!r} is not a record of a run: {problem}")
     return Record.from_json(values)
@@ -268,12 +269,8 @@ def file_problem(file: Path) -> str | None:
     except IsADirectoryError:
         return None
     except (OSError, ValueError) as error:
-        return _reason(error)
+        return reason_of(error)
     return record_problem(found) if isinstance(found, dict) and found.keys() >= set(Record.required) else None
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
 
 
 Check = Callable[[Any], bool]
@@ -281,10 +278,6 @@ Check = Callable[[Any], bool]
 
 def _text(value: Any) -> bool:
     return isinstance(value, str)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _whole(value: Any) -> bool:
@@ -321,8 +314,8 @@ def _list_of(check: Check) -> Check:
     return lambda value: isinstance(value, list) and all(check(part) for part in value)
 
 
-OBJECT = "an object"
-NUMBERS, SOME_NUMBERS = _list_of(_number), _list_of(_or_none(_number))
+OBJECT, LACKING = "an object", "it lacks config, status or curves"
+NUMBERS, SOME_NUMBERS = _list_of(is_number), _list_of(_or_none(is_number))
 # By path; * is any name. Outer objects come first.
 CHECKS: dict[str, tuple[Check, str]] = {
     **dict.fromkeys(("data", "environment", "evaluations", "timings", "execution"), (_mapping, OBJECT)),
@@ -339,7 +332,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     **dict.fromkeys(("data.folder", "data.fingerprint", "network_class"), (_text, "text")),
     **dict.fromkeys(("data.train_images", "data.test_images"), (_whole, "a whole number")),
     **dict.fromkeys(("data.channels", "data.image_size"), (_side, f"a whole number up to {LARGEST_SIDE:,}")),
-    **dict.fromkeys(("results.*", "timings.*"), (_or_none(_number), "a number")),
+    **dict.fromkeys(("results.*", "timings.*"), (_or_none(is_number), "a number")),
     **dict.fromkeys((f"curves.{name}" for name in ("step", "epoch", "learning_rate", "seconds")), (NUMBERS, "numbers")),
     **dict.fromkeys(
         (f"curves.{part}_{name}" for part in ("train", "test") for name in ("loss", "accuracy")),
@@ -350,17 +343,17 @@ CHECKS: dict[str, tuple[Check, str]] = {
         ("evaluations.*.results", "evaluations.*.results.transfer", "evaluations.*.results.transfer.source"),
         (_or_none(_mapping), OBJECT),
     ),
-    "evaluations.*.settings.epsilon": (_number, "a number"),
+    "evaluations.*.settings.epsilon": (is_number, "a number"),
     "evaluations.*.settings.images": (_whole, "a whole number"),
 }
 
 
 def record_problem(values: Any) -> str | None:
     """What is wrong with a JSON value as the record of a run; None if nothing is."""
-    if not isinstance(values, dict) or not all(isinstance(values.get(name), dict) for name in ("config", "curves")):
-        return "it lacks config, status or curves"
-    if "status" not in values:
-        return "it lacks config, status or curves"
+    if not isinstance(values, dict) or "status" not in values:
+        return LACKING
+    if not all(isinstance(values.get(name), dict) for name in ("config", "curves")):
+        return LACKING
     for path, (check, expected) in CHECKS.items():
         for name, value in _values(values, path.split(".")):
             if not check(value):
@@ -407,7 +400,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is Augmentation:
         return isinstance(value, dict)
     if hint in (float, int):
-        return _number(value) and (hint is float or isinstance(value, int))
+        return is_number(value) and (hint is float or isinstance(value, int))
     return hint is Any or not isinstance(hint, type) or isinstance(value, hint)
 
 
