@@ -110,6 +110,11 @@ def console(stderr: bool = False) -> Console:
     return Console(width=None if known else WIDTH_ELSEWHERE, stderr=stderr)
 
 
+def print_line(console: Console, text: str) -> None:
+    """Prints a line without markup, since paths may have brackets."""
+    console.print(visible(text), soft_wrap=True, highlight=False, markup=False)
+
+
 def print_json(value: Any) -> None:
     """Prints indented JSON; control characters, and those that the output cannot encode, are escaped."""
     plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")

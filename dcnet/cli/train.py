@@ -237,7 +237,7 @@ class Command:
         """Draws the finished runs, in the first of several processes."""
         if self.plot is not None and session.finished and session.is_first:
             report.drawing.save(report.curves.run_curves(session.finished), self.plot)
-            session.print_line(f"wrote {self.plot}")
+            session.progress.on_message(f"wrote {self.plot}")
         return code
 
     def _work(self, datasets: dict[str, Data]) -> list[tuple[RunConfig, Run]]:

@@ -1,7 +1,6 @@
 """Findings of a table: closeness to the paper, the order of its rows, and the winner of a contest."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
@@ -20,18 +19,8 @@ SEED_NOISE = 2 * math.sqrt(2)
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
 
-class Finding(ABC):
-    """A statement about a table; `str()` of it is a sentence."""
-
-    @abstractmethod
-    def __str__(self) -> str: ...
-
-    @abstractmethod
-    def to_json(self) -> dict[str, Any]: ...
-
-
 @dataclass(frozen=True)
-class Closeness(Finding):
+class Closeness:
     """How many cells are close to the paper.
 
     Attributes:
@@ -76,7 +65,7 @@ def _name_cell(row: str, column: str, difference: float | None) -> str:
 
 
 @dataclass(frozen=True)
-class RowOrder(Finding):
+class RowOrder:
     """Whether pairs of cells in a column rank as in the paper, for pairs that differ there by more than seed noise.
 
     Attributes:
@@ -123,7 +112,7 @@ def _paper_difference(one: CellStatus, other: CellStatus) -> float:
 
 
 @dataclass(frozen=True)
-class Winner(Finding):
+class Winner:
     """The best row of a contest and the second.
 
     Attributes:
@@ -150,7 +139,7 @@ class Winner(Finding):
         return f"{ahead}, within seed noise ({self.chance:.2f}): no winner."
 
     def to_json(self) -> dict[str, Any]:
-        return {"best": self.best, "rival": self.rival, "by": self.by, "chance": self.chance, "wins": self.wins}
+        return {**vars(self), "wins": self.wins}
 
 
 def find_winner(experiment: Experiment, statuses: Sequence[CellStatus]) -> Winner | None:
@@ -173,6 +162,8 @@ def _chance_difference(one: CellStatus, other: CellStatus) -> float:
     return student * (pooled_deviation((one, other)) or 0.0) * math.sqrt(1 / first + 1 / second)
 
 
+# A statement about a table; `str()` of it is a sentence.
+Finding = Closeness | RowOrder | Winner
 # By their names in JSON.
 FINDINGS = {"near": find_closeness, "order": find_order, "winner": find_winner}
 

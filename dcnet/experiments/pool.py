@@ -16,10 +16,11 @@ import torch
 from rich.console import Console
 from rich.progress import TaskID
 
+from dcnet.environment import choose_device
 from dcnet.experiments.tasks import Task, evaluate_run
 from dcnet.files import sentence_of
 from dcnet.interrupts import Interruption, interruptible
-from dcnet.terminal import visible
+from dcnet.terminal import print_line
 from dcnet.training import Callback, DivergenceError, Execution, Run, Trainer
 from dcnet.training.identity import check_same_run
 from dcnet.training.runs import add_evaluation, run_lock
@@ -100,13 +101,9 @@ def _train_and_evaluate(task: Task, settings: WorkerSettings, callback: Callback
         for name in task.evaluations:
             if name not in run.record().evaluations:
                 callback.on_message(f"{task.name}: {name}")
-                device = _device(settings.execution.device)
+                device = torch.device(choose_device(settings.execution.device))
                 add_evaluation(run, name, evaluate_run(name, run, settings.execution.data_dir, device))
     return DONE
-
-
-def _device(asked: str) -> torch.device:
-    return torch.device("cuda" if asked == "auto" and torch.cuda.is_available() else asked.replace("auto", "cpu"))
 
 
 class ProgressBoard:
@@ -132,7 +129,7 @@ class ProgressBoard:
         name = task.label if len(task.label) <= MAX_NAME else f"…{task.label[-MAX_NAME:]}"
         self.lines[task.label] = self.progress.add_task(name, total=None, numbers="starts")
         if not can_redraw(self.console):
-            self._print(f"{task.label}: starts, {len(self.fractions) + 1} of {self.count}")
+            print_line(self.console, f"{task.label}: starts, {len(self.fractions) + 1} of {self.count}")
         self.fractions[task.label] = 0.0
 
     def drop(self, tasks: int) -> None:
@@ -158,17 +155,13 @@ class ProgressBoard:
         self.progress.remove_task(self.lines.pop(task.label))
         self._set_fraction(task, 1.0)
         if problem or outcome not in (DONE, INTERRUPTED):
-            self._print(problem or f"{task.label}: {outcome}")
+            print_line(self.console, problem or f"{task.label}: {outcome}")
         elif not can_redraw(self.console):
-            self._print(f"{task.label}: {outcome}, {self.ended} of {self.count}")
+            print_line(self.console, f"{task.label}: {outcome}, {self.ended} of {self.count}")
 
     def _set_fraction(self, task: Task, fraction: float) -> None:
         self.fractions[task.label] = fraction
         self.progress.update(self.all, completed=sum(self.fractions.values()), numbers=f"{self.ended} done")
-
-    def _print(self, text: str) -> None:
-        # Without markup, since names may have brackets.
-        self.console.print(visible(text), soft_wrap=True, highlight=False, markup=False)
 
 
 # A started process, with the interface of multiprocessing.Process, and the end of its pipe.

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from dcnet.files import naming, open_regular, write_atomically
 from dcnet.layers import Decoupled
 from dcnet.training.config import RunConfig
+from dcnet.training.identity import some_names
 from dcnet.training.record import Curves, DataDescription, Record
 
 KEPT = 2
@@ -223,8 +224,9 @@ def _check_data(data: DataDescription, notes: dict[str, Any]) -> None:
     """Raises ValueError if the checkpoints show that the run started with other data."""
     known, found = notes.get("classes"), data.classes
     if known is not None and known != found:
-        some = [", ".join(names[:3]) for names in (known, found)]
-        raise ValueError(f"the run started with the classes {some[0]}, ..., and the data have {some[1]}, ... now")
+        raise ValueError(
+            f"the run started with the classes {some_names(known)}, and the data have {some_names(found)} now"
+        )
     count = notes.get("train_images")
     if count is not None and count != data.train_images:
         # Otherwise, the length and the images of epochs would change from here on.

@@ -165,12 +165,11 @@ def load_model(run: Run, builder: Callable[[], nn.Module] | None = None) -> tupl
         check_buildable(record, run.folder.name)
     if not run.model_file.exists():
         raise ValueError(_without_weights(run, record))
-    described = _description(run, record) if builder is None else None
     tensors = read_tensors(run.model_file)[0]
     if builder is None:
-        assert described is not None
-        check_size(*described, tensors)
-        model: nn.Module = build_model(described[0], *described[1])
+        config, shape = _description(run, record)
+        check_size(config, shape, tensors)
+        model: nn.Module = build_model(config, *shape)
     else:
         model, tensors = builder(), {name.replace("_orig_mod.", ""): value for name, value in tensors.items()}
         if not isinstance(model, nn.Module):

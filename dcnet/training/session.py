@@ -17,7 +17,7 @@ from dcnet.data import FolderDataset
 from dcnet.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 from dcnet.files import sentence_of
 from dcnet.table import Table
-from dcnet.terminal import lasting_console, visible
+from dcnet.terminal import lasting_console, print_line, visible
 from dcnet.training.config import RunConfig
 from dcnet.training.identity import Data, check_same_run, from_folder, load_data, load_run_data
 from dcnet.training.initialization import check_weights
@@ -97,12 +97,7 @@ class ProgressBar(Callback):
             )
 
     def on_message(self, text: str) -> None:
-        _print_line(self.console, text)
-
-
-def _print_line(console: Console, text: str) -> None:
-    """Prints a line without markup, since paths may have brackets."""
-    console.print(visible(text), soft_wrap=True, highlight=False, markup=False)
+        print_line(self.console, text)
 
 
 def group_by_seed(records: Sequence[Record]) -> dict[tuple[str, str, str], list[Record]]:
@@ -307,11 +302,7 @@ class Session:
         elif self.finished:
             self.console.print(summary_table(self.finished))
             for run in self.trained:
-                self.print_line(f"wrote {run.record_file}")
-
-    def print_line(self, text: str) -> None:
-        """Prints a line to the console of the session."""
-        _print_line(self.console, text)
+                self.progress.on_message(f"wrote {run.record_file}")
 
 
 def _json_summary(record: Record, run: Run) -> dict[str, Any]:
