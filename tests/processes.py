@@ -1,4 +1,4 @@
-"""Programs carried out by several processes together."""
+"""Helpers for tests that start processes."""
 
 import os
 import socket
@@ -7,15 +7,15 @@ import sys
 import time
 from pathlib import Path
 
-# Where their programs find what they share.
+# Folders that the started programs import from.
 HERE = Path(__file__).parent
 FOLDERS = (HERE,)
-# Seconds that no process of a test takes, on a busy machine neither.
+# Seconds; even on a busy machine the processes of tests take less.
 PATIENCE = 300.0
 
 
 def wait_until(found, process=None, seconds=PATIENCE):
-    """What `found` gives once it is anything, or the process has ended; an error where neither happens in time."""
+    """Waits until `found()` is true or the process ends, and returns its value; an AssertionError after `seconds`."""
     end = time.monotonic() + seconds
     while not (value := found()) and (process is None or process.poll() is None):
         assert time.monotonic() < end, f"nothing happened in {seconds:g} s"
@@ -30,7 +30,7 @@ def free_port():
 
 
 def launch(processes, *command, fails=False):
-    """By torchrun, as users start it."""
+    """Runs a command in several processes by torchrun."""
     start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
     place = ["--master-addr=localhost", f"--master-port={free_port()}"]
     found = [*map(str, FOLDERS), *filter(None, [os.environ.get("PYTHONPATH")])]

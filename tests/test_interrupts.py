@@ -1,4 +1,4 @@
-"""Ctrl-C while torch is being imported: the command ends in one line, and a program that uses the library does not."""
+"""Ctrl-C during the import of torch: the command prints one line; programs that use the library get the exception."""
 
 import os
 import select
@@ -13,11 +13,11 @@ import dcnet
 from dcnet import interrupts
 from dcnet.cli import app
 
-# In the place of torch: it says that it is being imported, and goes on with that until somebody has enough.
+# Replaces torch: its import prints a line and does not end.
 ENDLESS = "import time\nprint('importing', flush=True)\ntime.sleep(100)\n"
-# As pip writes it.
+# The script that pip installs.
 SCRIPT = "import sys\nfrom dcnet.cli.app import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
-# Tests that run in the background may have Ctrl-C switched off, and what they start would, too.
+# Tests in a background job ignore Ctrl-C, and their processes would inherit that.
 SWITCHED_ON = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -27,7 +27,7 @@ LIBRARY = "try:\n    import dcnet.layers\nexcept KeyboardInterrupt:\n    print('
 
 
 def interrupted(folder: Path, *words: str) -> tuple[int, str, str]:
-    """Exit code, output and errors of a program that gets Ctrl-C as soon as it has begun to import torch."""
+    """Exit code, output and errors of a program that gets Ctrl-C as soon as it starts to import torch."""
     (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").write_text(ENDLESS)
     paths = [str(folder), str(Path(dcnet.__file__).parents[1])]
@@ -52,19 +52,19 @@ def interrupted(folder: Path, *words: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("words", [["-m", "dcnet"], ["-W", "default", "-m", "dcnet"], ["dcnet"]])
 @pytest.mark.parametrize("options", [["train"], ["list", "models"]])
-def test_the_command_ends_in_one_line(words: list[str], options: list[str], tmp_path: Path):
+def test_the_command_prints_one_line(words: list[str], options: list[str], tmp_path: Path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "dcnet").write_text(SCRIPT)
     started = words if "-m" in words else [str(tmp_path / "bin" / "dcnet")]
     assert interrupted(tmp_path, *started, *options) == (130, "", "dcnet: interrupted before the end\n")
 
 
-def test_a_program_that_uses_the_library_has_its_exception(tmp_path: Path):
+def test_a_program_that_uses_the_library_gets_the_exception(tmp_path: Path):
     (tmp_path / "program.py").write_text(LIBRARY)
     assert interrupted(tmp_path, "program.py", "dcnet") == (0, "caught\n", "")
 
 
-def test_the_command_takes_over(capsys: pytest.CaptureFixture[str]):
+def test_the_command_handles_ctrl_c_after_the_import(capsys: pytest.CaptureFixture[str]):
     before = signal.signal(signal.SIGINT, interrupts.end_quietly)
     try:
         assert app.main(["list", "models"]) == 0
@@ -82,20 +82,22 @@ def test_the_command_takes_over(capsys: pytest.CaptureFixture[str]):
         (["python", "-m", "dcnet.report.results"], ["-m"], False),
         (["python", "dcnet.py", "dcnet"], ["dcnet.py", "dcnet"], False),
         (["python", "-c", "import dcnet"], ["-c"], False),
-        # What `multiprocessing` starts has the words of its parent, but was not started with them.
+        # Processes of `multiprocessing` have the argv of their parent, but another orig_argv.
         (["python", "-c", "spawn", "--multiprocessing-fork"], ["/bin/dcnet", "train"], False),
         (["python", "-c", "spawn"], ["/bin/dcnet", "train", "--recipe", "digits"], False),
         (["python"], [""], False),
     ],
 )
-def test_who_runs_the_command(started: list[str], given: list[str], command: bool, monkeypatch: pytest.MonkeyPatch):
+def test_runs_the_command_recognizes_dcnet(
+    started: list[str], given: list[str], command: bool, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(sys, "orig_argv", started)
     monkeypatch.setattr(sys, "argv", given)
     assert interrupts.runs_the_command() is command
 
 
-def test_who_has_switched_interruptions_off_keeps_it_so(monkeypatch: pytest.MonkeyPatch):
-    """As shells do for jobs in the background."""
+def test_an_ignored_interruption_stays_ignored(monkeypatch: pytest.MonkeyPatch):
+    """Shells ignore it in background jobs."""
     monkeypatch.setattr(interrupts, "runs_the_command", lambda: True)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -1,4 +1,4 @@
-"""Training against an adversary: what it does to images and to the loss, and what it leaves alone."""
+"""Adversarial training: adversarial images, losses, unchanged buffers and gradients, specs."""
 
 import copy
 
@@ -16,7 +16,7 @@ EPSILON = 0.1
 
 
 class Small(nn.Module):
-    """Without anything that normalises, so that each image is by itself."""
+    """A network without normalization, so that images do not affect each other."""
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,7 @@ class Small(nn.Module):
 
 
 class Seen:
-    """The loss of a batch, and the images that were given to it."""
+    """The loss of a batch; it records the images that it gets."""
 
     def __init__(self):
         self.images = []
@@ -59,7 +59,7 @@ def stepped(network, images, labels, epsilon):
     return torch.cat(found)
 
 
-def test_fgsm_is_one_step_and_the_mean_of_both_losses():
+def test_fgsm_takes_one_step_and_averages_both_losses():
     network, (images, labels) = Small(), batch()
     loss, logits = FGSM(epsilon=EPSILON).loss(seen := Seen(), target(network), images, labels)
     changed = stepped(network, images, labels, EPSILON)
@@ -70,7 +70,7 @@ def test_fgsm_is_one_step_and_the_mean_of_both_losses():
 
 
 @pytest.mark.parametrize("adversary", [FGSM(EPSILON), PGD(EPSILON, steps=2), TRADES(EPSILON, steps=2)], ids=str)
-def test_parameters_want_no_gradient_while_images_are_changed(adversary):
+def test_parameters_are_frozen_during_the_attack(adversary):
     network, (images, labels) = Small(), batch()
     frozen = next(network.parameters()).requires_grad_(False)
     seen = []
@@ -83,7 +83,7 @@ def test_parameters_want_no_gradient_while_images_are_changed(adversary):
     assert all((each.grad is None) == (each is frozen) for each in network.parameters())
 
 
-def test_shares_weigh_the_two_losses_and_all_of_it_leaves_out_one():
+def test_share_weights_the_two_losses():
     network, (images, labels) = Small(), batch()
     changed = stepped(network, images, labels, EPSILON)
     losses = [F.cross_entropy(network(of), labels) for of in (images, changed)]
@@ -94,7 +94,7 @@ def test_shares_weigh_the_two_losses_and_all_of_it_leaves_out_one():
     assert torch.allclose(logits, network(changed))
 
 
-def test_without_labels_the_step_is_away_from_the_answer():
+def test_fgsm_with_predicted_steps_away_from_the_prediction():
     network, (images, labels) = Small(), batch()
     FGSM(epsilon=EPSILON, predicted=True).loss(seen := Seen(), target(network), images, labels)
     answers = network(images).argmax(1)
@@ -102,7 +102,7 @@ def test_without_labels_the_step_is_away_from_the_answer():
     assert torch.equal(seen.images[0][len(images) :], stepped(network, images, answers, EPSILON))
 
 
-def test_the_answer_costs_no_pass_of_its_own():
+def test_predicted_needs_no_extra_pass():
     network, (images, labels) = Small(), batch()
     attacked = []
 
@@ -118,7 +118,7 @@ def test_the_answer_costs_no_pass_of_its_own():
         assert adversary.cost == 3.0
 
 
-def test_pgd_climbs_higher_than_one_step_and_stays_within():
+def test_pgd_has_a_higher_loss_than_fgsm_within_epsilon():
     network, (images, labels) = Small(), batch()
     PGD(epsilon=EPSILON, steps=20, step=EPSILON / 5).loss(seen := Seen(), target(network), images, labels)
     (changed,) = seen.images
@@ -129,7 +129,7 @@ def test_pgd_climbs_higher_than_one_step_and_stays_within():
     assert loss[2] >= loss[1] > loss[0]
 
 
-def test_pgd_begins_elsewhere_each_time_and_at_the_same_place_for_the_same_seed():
+def test_the_random_start_of_pgd_depends_on_the_seed():
     network, (images, labels) = Small(), batch()
     found = []
     for seed in (0, 1, 0):
@@ -140,7 +140,7 @@ def test_pgd_begins_elsewhere_each_time_and_at_the_same_place_for_the_same_seed(
     assert not torch.allclose(found[0], found[1])
 
 
-def test_trades_is_the_loss_and_beta_times_the_divergence_of_where_it_climbs():
+def test_trades_adds_beta_times_the_divergence():
     network, (images, labels) = Small(), batch()
     given = []
 
@@ -165,7 +165,7 @@ def network_that_tracks():
 
 
 @pytest.mark.parametrize("name", sorted(adversaries))
-def test_an_attack_leaves_nothing_behind(name):
+def test_attacks_change_no_gradients_and_buffers(name):
     network, (images, labels) = network_that_tracks(), batch()
     images = images.float()
     given = []
@@ -178,7 +178,7 @@ def test_an_attack_leaves_nothing_behind(name):
     assert all(parameter.grad is None for parameter in network.parameters())
     loss.backward()
     assert all(parameter.grad is not None for parameter in network.parameters() if parameter.requires_grad)
-    # What it tracked is what one pass over the images of training tracks.
+    # The buffers are those after one pass over the images of training.
     (both,) = given
     once = network_that_tracks()
     once(both)
@@ -187,7 +187,7 @@ def test_an_attack_leaves_nothing_behind(name):
 
 
 @pytest.mark.parametrize("name", sorted(adversaries))
-def test_a_run_goes_on_to_the_same_bits(name, tmp_path):
+def test_adversarial_runs_resume_to_the_same_bits(name, tmp_path):
     config = tiny(steps=6, adversary=f"{name}(epsilon=0.1)")
     whole, record = train(config, tmp_path / "whole")
     assert record.config["adversary"] == f"{name}(epsilon=0.1)"
@@ -198,7 +198,7 @@ def test_a_run_goes_on_to_the_same_bits(name, tmp_path):
     assert whole.model_file.read_bytes() == halves.model_file.read_bytes()
 
 
-def test_the_line_of_a_run_says_what_an_adversary_costs(tmp_path):
+def test_the_progress_line_shows_the_cost_of_the_adversary(tmp_path):
     class Names(Remembers):
         def on_start(self, name, done, total):
             self.name = name
@@ -210,7 +210,7 @@ def test_the_line_of_a_run_says_what_an_adversary_costs(tmp_path):
     assert as_adversary("fgsm(share=1)").cost == 2.0
 
 
-def test_margins_go_with_what_has_no_loss_of_its_own(tmp_path):
+def test_margins_require_an_adversary_without_its_own_loss(tmp_path):
     for adversary in ("fgsm", "pgd(steps=1)"):
         _, record = train(tiny(steps=1, margin="a-softmax", adversary=adversary), tmp_path)
         assert record.status == "done"
@@ -219,7 +219,7 @@ def test_margins_go_with_what_has_no_loss_of_its_own(tmp_path):
             tiny(margin="a-softmax", adversary=adversary)
 
 
-def test_specs_are_read_as_they_are_written():
+def test_specs_round_trip():
     for spec in (
         "fgsm",
         "fgsm(epsilon=6/255)",
@@ -253,13 +253,13 @@ def test_specs_are_read_as_they_are_written():
         ("pgd(restarts=3)", "pgd has no 'restarts', only epsilon, steps, step"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence(spec, problem):
+def test_invalid_specs_raise_one_sentence(spec, problem):
     with pytest.raises(ValueError) as error:  # noqa: PT011 - the words follow
         tiny(adversary=spec)
     assert problem in str(error.value)
 
 
-def test_an_objective_without_an_adversary_is_as_before():
+def test_objective_without_an_adversary_is_the_plain_loss():
     network, (images, labels) = network_that_tracks(), batch()
     objective = Objective(tiny(operator="tanh-cos"), network)
     twin = copy.deepcopy(network)
@@ -267,7 +267,7 @@ def test_an_objective_without_an_adversary_is_as_before():
     assert torch.equal(loss, F.cross_entropy(twin(images.float()), labels))
 
 
-def test_an_objective_trains_on_what_the_adversary_changed():
+def test_objective_trains_on_adversarial_images():
     images, labels = batch()
     losses = {}
     for adversary in (None, "fgsm(epsilon=0.1,share=1)"):

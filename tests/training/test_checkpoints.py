@@ -1,4 +1,4 @@
-"""Checkpoints are whole, or they are recognised."""
+"""Checkpoints: round trips, damaged and unreadable files, disk space."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ from dcnet.training.record import DataDescription, Record
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b.c": torch.tensor(3), "half": torch.ones(5, dtype=torch.bfloat16)}
 
 
-def test_what_is_written_comes_back(tmp_path):
+def test_tensors_and_notes_round_trip(tmp_path):
     write_tensors(tmp_path / "x.safetensors", TENSORS, {"n": [1, None, 0.1]})
     tensors, notes = read_tensors(tmp_path / "x.safetensors")
     assert notes == {"n": [1, None, 0.1]}
@@ -25,14 +25,14 @@ def test_what_is_written_comes_back(tmp_path):
         assert tensors[name].dtype == value.dtype
 
 
-def test_tensors_of_any_layout(tmp_path):
+def test_any_memory_layout_can_be_written(tmp_path):
     tensors = {"last": torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last), "t": torch.randn(3, 4).T}
     write_tensors(tmp_path / "x.safetensors", tensors, {})
     found, _ = read_tensors(tmp_path / "x.safetensors")
     assert all(torch.equal(found[name], value) for name, value in tensors.items())
 
 
-def test_only_the_newest_are_kept(tmp_path):
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert checkpoints.newest() == (None, [])
     for step in (8, 9, 10, 100):
@@ -55,7 +55,7 @@ def damage(content, how):
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "cut in the header", "a byte of a tensor", "a byte of the notes"])
-def test_a_damaged_one_is_recognised_and_the_one_before_is_used(tmp_path, how):
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path, how):
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         newest = checkpoints.save(step, TENSORS, {"at": step * 1111})
@@ -66,7 +66,7 @@ def test_a_damaged_one_is_recognised_and_the_one_before_is_used(tmp_path, how):
     assert newest.name in complaints[0]
 
 
-def test_what_an_interrupted_write_leaves_is_no_checkpoint(tmp_path):
+def test_temporary_files_are_ignored_and_removed(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, TENSORS, {})
     leftover = tmp_path / ".step-00000002.safetensors.123.tmp"
@@ -77,7 +77,7 @@ def test_what_an_interrupted_write_leaves_is_no_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
-def test_one_that_cannot_be_read_is_not_taken_for_damaged(tmp_path, monkeypatch, number):
+def test_an_unreadable_checkpoint_is_not_treated_as_damaged(tmp_path, monkeypatch, number):
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         newest = checkpoints.save(step, TENSORS, {})
@@ -94,8 +94,8 @@ def test_one_that_cannot_be_read_is_not_taken_for_damaged(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("kind", ["folder", "link"])
-def test_what_is_in_the_place_of_one_is_not_taken_for_damaged(tmp_path, kind):
-    """As a link is to a disk that is not mounted."""
+def test_folders_and_broken_links_are_not_treated_as_damaged_checkpoints(tmp_path, kind):
+    """A broken link may point to a disk that is not mounted."""
     checkpoints = Checkpoints(tmp_path)
     newest = checkpoints.save(1, TENSORS, {}).with_name("step-00000002.safetensors")
     newest.mkdir() if kind == "folder" else newest.symlink_to("nowhere")
@@ -103,7 +103,7 @@ def test_what_is_in_the_place_of_one_is_not_taken_for_damaged(tmp_path, kind):
         checkpoints.newest()
 
 
-def test_files_of_others_are_refused(tmp_path):
+def test_files_of_other_programs_raise_an_error(tmp_path):
     save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match=r"x.safetensors' was not written by dcnet: expected model"):
         read_tensors(tmp_path / "x.safetensors")
@@ -124,7 +124,7 @@ CRAFTED = {
 
 
 @pytest.mark.parametrize("metadata", CRAFTED.values(), ids=CRAFTED)
-def test_crafted_metadata_is_one_sentence(tmp_path, metadata):
+def test_crafted_metadata_raises_one_sentence(tmp_path, metadata):
     save_file({"x": torch.ones(2)}, tmp_path / "step-00000001.safetensors", {"dcnet": metadata})
     with pytest.raises(
         ValueError, match=r"step-00000001.safetensors' (was not written by dcnet|is not a whole file)"
@@ -135,7 +135,7 @@ def test_crafted_metadata_is_one_sentence(tmp_path, metadata):
 
 
 @pytest.mark.parametrize("notes", ["[" * 100_000, "[]", "1", "{"], ids=["nested", "a list", "a number", "no JSON"])
-def test_crafted_notes_are_one_sentence(tmp_path, notes):
+def test_crafted_notes_raise_one_sentence(tmp_path, notes):
     tensors, path = {"x": torch.ones(2)}, tmp_path / "x.safetensors"
     about = {"notes": notes, "sum": _sum(tensors, notes)}
     save_file(tensors, path, {"dcnet": json.dumps(about)})
@@ -144,12 +144,12 @@ def test_crafted_notes_are_one_sentence(tmp_path, notes):
 
 
 @pytest.mark.parametrize("notes", [{}, {"hash": "1", "resumed_at": 5, "curves": {}, "seconds": {}}])
-def test_notes_of_another_kind_cannot_be_gone_on_from(notes):
+def test_resume_requires_the_notes_of_a_training_checkpoint(notes):
     with pytest.raises(ValueError, match="the checkpoint at step 7 lacks the state of training"):
         resume_record(Record(hash="1", data=DataDescription(train_images=1)), notes, 7)
 
 
-def test_a_write_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, TENSORS, {})
 
@@ -163,7 +163,7 @@ def test_a_write_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.safetensors"]
 
 
-def test_a_disk_without_room_is_noticed_before_training(tmp_path):
+def test_check_room_raises_an_error_for_a_full_disk(tmp_path):
     class Huge(torch.nn.Module):
         def state_dict(self):
             return {"x": torch.empty(2**50, device="meta")}

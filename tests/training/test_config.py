@@ -1,4 +1,4 @@
-"""Configs: what they refuse, how they are written down, and when two are the same."""
+"""Validation, serialization and hashing of configs; schedules."""
 
 import dataclasses
 import itertools
@@ -17,14 +17,14 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_recipes_come_back_from_json(name):
+def test_recipes_round_trip_through_json(name):
     config = recipe(name)
     again = config_of(json.loads(json.dumps(config.described())))
     assert again == config
     assert again.hash == config.hash
 
 
-def test_every_value_counts_in_the_hash():
+def test_every_value_changes_the_hash():
     base = recipe("digits")
     others = {
         "operator": "seg-cos", "seed": 1, "lr": 1e-4, "batch_size": 31, "width": 0.5, "label_smoothing": 0.1,
@@ -34,20 +34,20 @@ def test_every_value_counts_in_the_hash():
     assert len(hashes) == len(others) + 1
 
 
-def test_a_momentum_needs_what_it_is_of():
+def test_momentum_requires_an_optimizer_with_momentum():
     assert recipe("digits", momentum=0.5, optimizer="sgd").momentum == 0.5
     assert recipe("paper-imagenet", momentum=0.5).momentum == 0.5
-    # That of a recipe serves networks without normalisation, too.
+    # The norm_momentum of a recipe is ignored for networks without normalization.
     assert recipe("paper-cifar", norm="none").norm_momentum == 1e-3
     with pytest.raises(ValueError, match=r"momentum=0.9 is for sgd, and optimizer='adamw' has none: omit it"):
         recipe("paper-imagenet", momentum=0.9, optimizer="adamw")
 
 
-def test_two_ways_to_write_an_operator_are_one_config():
+def test_equal_operators_give_equal_hashes():
     assert recipe("digits", operator="tanh(scale=1.0)-cos").hash == recipe("digits", operator="tanh-cos").hash
 
 
-def test_a_plain_network_has_nothing_of_decoupled_ones():
+def test_plain_networks_ignore_options_of_decoupled_layers():
     plain = recipe("paper-cifar", operator="conv", projection_every=100, weighted_gradients="update")
     assert (plain.projection_every, plain.weighted_gradients, plain.orthonormal) == (0, "none", 0.0)
     assert plain == recipe("paper-cifar", operator="conv", projection_every=7)
@@ -81,13 +81,13 @@ def test_a_plain_network_has_nothing_of_decoupled_ones():
         ({"seed": 2**63}, "seed must be below 2^63, not 9223372036854775808"),
     ],
 )
-def test_bad_values_are_named(changes, words):
+def test_invalid_values_raise_an_error(changes, words):
     with pytest.raises((ValueError, TypeError)) as error:
         recipe("digits", **changes)
     assert words in str(error.value)
 
 
-def test_unknown_recipes_and_values_of_another_version():
+def test_unknown_recipes_fields_and_schedules_raise_an_error():
     with pytest.raises(ValueError, match="paper-cifar"):
         recipe("paper-cfiar")
     with pytest.raises(ValueError, match="warp"):
@@ -96,7 +96,7 @@ def test_unknown_recipes_and_values_of_another_version():
         config_of({**recipe("digits").described(), "schedule": {"name": "stairs"}})
 
 
-def test_drops_move_with_the_end_of_a_run():
+def test_milestones_scale_with_the_length_of_the_run():
     assert recipe("paper-cifar", steps=425).schedule == Steps((200, 300, 375))
     assert recipe("paper-cifar").schedule == Steps((20_000, 30_000, 37_500))
     shares = recipe("paper-cifar", epochs=10).schedule.milestones
@@ -105,7 +105,7 @@ def test_drops_move_with_the_end_of_a_run():
     assert recipe("paper-cifar", steps=1).schedule == Steps((1, 1, 1))
 
 
-def test_names_fit_into_a_folder():
+def test_long_names_are_truncated_to_a_valid_folder_name():
     long = "&".join(f"linear(scale=1.{i})" for i in range(60)) + "-cos"
     configs = [recipe("digits", operator=long, seed=seed) for seed in (0, 2**62)]
     assert [len(config.name) for config in configs] == [200, 200]
@@ -124,7 +124,7 @@ def test_names_fit_into_a_folder():
         {"schedule": Cosine()},
     ],
 )
-def test_the_command_of_a_config(changes):
+def test_command_of_parses_back_to_the_config(changes):
     config = recipe("paper-cifar", **changes)
     words = command_of(config).split()
     assert words[:2] == ["dcnet", "train"]
@@ -141,7 +141,7 @@ def test_steps_drop_at_milestones():
     assert factors == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
 
 
-def test_a_cosine_rises_and_falls():
+def test_cosine_has_a_warmup_and_a_floor():
     schedule = Cosine(warmup=4, floor=0.1)
     factors = [schedule.factor(step, 104, []) for step in range(105)]
     assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
@@ -150,18 +150,18 @@ def test_a_cosine_rises_and_falls():
     assert all(later < earlier for earlier, later in itertools.pairwise(factors[4:]))
 
 
-def test_a_plateau_is_a_function_of_the_losses():
+def test_plateau_depends_on_the_losses_only():
     schedule = Plateau(drop=0.5, patience=2)
     losses = [1.0, 0.5, 0.6, 0.51, 0.4, 0.4, 0.41, 0.42, 0.43]
     factors = [schedule.factor(0, 1, losses[:count]) for count in range(len(losses) + 1)]
     assert factors == [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.125]
-    # A loss that creeps is on a plateau, too.
+    # A loss that hardly decreases is on a plateau, too.
     creeping = [1.0 - 1e-4 * count for count in range(5)]
     assert [Plateau(0.5, 2, better).factor(0, 1, creeping) for better in (1e-3, 1e-5)] == [0.25, 1]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values())
-def test_schedules_stay_between_zero_and_one(schedule):
+def test_schedule_factors_are_between_zero_and_one(schedule):
     made = schedule()
     assert all(0 <= made.factor(step, 50, [1.0] * 30) <= 1 for step in range(51))
 
@@ -170,12 +170,12 @@ def test_schedules_stay_between_zero_and_one(schedule):
     "make",
     [lambda: Steps(drop=0.0), lambda: Steps((0,)), lambda: Cosine(floor=2.0), lambda: Plateau(patience=0)],
 )
-def test_schedules_that_make_no_sense(make):
+def test_invalid_schedules_raise_an_error(make):
     with pytest.raises(ValueError):  # noqa: PT011 - each says something else
         make()
 
 
-def test_a_config_cannot_be_changed():
+def test_configs_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         RunConfig(steps=1).lr = 2.0
 
@@ -189,7 +189,7 @@ def test_records_have_the_names_and_hashes_of_their_configs():
         assert found == (config.name, config.hash, command_of(config)), file
 
 
-def test_margins_are_written_in_one_way():
+def test_margin_specs_are_normalized():
     one, other = recipe("paper-cifar", margin="arcface(m=0.5)"), recipe("paper-cifar", margin="arcface")
     assert one == other
     assert one.log_floor == 0
@@ -197,7 +197,7 @@ def test_margins_are_written_in_one_way():
     assert recipe("digits", margin="arcface(m=0.3)").hash != recipe("digits", margin="arcface").hash
 
 
-def test_what_is_as_by_default_is_not_in_the_hash():
-    """So that a value that is added later leaves all runs what they are."""
+def test_default_values_are_not_hashed():
+    """A field that a later version adds does not change the hash of old runs."""
     assert recipe("paper-cifar").hash == "efce513e"
     assert recipe("digits", operator="conv", seed=1).hash == "a8a7cbb4"

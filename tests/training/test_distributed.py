@@ -1,4 +1,4 @@
-"""Two processes train as one does."""
+"""Training with two processes: the same losses, resuming, exit, sharded state."""
 
 from pathlib import Path
 
@@ -32,10 +32,10 @@ def two_processes(tmp_path_factory):
     return Run.of(the_config(), root), done.stdout
 
 
-def test_two_processes_have_the_loss_curve_of_one_with_the_joint_batch(two_processes, tmp_path):
-    """But for the order of sums: after 12 steps in float32 the losses are seen to agree to 1e-7, and must to 1e-5.
+def test_two_processes_have_the_loss_curve_of_one_process(two_processes, tmp_path):
+    """Sums have another order: the losses after 12 steps in float32 agree to about 1e-7, and must agree to 1e-5.
 
-    After so few steps some images stand so near to two classes that rounding decides: accuracies may differ by two.
+    After so few steps, rounding decides the class of some images: accuracies may differ by two images.
     """
     _, one = train(the_config(), tmp_path)
     two = two_processes[0].record()
@@ -49,8 +49,8 @@ def test_two_processes_have_the_loss_curve_of_one_with_the_joint_batch(two_proce
 
 
 @pytest.mark.slow
-def test_two_processes_resume_where_two_were_stopped(two_processes, tmp_path):
-    """One of them gets the signal, and both stop."""
+def test_two_processes_resume_to_the_same_bits(two_processes, tmp_path):
+    """One process gets the signal, and both stop."""
     whole, _ = two_processes
     launch(2, HELPERS / "stopping_command.py", *COMMAND, "--runs", tmp_path, fails=True)
     run = Run.of(the_config(), tmp_path)
@@ -64,7 +64,7 @@ def test_two_processes_resume_where_two_were_stopped(two_processes, tmp_path):
 
 
 def test_each_process_exits_without_finalization(two_processes):
-    """Threads of torch would sometimes abort a process, and with it the whole run."""
+    """In the finalization of Python, threads of torch sometimes abort the process."""
     assert "wrote" in two_processes[1]
     assert "Python shuts down" not in two_processes[1]
 
@@ -73,6 +73,6 @@ def test_sharded_weights_and_moments_are_gathered_and_restored():
     assert launch(2, HELPERS / "sharded_state.py").stdout.count("equal") == 2
 
 
-def test_batches_must_be_a_multiple_of_the_processes():
+def test_batch_size_must_be_a_multiple_of_the_number_of_processes():
     with pytest.raises(ValueError, match="batch_size must be a multiple of the number of processes, 2"):
         make_source(load_dataset("digits"), tiny(batch_size=21), torch.device("cpu"), (0, 2), False, 0)

@@ -1,4 +1,4 @@
-"""Features on their way: those of the network at each evaluation, and the same after an interruption."""
+"""Snapshots of features during training, also of interrupted runs."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from dcnet.training.evaluation import read_history
 SMALL = {"margin": "a-softmax", "features": 2, "feature_snapshots": 40}
 
 
-def test_the_last_ones_are_those_of_the_trained_network(tmp_path):
+def test_the_last_snapshot_has_the_features_of_the_trained_network(tmp_path):
     run, record = train(tiny(**SMALL), tmp_path)
     found = read_history(run.features_file)
     assert found.steps.tolist() == record.curves.step == [3, 6]
@@ -29,7 +29,7 @@ def test_the_last_ones_are_those_of_the_trained_network(tmp_path):
     assert found.labels.unique().tolist() == list(range(10))
 
 
-def test_they_are_of_their_own_time(tmp_path):
+def test_snapshots_differ_between_steps(tmp_path):
     run, _ = train(tiny(**SMALL), tmp_path)
     found = read_history(run.features_file)
     assert not torch.equal(found.points[0], found.points[1])
@@ -37,8 +37,8 @@ def test_they_are_of_their_own_time(tmp_path):
 
 
 @pytest.mark.parametrize("step", [2, 4])
-def test_an_interrupted_run_ends_in_the_same_file(tmp_path, step):
-    """Before the first evaluation, and between two."""
+def test_an_interrupted_run_writes_the_same_snapshots(tmp_path, step):
+    """Interrupted before the first evaluation, and between two evaluations."""
     whole, _ = train(tiny(**SMALL), tmp_path / "whole")
     half, record = train(tiny(**SMALL), tmp_path / "parts", callback=InterruptsAt(step))
     assert record.status == "interrupted"
@@ -47,7 +47,7 @@ def test_an_interrupted_run_ends_in_the_same_file(tmp_path, step):
     assert parts.features_file.read_bytes() == whole.features_file.read_bytes()
 
 
-def test_evaluations_after_the_checkpoint_are_not_there_twice(tmp_path):
+def test_a_resumed_run_does_not_repeat_snapshots(tmp_path):
     """A kill after the evaluation at step 6 leaves the checkpoint of step 5."""
 
     class Killed(InterruptsAt):
@@ -62,8 +62,8 @@ def test_evaluations_after_the_checkpoint_are_not_there_twice(tmp_path):
     assert read_history(run.features_file).steps.tolist() == [3, 6, 9]
 
 
-def test_training_is_the_same_with_and_without(tmp_path):
-    # Other hashes, since another file comes out, but the same weights.
+def test_snapshots_do_not_change_training(tmp_path):
+    # The hashes differ, the weights do not.
     with_them, _ = train(tiny(**SMALL), tmp_path)
     without, _ = train(tiny(**SMALL | {"feature_snapshots": 0}), tmp_path)
     assert not without.features_file.exists()
@@ -71,33 +71,33 @@ def test_training_is_the_same_with_and_without(tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_more_images_than_there_are_is_all_of_them(tmp_path):
+def test_snapshots_use_at_most_all_test_images(tmp_path):
     run, record = train(tiny(**SMALL | {"feature_snapshots": 10**6}), tmp_path)
     assert read_history(run.features_file).points.shape[1] == record.data.test_images
 
 
 @pytest.mark.parametrize("features", [None, 5])
-def test_features_that_cannot_be_drawn_are_refused(features):
+def test_snapshots_require_2_or_3_features(features):
     with pytest.raises(ValueError, match=f"feature_snapshots=40 is for 2 or 3 features, not {features}"):
         tiny(**SMALL | {"features": features})
 
 
-def test_a_network_without_a_head_is_refused(tmp_path):
+def test_snapshots_require_a_network_with_a_head(tmp_path):
     class Headless(torch.nn.Linear):
         def forward(self, images, labels):
-            raise AssertionError("a network that is refused is not run")
+            raise AssertionError("the network must not be called")
 
     with pytest.raises(ValueError, match="Headless has no head with features: omit feature_snapshots"):
         train(tiny(**SMALL), tmp_path, ON_CPU, model=Headless(8, 10))
 
 
-def test_another_file_of_tensors_has_no_features(tmp_path):
+def test_read_history_raises_an_error_for_other_files(tmp_path):
     write_tensors(tmp_path / "x.safetensors", {"a": torch.zeros(1)}, {})
     with pytest.raises(ValueError, match=r"x.safetensors' has no features: expected features.safetensors of a run"):
         read_history(tmp_path / "x.safetensors")
 
 
-def test_runs_without_them_keep_their_hash():
+def test_snapshots_change_the_hash_only_if_enabled():
     config = tiny()
     assert config.hash == dataclasses.replace(config, feature_snapshots=0).hash
     assert tiny(**SMALL).hash != tiny(**SMALL | {"feature_snapshots": 0}).hash

@@ -1,4 +1,4 @@
-"""Networks of one's own that a trainer is given."""
+"""Custom networks: training, names, hashes, loading and resuming."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ from dcnet.training.identity import with_network
 
 
 class Tied(nn.Module):
-    """Two layers with one weight."""
+    """A network with two layers that share their weight."""
 
     def __init__(self):
         super().__init__()
@@ -31,7 +31,7 @@ class Tied(nn.Module):
         return self.classes(self.third(self.second(self.first(input)).relu()).flatten(1))
 
 
-def test_weights_that_layers_share_are_kept_under_both_names(tmp_path):
+def test_tied_weights_are_stored_under_both_names(tmp_path):
     networks = [dcnet.decouple(Tied(), "tanh-cos") for _ in range(3)]
     whole, record = train(tiny(), tmp_path / "whole", model=networks[0])
     tensors, _ = read_tensors(whole.model_file)
@@ -43,7 +43,7 @@ def test_weights_that_layers_share_are_kept_under_both_names(tmp_path):
     assert weights(parts) == weights(whole)
 
 
-def test_a_network_that_torch_compile_has_wrapped(tmp_path):
+def test_compiled_custom_networks_train_like_plain_ones(tmp_path):
     plain, compiled = Noisy(), Noisy()
     train(tiny(operator="conv"), tmp_path / "plain", model=plain)
     train(tiny(operator="conv"), tmp_path / "compiled", model=torch.compile(compiled, backend="eager"))
@@ -51,7 +51,7 @@ def test_a_network_that_torch_compile_has_wrapped(tmp_path):
         assert torch.allclose(ours, theirs, atol=1e-6)
 
 
-def test_a_margin_needs_a_network_with_a_head(tmp_path):
+def test_a_margin_requires_a_custom_network_with_a_head(tmp_path):
     config = tiny(margin="arcface")
     with pytest.raises(ValueError, match=r"margin='arcface' needs a network .* which Noisy does not: omit margin"):
         train(config, tmp_path, model=Noisy())
@@ -63,24 +63,24 @@ def test_a_margin_needs_a_network_with_a_head(tmp_path):
     assert record.status == "done"
 
 
-# --- what such a run is called, and how it comes back ---
+# --- names and loading ---
 
 
-def test_the_record_names_the_network_and_not_that_of_the_config(tmp_path):
+def test_the_record_has_the_name_of_the_custom_network(tmp_path):
     callback = Remembers()
     run, record = train(tiny(), tmp_path, callback=callback, model=Noisy())
     own = Run.of(tiny(), tmp_path, model=Noisy())
     assert own.folder.name == record.run_name
     assert record.name == "digits-Noisy-seed0"
     assert record.network_class == "helpers.small_runs.Noisy"
-    # The config asks for tanh-cos, and the network has no such layer.
+    # The operator of the config, tanh-cos, is not in the network.
     assert record.config["operator"] == "conv"
     assert record.command is None
     assert any(f"{run.folder} is named after another run than {own.folder.name}" in note for note in callback.notes)
     assert Run.of(tiny(), model=Noisy(), model_name="mine").folder.name.startswith("digits-mine-seed0-")
 
 
-def test_other_networks_are_other_runs():
+def test_different_networks_have_different_hashes():
     class Hidden(nn.Sequential):
         def __init__(self, count, operator=None):
             layers = nn.Linear(64, count), nn.ReLU(), nn.Linear(count, 10)
@@ -97,7 +97,7 @@ def test_other_networks_are_other_runs():
     assert with_network(config, torch.compile(Hidden(4), backend="eager")) == found[0]
 
 
-def test_a_trained_network_comes_back_by_a_function_that_builds_it(tmp_path):
+def test_load_model_accepts_a_builder_for_custom_networks(tmp_path):
     model = Noisy()
     run, _ = train(tiny(), tmp_path, model=model)
     needed = (
@@ -118,7 +118,7 @@ def test_a_trained_network_comes_back_by_a_function_that_builds_it(tmp_path):
     assert isinstance(load_model(wrapped, Noisy)[0], Noisy)
 
 
-def test_a_config_of_a_record_needs_its_network_and_data_again(tmp_path):
+def test_resuming_requires_the_custom_network_and_data(tmp_path):
     run, record = train(tiny(), tmp_path, callback=InterruptsAt(4), model=Noisy(), model_name="mine")
     config = config_of(record.config)
     with pytest.raises(ValueError, match=r"has no weights yet: .*`Trainer\(config, run, model=\.\.\.\)` resumes"):
@@ -136,21 +136,21 @@ def test_a_config_of_a_record_needs_its_network_and_data_again(tmp_path):
         Trainer(config_of(record.config), Run(tmp_path / "new"), ON_CPU)
 
 
-def test_the_folder_of_another_run_is_left_alone(tmp_path):
+def test_the_folder_of_another_run_is_not_overwritten(tmp_path):
     run, _ = train(tiny(), tmp_path)
     before = weights(run), run.record_file.read_bytes()
     for again in (False, True):
         with pytest.raises(ValueError, match=r"holds another run, digits-cnn9-small-tanh-cos-seed0"):
             train(tiny(), tmp_path, model=Noisy(), again=again)
     assert (weights(run), run.record_file.read_bytes()) == before
-    # Such as `reproduce` looks for: the folder is that of the config, and the run is another.
+    # `dcnet reproduce` must not use a folder of the config that holds a run of another network.
     own, _ = train(tiny(), tmp_path / "own", model=Noisy())
     assert own.done
     assert RecordIndex(tmp_path / "own").record(tiny()) is None
     assert RecordIndex(tmp_path).record(tiny()) is not None
 
 
-def test_a_checkpoint_from_before_networks_were_named_goes_on(tmp_path):
+def test_checkpoints_of_older_versions_without_a_network_resume(tmp_path):
     run, _ = train(tiny(), tmp_path, callback=InterruptsAt(4), model=Noisy())
     (file,) = run.checkpoints.files()
     tensors, notes = read_tensors(file)

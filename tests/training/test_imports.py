@@ -1,4 +1,4 @@
-"""`dcnet train` loads only what it needs."""
+"""`dcnet train` imports only the modules that it needs."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def test_training_imports_no_attacks_verification_reports_and_other_commands(tmp
     assert "step 1" in done.stderr
     modules = set(names.split())
     assert "dcnet.training.trainer" in modules
-    # The packages themselves are lazy, and may be there without their modules.
+    # The packages are lazy: they may be imported without their modules.
     packages = ("robustness", "verification", "report", "bench", "experiments", "inference")
     extra = {name for name in modules if name.startswith(tuple(f"dcnet.{package}." for package in packages))}
     commands = {name for name in modules if name.startswith("dcnet.cli.")}

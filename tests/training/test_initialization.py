@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where one is: a folder of images of three classes, and the weights of a network of five classes."""
+    """The current folder: images of three classes, and the weights of a network of five classes."""
     random = np.random.default_rng(0)
     for part, name, shade in ((part, name, shade) for part in ("train", "val") for name, shade in SHADES.items()):
         (tmp_path / "photos" / part / name).mkdir(parents=True)
@@ -69,7 +69,7 @@ def started(**changes: object) -> tuple[torch.nn.Module, str]:
     return model.eval(), str(loaded)
 
 
-def test_a_pretrained_network_is_tuned_from_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_finetunes_a_pretrained_network(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert finetune("--weights", "weights.safetensors") == 0
     told = capsys.readouterr().out
     sums = fingerprint(folder / "weights.safetensors")
@@ -85,14 +85,14 @@ def test_a_pretrained_network_is_tuned_from_the_command_line(folder: Path, capsy
     assert record.config["pixel_mean"] == [0.5, 0.5, 0.5]
     model, _ = load_model(run)
     assert model(torch.rand(2, 3, 32, 32)).shape == (2, 3)
-    # The same command finds it done, and not any more when the file is another one.
+    # The same command reports that the run is done, or that the file has changed.
     assert finetune("--weights", "weights.safetensors") == 0
     save_file(network(classes=4).state_dict(), folder / "weights.safetensors")
     assert finetune("--weights", "weights.safetensors") == 2
     assert "is done, but 'weights.safetensors' has changed: its sha256 was" in capsys.readouterr().err
 
 
-def test_an_interrupted_run_keeps_what_it_started_from(folder: Path) -> None:
+def test_an_interrupted_run_keeps_the_description_of_its_weights(folder: Path) -> None:
     config = recipe("finetune", model=f"timm:{NETWORK}", weights="weights.safetensors", image_size=32, steps=2)
     config = dataclasses.replace(config, batch_size=4)
     run = Run.of(config, folder / "runs")
@@ -108,8 +108,8 @@ def test_an_interrupted_run_keeps_what_it_started_from(folder: Path) -> None:
     assert record.weights == first.record.weights
 
 
-def test_a_plain_network_answers_as_that_of_timm(folder: Path) -> None:
-    """With the classifier, which is of as many classes."""
+def test_a_plain_network_has_the_outputs_of_timm(folder: Path) -> None:
+    """Including the classifier, which has the same number of classes."""
     save_file(network(classes=3).state_dict(), folder / "three.safetensors")
     model, told = started(operator="conv", weights="three.safetensors")
     x = torch.rand(2, 3, 32, 32)
@@ -118,7 +118,7 @@ def test_a_plain_network_answers_as_that_of_timm(folder: Path) -> None:
 
 
 def test_a_decoupled_network_starts_calibrated(folder: Path) -> None:
-    """Its channels are as large as those of the plain one, other than those of a network that starts as it is."""
+    """The features have about the norm and direction of those of the plain network."""
     loader = load_dataset("imagefolder", folder / "photos").test_loader(12, 32, workers=0)
     images = torch.cat([images for images, _ in loader])
     plain, _ = started(operator="conv")
@@ -132,14 +132,14 @@ def test_a_decoupled_network_starts_calibrated(folder: Path) -> None:
     assert similar > 0.8
 
 
-def test_a_vision_transformer_takes_the_image_size(folder: Path) -> None:
+def test_a_vision_transformer_uses_the_image_size_of_the_config(folder: Path) -> None:
     save_file(network("test_vit").state_dict(), folder / "vit.safetensors")
     model, told = started(model="timm:test_vit", weights="vit.safetensors", image_size=48)
     assert model(torch.rand(1, 3, 48, 48)).shape == (1, 3)
     assert "1 layer is decoupled and calibrated" in told
 
 
-def test_grey_images_take_the_sum_of_the_colours(folder: Path) -> None:
+def test_gray_images_use_the_sum_of_the_color_filters(folder: Path) -> None:
     config = recipe(
         "finetune", model=f"timm:{NETWORK}", weights="weights.safetensors", dataset="digits", operator="conv"
     )
@@ -174,7 +174,7 @@ def test_grey_images_take_the_sum_of_the_colours(folder: Path) -> None:
         (["--weights", "vit.safetensors", "--model", "timm:test_vit", "--image-size", "8"], "of 8 x 8 pixels: "),
     ],
 )
-def test_what_cannot_be_used_is_one_sentence(
+def test_unusable_weights_raise_one_sentence(
     folder: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_file({"a": torch.ones(2)}, folder / "other.safetensors")
@@ -192,7 +192,7 @@ def test_what_cannot_be_used_is_one_sentence(
     assert not (folder / "runs").exists() or not any((folder / "runs").glob("*/record.json"))
 
 
-def test_files_of_torch_are_read_as_tensors_alone(folder: Path) -> None:
+def test_files_of_torch_save_load_tensors_only(folder: Path) -> None:
     tensors = network().state_dict()
     torch.save({"state_dict": {f"module.{name}": value for name, value in tensors.items()}}, folder / "weights.pth")
     found = read_weights(folder / "weights.pth")
@@ -200,7 +200,7 @@ def test_files_of_torch_are_read_as_tensors_alone(folder: Path) -> None:
     assert all(torch.equal(found[name], value) for name, value in tensors.items())
 
 
-def test_without_a_network_the_weights_of_timm_are_one_sentence(
+def test_a_failed_download_of_timm_weights_is_one_sentence(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def unknown(*_: object) -> None:
@@ -218,7 +218,7 @@ def test_without_a_network_the_weights_of_timm_are_one_sentence(
     assert error.count("\n") == 1
 
 
-def test_the_weights_of_timm_are_taken_from_its_cache(
+def test_timm_weights_come_from_its_cache(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cached = folder / "cache" / "model.safetensors"
@@ -234,7 +234,9 @@ def test_the_weights_of_timm_are_taken_from_its_cache(
     assert json.loads(told.out)[0]["status"] == "done"
 
 
-def test_the_weights_of_a_run_are_for_another_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_of_a_run_raise_an_error_that_names_pretrained(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert finetune("--weights", "weights.safetensors", "--operators", "conv") == 0
     capsys.readouterr()
     (run,) = (Run(path) for path in (folder / "runs").iterdir())
@@ -242,7 +244,9 @@ def test_the_weights_of_a_run_are_for_another_option(folder: Path, capsys: pytes
     assert "is of a run of dcnet, not of timm: give it to --pretrained" in capsys.readouterr().err
 
 
-def test_a_tuned_network_is_converted_and_tuned_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finetuned_network_can_be_converted_and_finetuned_again(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert finetune("--weights", "weights.safetensors") == 0
     (run,) = (path for path in (folder / "runs").iterdir())
     assert main(["convert", str(run), "--operator", "seg-cos", "--out", "runs/changed"]) == 0
@@ -261,7 +265,7 @@ def small_network():
     )
 
 
-def test_they_are_those_of_the_batch_and_nothing_else_changes():
+def test_init_batch_norm_sets_the_statistics_of_the_batch_only():
     model, x = small_network().train(), torch.rand(5, 3, 8, 8)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     init_batch_norm_(model, lambda: model(x))
@@ -277,14 +281,14 @@ def test_they_are_those_of_the_batch_and_nothing_else_changes():
         assert torch.equal(value, before[name]) == (name not in changed), name
 
 
-def test_a_batch_that_is_not_finite_leaves_them_as_they_are():
+def test_a_batch_that_is_not_finite_does_not_change_the_statistics():
     model = small_network().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     init_batch_norm_(model, lambda: model(torch.full((5, 3, 8, 8), float("nan"))))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_network_that_was_trained_keeps_its_own_unless_its_operator_changed():
+def test_trained_statistics_are_kept_until_they_are_reset():
     model = small_network().train()
     model(torch.rand(5, 3, 8, 8))
     before = model[1].running_var.clone()
@@ -296,7 +300,7 @@ def test_a_network_that_was_trained_keeps_its_own_unless_its_operator_changed():
     assert not torch.allclose(model[1].running_var, before)
 
 
-def test_what_interrupts_leaves_the_momenta_as_they_are():
+def test_an_exception_restores_the_momenta():
     model = small_network().train()
 
     def look():
@@ -310,13 +314,13 @@ def test_what_interrupts_leaves_the_momenta_as_they_are():
         raise AssertionError
 
 
-def test_a_network_without_statistics_sees_no_batch():
+def test_a_network_without_statistics_needs_no_batch():
     def look():
         raise AssertionError
 
     init_batch_norm_(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False)), look)
 
 
-def test_a_short_training_is_not_at_chance(tmp_path):
+def test_a_short_training_is_better_than_chance(tmp_path):
     _, record = train(tiny(train_images=600, batch_size=30, width=0.25, epochs=2), tmp_path)
     assert record.results.test_accuracy > 60

@@ -47,7 +47,7 @@ def the_run(root):
 
 
 def wait_for_checkpoint(run, process, before=()):
-    """Until training is under way."""
+    """Waits until the run has written a checkpoint."""
     wait_until(lambda: run.checkpoints.files() != [*before], process)
 
 
@@ -58,8 +58,8 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_at_random_times_ends_with_the_same_bits(uninterrupted, tmp_path):
-    """In a step, in a write, or before the first checkpoint."""
+def test_a_run_killed_at_random_times_ends_with_the_same_bits(uninterrupted, tmp_path):
+    """During a step, during a write, or before the first checkpoint."""
     run, chance = the_run(tmp_path), random.Random()
     for _ in range(3):
         before = run.checkpoints.files()
@@ -74,7 +74,7 @@ def test_a_run_that_is_killed_at_random_times_ends_with_the_same_bits(uninterrup
     assert run.model_file.read_bytes() == uninterrupted
 
 
-def test_a_run_that_is_killed_and_interrupted_ends_with_the_same_bits(uninterrupted, tmp_path):
+def test_a_killed_and_interrupted_run_ends_with_the_same_bits(uninterrupted, tmp_path):
     run = the_run(tmp_path)
     process = dcnet_train(tmp_path, "--checkpoint-every", "1")
     wait_for_checkpoint(run, process)
@@ -102,8 +102,8 @@ def limit_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
 
 
-def test_a_write_that_fails_is_reported_and_loses_nothing(tmp_path):
-    """Weights are below the limit, and checkpoints with the state of the optimizer above it."""
+def test_a_failed_write_is_reported_and_loses_nothing(tmp_path):
+    """The limit is above the size of the weights, and below that of a checkpoint with the optimizer state."""
     _, err = finish(dcnet_train(tmp_path, "--checkpoint-every", "5", preexec_fn=limit_files), code=1)
     assert "Traceback" not in err
     assert "File too large" in err
@@ -114,7 +114,7 @@ def test_a_write_that_fails_is_reported_and_loses_nothing(tmp_path):
     assert train(tiny(steps=STEPS), tmp_path)[1].status == "done"
 
 
-def test_two_processes_do_not_write_the_same_run(tmp_path):
+def test_a_locked_run_is_an_error_for_other_processes(tmp_path):
     with run_lock(the_run(tmp_path).folder):
         _, err = finish(dcnet_train(tmp_path), code=2)
     assert "another process is working on" in err
@@ -136,7 +136,7 @@ PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 def test_a_signal_to_the_whole_process_group_does_not_kill_the_workers(photos, tmp_path):
-    """As from `timeout` and cluster schedulers."""
+    """`timeout` and cluster schedulers send such signals."""
     small = "--image-size 16 --batch-size 4 --width 0.1 --steps 2000 --device cpu --workers 1 --checkpoint-every 1"
     command = [sys.executable, "-m", "dcnet", "train", "--dataset", "imagefolder", *small.split()]
     command += ["--data-dir", str(photos), "--runs", str(tmp_path / "runs")]
@@ -159,7 +159,7 @@ raise RuntimeError("a step that fails")
 """
 
 
-def test_a_step_that_raises_ends_the_process_that_has_workers(photos):
+def test_a_process_with_workers_exits_after_an_exception(photos):
     process = subprocess.Popen([sys.executable, "-c", RAISES, str(photos)], **PIPED)
     _, err = finish(process, code=1)
     assert err.endswith("RuntimeError: a step that fails\n")
@@ -175,7 +175,7 @@ class Refuses(torch.nn.Linear):
         return super().forward(images.mean((2, 3)))
 
 
-def test_a_step_that_raises_leaves_no_workers(photos, tmp_path):
+def test_workers_stop_after_an_exception(photos, tmp_path):
     config = RunConfig(dataset="imagefolder", operator="conv", image_size=16, batch_size=4, steps=3)
     execution = Execution(device="cpu", workers=1, data_dir=photos)
     trainer = Trainer(config, Run.of(config, tmp_path), execution, model=Refuses(3, 2))

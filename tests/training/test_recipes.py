@@ -1,4 +1,4 @@
-"""The recipes for people and classes that are not trained on: from images to a record with evaluations."""
+"""The open-set recipes: from images to a record with evaluations."""
 
 from pathlib import Path
 
@@ -32,7 +32,9 @@ def made(side: int) -> OpenSet:
         ("open-set", 32, "tanh-cos", "sphereface-r"),
     ],
 )
-def test_a_network_is_trained_and_tested_with_others(name: str, side: int, operator: str, margin: str, tmp_path: Path):
+def test_open_set_recipes_train_and_evaluate_on_unseen_classes(
+    name: str, side: int, operator: str, margin: str, tmp_path: Path
+):
     config, parts = recipe(name, operator=operator, margin=margin, **SMALL), made(side)
     run = Run(tmp_path / "run")
     record = Trainer(config, run, Execution(device="cpu"), dataset=parts.known).run()
@@ -44,7 +46,7 @@ def test_a_network_is_trained_and_tested_with_others(name: str, side: int, opera
 
 
 @pytest.mark.parametrize("name", ["faces", "open-set"])
-def test_pixels_are_seen_around_zero_and_drops_move_with_the_end(name: str):
+def test_open_set_recipes_center_pixels_and_scale_milestones(name: str):
     config = recipe(name)
     ends = [(pixel - config.pixel_mean[0]) / config.pixel_std[0] for pixel in (0.0, 1.0)]
     assert ends == pytest.approx([-127.5 / 128, 127.5 / 128])

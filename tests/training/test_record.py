@@ -1,4 +1,4 @@
-"""Records: JSON in, the same JSON out."""
+"""Records: JSON round trips, paths, and problems of damaged records."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_values_by_path():
         assert record.value(missing) is None
 
 
-def test_a_value_that_is_not_finite_is_null_in_the_curves():
+def test_values_that_are_not_finite_are_null_in_the_curves():
     curves = Curves()
     point = Point(step=3, epoch=1.0, learning_rate=0.1, train_loss=1.0, train_accuracy=5.0, test_loss=float("nan"),
                   test_accuracy=6.0, seconds=0.5)  # fmt: skip
@@ -60,7 +60,7 @@ def test_a_value_that_is_not_finite_is_null_in_the_curves():
     assert curves.to_json() == {**{name: [value] for name, value in vars(point).items()}, "test_loss": [None]}
 
 
-def test_problems_are_told_of_records_and_of_files_that_are_not_json(tmp_path: Path):
+def test_file_problem_reports_damaged_records_and_invalid_json(tmp_path: Path):
     file = tmp_path / "some.json"
     for text, problem in {
         "{": "Expecting property name",
@@ -73,3 +73,15 @@ def test_problems_are_told_of_records_and_of_files_that_are_not_json(tmp_path: P
         file.write_text(text)
         found = file_problem(file)
         assert found is None if problem is None else found is not None and problem in found
+
+
+WHOLE = '"config": {}, "curves": {}, "status": "done"'
+DAMAGED = [f'{{{WHOLE}, "{part}": 3}}' for part in ("data", "environment", "evaluations", "results", "timings")]
+DAMAGED += [f'{{{WHOLE}, "results": {{"test_loss": {word}}}}}' for word in ("NaN", "Infinity", "-Infinity")]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"config": 1}', "{", *DAMAGED])
+def test_files_that_are_not_records_raise_an_error(tmp_path, content):
+    (tmp_path / "record.json").write_text(content)
+    with pytest.raises(ValueError, match="is not a record of a run"):
+        read_record(tmp_path)

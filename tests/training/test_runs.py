@@ -1,21 +1,34 @@
-"""Folders of runs: evaluations, locks, and networks from damaged records and weights."""
+"""Folders of runs: names, evaluations, locks, and networks from damaged records and weights."""
 
 import dataclasses
 import json
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.small_runs import tiny, train, weights
 from safetensors.torch import save_file
 
 from dcnet.files import write_json
-from dcnet.training import Evaluation, Record, Results, Run, add_evaluation, load_model, recipe
+from dcnet.layers import Decoupled
+from dcnet.training import (
+    Evaluation,
+    Record,
+    Results,
+    Run,
+    add_evaluation,
+    find_run,
+    load_model,
+    read_record,
+    recipe,
+)
 from dcnet.training.build import build_model, load_run_weights_
 from dcnet.training.checkpoints import read_tensors, write_tensors
-from dcnet.training.runs import run_lock
+from dcnet.training.runs import run_lock, runs_root
 
 
 def run_with(folder: Path, status: str) -> Run:
@@ -37,14 +50,14 @@ def test_evaluations_are_added_by_name(status: str, tmp_path: Path):
     assert found == before.to_json()
 
 
-def test_nothing_is_lost_where_several_add_at_once(tmp_path: Path):
+def test_concurrent_evaluations_are_all_stored(tmp_path: Path):
     run = run_with(tmp_path / "run", "done")
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda number: add_evaluation(run, f"number {number}", {"value": number}), range(24)))
     assert run.record().evaluations == {f"number {number}": Evaluation(extra={"value": number}) for number in range(24)}
 
 
-def test_what_cannot_be_kept_leaves_the_record_as_it_is(tmp_path: Path):
+def test_an_invalid_evaluation_does_not_change_the_record(tmp_path: Path):
     run = run_with(tmp_path / "run", "done")
     before = run.record_file.read_bytes()
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -58,12 +71,12 @@ def test_what_cannot_be_kept_leaves_the_record_as_it_is(tmp_path: Path):
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted", "diverged"])
-def test_a_run_that_is_not_over_has_nothing_to_evaluate(status: str, tmp_path: Path):
+def test_unfinished_runs_store_no_evaluations(status: str, tmp_path: Path):
     with pytest.raises(ValueError, match=f"the run 'run' has nothing to evaluate: its status is '{status}'"):
         add_evaluation(run_with(tmp_path / "run", status), "faces", {})
 
 
-def test_two_cannot_hold_a_folder(tmp_path):
+def test_run_lock_is_exclusive(tmp_path):
     with (
         run_lock(tmp_path / "run"),
         pytest.raises(ValueError, match="another process is working on"),
@@ -72,13 +85,13 @@ def test_two_cannot_hold_a_folder(tmp_path):
         pass
 
 
-def test_a_folder_that_nothing_came_into_goes_away(tmp_path):
+def test_run_lock_removes_a_new_folder_that_stays_empty(tmp_path):
     with pytest.raises(RuntimeError), run_lock(tmp_path / "run"):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_in_a_folder_stays_and_so_does_one_that_was_there(tmp_path):
+def test_run_lock_keeps_existing_and_used_folders(tmp_path):
     (tmp_path / "before").mkdir()
     for name in ("before", "new"):
         with run_lock(tmp_path / name):
@@ -94,7 +107,7 @@ DATA = {"classes": list("0123456789"), "channels": 1, "image_size": 8}
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run that nobody trained."""
+    """A run with untrained weights."""
     made = Run(tmp_path / "run")
     write_tensors(made.model_file, build_model(CONFIG, 10, 1, 8).state_dict(), {})
     write_json(made.record_file, {"status": "done", "config": CONFIG.described(), "curves": {}, "data": DATA})
@@ -116,7 +129,7 @@ def sentence(work: Any) -> str:
     return str(caught.value)
 
 
-def test_the_network_is_not_built_where_it_would_be_larger_than_its_weights(run: Run):
+def test_a_network_larger_than_its_weights_is_not_built(run: Run):
     assert load_model(run)[1].status == "done"
     told = sentence(lambda: load_model(changed(run, "config", width=1e5)))
     assert "the record describes a network of 5,120,000,748,8" in told
@@ -137,25 +150,25 @@ def test_the_network_is_not_built_where_it_would_be_larger_than_its_weights(run:
         ("config", {"unheard": 1}),
     ],
 )
-def test_a_record_that_describes_no_network_is_one_sentence(run: Run, part: str, values: dict[str, Any]):
+def test_an_invalid_network_description_raises_one_sentence(run: Run, part: str, values: dict[str, Any]):
     sentence(lambda: load_model(changed(run, part, **values)))
 
 
-def test_a_record_without_data_is_one_sentence(run: Run):
+def test_a_record_without_data_raises_one_sentence(run: Run):
     record = run.record().to_json()
     write_json(run.record_file, {name: value for name, value in record.items() if name != "data"})
     assert "does not describe its network: it lacks data.classes" in sentence(lambda: load_model(run))
 
 
 @pytest.mark.parametrize("name", ["dataset", "model", "operator"])
-def test_a_config_without_its_network_is_one_sentence(run: Run, name: str):
+def test_a_config_without_its_network_raises_one_sentence(run: Run, name: str):
     record = run.record()
     del record.config[name]
     run.write(record)
     assert f"does not describe its network: it lacks config.{name}" in sentence(lambda: load_model(run))
 
 
-def test_a_pipe_in_the_place_of_weights_is_not_waited_for(run: Run):
+def test_a_pipe_instead_of_weights_does_not_block(run: Run):
     run.model_file.unlink()
     os.mkfifo(run.model_file)
     assert "it is not a regular file" in sentence(lambda: load_model(run))
@@ -173,7 +186,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_crafted_heads_of_files_are_one_sentence(name: str, tmp_path: Path):
+def test_crafted_file_headers_raise_one_sentence(name: str, tmp_path: Path):
     head, file = HEADS[name], tmp_path / "x.safetensors"
     file.write_bytes((len(head).to_bytes(8, "little") if head.startswith(b"{") else b"") + head + bytes(4))
     assert "x.safetensors' is not a whole file of tensors" in sentence(lambda: read_tensors(file))
@@ -181,7 +194,7 @@ def test_crafted_heads_of_files_are_one_sentence(name: str, tmp_path: Path):
     sentence(lambda: load_run_weights_(model, str(file)))
 
 
-def test_weights_of_other_shapes_are_one_sentence(run: Run, tmp_path: Path):
+def test_weights_of_other_shapes_raise_one_sentence(run: Run, tmp_path: Path):
     other = build_model(dataclasses.replace(CONFIG, width=0.2), 10, 1, 8).state_dict()
     write_tensors(run.model_file, other, {})
     assert "in this network and" in sentence(lambda: load_model(run))
@@ -189,3 +202,72 @@ def test_weights_of_other_shapes_are_one_sentence(run: Run, tmp_path: Path):
     sentence(lambda: load_model(run))
     save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
     sentence(lambda: load_run_weights_(build_model(CONFIG, 10, 1, 8), str(tmp_path / "x.safetensors")))
+
+
+def test_clear_removes_the_record_first(tmp_path, monkeypatch):
+    run, _ = train(tiny(epochs=1), tmp_path)
+    gone = []
+    unlink = Path.unlink
+    monkeypatch.setattr(Path, "unlink", lambda self, **how: (gone.append(self.name), unlink(self, **how)))
+    run.clear()
+    assert gone[0] == "record.json"
+
+
+def test_find_run_prefers_an_exact_name_to_a_prefix(tmp_path):
+    run, _ = train(tiny(epochs=1), tmp_path)
+    for name in ("best", "best2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "record.json").write_bytes(run.record_file.read_bytes())
+    assert find_run("best", tmp_path).folder.name == "best"
+    with pytest.raises(ValueError, match="'bes' may be any of 2 runs: best, best2"):
+        find_run("bes", tmp_path)
+    for name in ("best3", "best4", "best5"):
+        shutil.copytree(tmp_path / "best", tmp_path / name)
+    with pytest.raises(ValueError, match=r"'bes' may be any of 5 runs: best, best2, best3, best4, \.\.\.$"):
+        find_run("bes", tmp_path)
+
+
+@pytest.mark.parametrize(("given", "expected"), [("", "runs"), ("~/elsewhere", os.path.expanduser("~/elsewhere"))])
+def test_runs_root_reads_the_environment_variable(given, expected, monkeypatch):
+    monkeypatch.setenv("DCNET_RUNS", given)
+    assert runs_root() == Path(expected)
+
+
+def test_weights_of_older_versions_without_batch_counts_load(tmp_path):
+    run, _ = train(tiny(epochs=1), tmp_path)
+    tensors, notes = read_tensors(run.model_file)
+    norms = {name.removesuffix("mean_norm") for name in tensors if name.endswith("mean_norm")}
+    old = {name: value for name, value in tensors.items() if name.removesuffix("num_batches_tracked") not in norms}
+    assert len(old) == len(tensors) - len(norms) < len(tensors)
+    write_tensors(run.model_file, old, notes)
+    layers = [layer for layer in load_model(run)[0].modules() if isinstance(layer, Decoupled)]
+    assert {layer.num_batches_tracked.item() for layer in layers} == {8990}
+
+
+def test_find_run_accepts_folders_files_and_parts_of_names(tmp_path):
+    root = tmp_path / "runs"
+    run, _ = train(tiny(), root)
+    for text in (str(run.folder), str(run.record_file), run.folder.name, "digits-cnn9", run.folder.name[-8:]):
+        assert find_run(text, root) == run
+    train(tiny(seed=3), root)
+    with pytest.raises(ValueError, match="may be any of 2 runs"):
+        find_run("digits", root)
+    with pytest.raises(ValueError, match="no run 'nothing'"):
+        find_run("nothing", root)
+    with pytest.raises(ValueError, match="no record at"):
+        read_record(tmp_path)
+
+
+def test_weights_of_another_network_raise_an_error(tmp_path):
+    run, _ = train(tiny(), tmp_path)
+    changed = run.record()
+    changed.config["width"] = 0.2
+    other = Run(tmp_path / "other")
+    other.write(changed)
+    other.model_file.write_bytes(weights(run))
+    with pytest.raises(ValueError, match=r"in this network and .* in the file"):
+        load_model(other)
+    changed.config |= {"width": 0.1, "operator": "conv"}
+    other.write(changed)
+    with pytest.raises(ValueError, match="of another network"):
+        load_model(other)

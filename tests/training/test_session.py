@@ -1,4 +1,4 @@
-"""Runs one after the other: what stops all of them, and what is lost by none."""
+"""Sessions of several runs: interruptions, errors, progress and summary."""
 
 import dataclasses
 import io
@@ -23,7 +23,7 @@ def work(root, *configs):
 
 
 def interrupting(monkeypatch, at):
-    """Ctrl-C after a step of the first run."""
+    """Sends Ctrl-C after a step of the first run."""
 
     class Presses(sessions.ProgressBar):
         pressed = False
@@ -37,8 +37,8 @@ def interrupting(monkeypatch, at):
 
 
 @pytest.mark.parametrize(("at", "status"), [(STEPS - 1, "interrupted"), (STEPS, "done")])
-def test_ctrl_c_in_any_step_keeps_the_next_run_from_beginning(tmp_path, monkeypatch, capsys, at, status):
-    """In the last step it comes too late for the run, but not for those that wait."""
+def test_ctrl_c_in_any_step_prevents_the_next_run(tmp_path, monkeypatch, capsys, at, status):
+    """In the last step it is too late for this run, but not for the next one."""
     interrupting(monkeypatch, at)
     first, second = work(tmp_path, tiny(), tiny(seed=1))
     assert Session([first, second], ON_CPU).run() == INTERRUPTED
@@ -47,19 +47,19 @@ def test_ctrl_c_in_any_step_keeps_the_next_run_from_beginning(tmp_path, monkeypa
     assert "1 more run has not started; the same command resumes" in capsys.readouterr().out
 
 
-def test_what_was_to_be_trained_anew_does_not_go_on_by_the_same_command(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_again_does_not_suggest_the_same_command(tmp_path, monkeypatch, capsys):
     interrupting(monkeypatch, 1)
     assert Session(work(tmp_path, tiny(), tiny(seed=1)), ON_CPU, again=True).run() == INTERRUPTED
     assert "1 more run has not started\n" in capsys.readouterr().out
 
 
-def test_ctrl_c_in_the_last_step_of_all_changes_nothing(tmp_path, monkeypatch):
+def test_ctrl_c_in_the_last_step_of_the_last_run_has_no_effect(tmp_path, monkeypatch):
     interrupting(monkeypatch, STEPS)
     assert Session(work(tmp_path, tiny()), ON_CPU).run() == 0
 
 
-def test_ctrl_c_that_is_switched_off_stays_so(tmp_path, monkeypatch):
-    """As `nohup` and shells do for jobs in the background."""
+def test_an_ignored_ctrl_c_stays_ignored(tmp_path, monkeypatch):
+    """`nohup` and background jobs of shells ignore Ctrl-C."""
     interrupting(monkeypatch, 2)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -69,7 +69,7 @@ def test_ctrl_c_that_is_switched_off_stays_so(tmp_path, monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_run_is_kept_until_it_can_be_done_again(tmp_path, monkeypatch, capsys):
+def test_again_keeps_the_old_run_if_the_data_are_missing(tmp_path, monkeypatch, capsys):
     ((config, run),) = work(tmp_path, tiny())
     assert Session([(config, run)], ON_CPU).run() == 0
     weights = run.model_file.read_bytes()
@@ -90,7 +90,7 @@ def test_a_run_is_kept_until_it_can_be_done_again(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("name", ["a[/b]", "a[bold]b"])
-def test_folders_with_brackets_are_named_as_they_are(tmp_path, capsys, name):
+def test_brackets_in_paths_are_not_markup(tmp_path, capsys, name):
     ((config, run),) = work(tmp_path / name, tiny())
     assert Session([(config, run)], ON_CPU).run() == 0
     assert f"wrote {run.record_file}" in capsys.readouterr().out
@@ -100,8 +100,8 @@ def test_folders_with_brackets_are_named_as_they_are(tmp_path, capsys, name):
     assert "wrote" not in out
 
 
-def test_of_several_processes_none_goes_on_alone(tmp_path, monkeypatch):
-    """The other one may be in the run that failed here."""
+def test_an_error_stops_all_runs_of_several_processes(tmp_path, monkeypatch):
+    """The other process may still be in the run that failed here."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     session = Session(work(tmp_path, tiny(batch_size=61), tiny()), ON_CPU)
     monkeypatch.delenv("WORLD_SIZE")
@@ -113,7 +113,7 @@ def test_of_several_processes_none_goes_on_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_steps_and_time_are_seen_on_a_narrow_terminal(width):
+def test_a_narrow_terminal_shows_steps_and_time(width):
     console = Console(file=io.StringIO(), force_terminal=True, width=width)
     with sessions.ProgressBar(console) as shown:
         shown.on_start("digits-cnn9-small-tanh-cos-seed0", 0, 42_500)
@@ -128,8 +128,8 @@ def test_steps_and_time_are_seen_on_a_narrow_terminal(width):
 
 
 @pytest.mark.parametrize("widgets", [True, False])
-def test_a_notebook_has_a_bar_where_it_has_widgets(tmp_path, monkeypatch, widgets):
-    """And otherwise a line for each evaluation, as a log has: rich would warn of each step."""
+def test_a_notebook_with_widgets_shows_a_bar(tmp_path, monkeypatch, widgets):
+    """Without widgets it shows one line per evaluation: rich would print a warning for every step."""
     monkeypatch.setattr(session, "find_spec", lambda name: name if widgets else None)
     monkeypatch.setattr("rich.live.Live.refresh", lambda live: None)
     console = Console(force_jupyter=True, record=True)
@@ -139,14 +139,14 @@ def test_a_notebook_has_a_bar_where_it_has_widgets(tmp_path, monkeypatch, widget
     assert console.export_text().count("step ") == (0 if widgets else 3)
 
 
-def test_a_log_says_which_run_its_lines_are_of(tmp_path, capsys):
+def test_a_log_names_the_run_before_its_lines(tmp_path, capsys):
     configs = [tiny(epochs=1), tiny(epochs=1, operator="conv", adversary="fgsm")]
     assert Session(work(tmp_path, *configs), ON_CPU).run() == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "seed0" in line and not line.startswith("wrote")]
     assert lines == [configs[0].name, f"{configs[1].name}, 3x the passes"]
 
 
-def test_the_title_does_not_promise_more_seeds_than_there_are():
+def test_the_summary_title_has_the_largest_number_of_seeds():
     def record(operator, seed):
         config = tiny(operator=operator, seed=seed).described()
         results = Results(test_accuracy=90.0, train_loss=0.5)

@@ -1,4 +1,4 @@
-"""Where a run is carried out."""
+"""The device of a run."""
 
 import accelerate.state
 import pytest
@@ -9,7 +9,7 @@ from dcnet.training import Execution
 from dcnet.training.setup import make_accelerator
 
 
-def test_without_a_gpu_of_nvidia_it_is_the_cpu_whatever_else_there_is(tmp_path, monkeypatch):
+def test_without_an_nvidia_gpu_the_device_is_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(accelerate.state, "is_mps_available", lambda *_, **__: True)
     assert make_accelerator(tiny(), Execution(), tmp_path).device.type == "cpu"

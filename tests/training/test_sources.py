@@ -1,4 +1,4 @@
-"""Batches from folders of images: only what the config says happens to them."""
+"""Batches from folders of images."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def first_batch(folder, flip):
     return seen[0]
 
 
-def test_images_of_a_folder_are_mirrored_if_the_config_says_so(folder):
+def test_images_of_a_folder_are_flipped_if_enabled(folder):
     kept, either = first_batch(folder, flip=False), first_batch(folder, flip=True)
     mirrored = [torch.equal(one, two.flip(-1)) for one, two in zip(either, kept, strict=True)]
     same = [torch.equal(one, two) for one, two in zip(either, kept, strict=True)]
@@ -45,7 +45,7 @@ def test_images_of_a_folder_are_mirrored_if_the_config_says_so(folder):
     assert 0 < sum(mirrored) < 8
 
 
-def test_the_test_images_of_a_folder_are_the_same_every_time(folder):
+def test_test_images_of_a_folder_are_deterministic(folder):
     source = source_of(folder, flip=True)
     (first, labels), *rest = source.test()
     assert not rest

@@ -1,4 +1,4 @@
-"""The loss, written out in loops, and what a test set is told to be."""
+"""The loss against plain loops, the constraint, the meter and the evaluator."""
 
 import math
 
@@ -32,22 +32,22 @@ def loss_in_loops(logits, labels, smoothing, floor):
     floor=st.sampled_from([0.0, 1e-4, 1e-2]),
     scale=st.sampled_from([0.1, 1.0, 20.0]),
 )
-def test_the_loss_is_that_of_the_paper(seed, smoothing, floor, scale):
+def test_classification_loss_matches_the_loops_of_the_paper(seed, smoothing, floor, scale):
     torch.manual_seed(seed)
     logits, labels = scale * torch.randn(5, 7), torch.randint(7, (5,))
     expected = loss_in_loops(logits, labels, smoothing, floor)
     assert classification_loss(logits, labels, smoothing, floor).item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_half_precision_is_summed_in_full():
+def test_half_precision_logits_are_summed_in_float32():
     logits = torch.randn(64, 100).bfloat16()
     labels = torch.randint(100, (64,))
     for floor in (0.0, 1e-4):
         assert classification_loss(logits, labels, 0.1, floor).dtype == torch.float32
 
 
-def test_the_constraint_is_half_of_the_regularizer():
-    """The coefficient of a config is that of half of it."""
+def test_the_constraint_is_half_the_regularizer():
+    """The config has the coefficient of half the regularizer."""
     model = dcnet.DecoupledLinear(7, 4)
     wanted = 0.5 * 0.3 * dcnet.regularizers.orthonormal(model)
     torch.testing.assert_close(Objective(tiny(orthonormal=0.3), model).constraint(), wanted)
@@ -55,8 +55,8 @@ def test_the_constraint_is_half_of_the_regularizer():
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, while it compiles
-def test_a_constraint_is_compiled_once_and_has_the_gradients_of_one_that_is_not():
-    """Of filters of several shapes, in groups, one of them of zeros, which lie in memory as on a GPU."""
+def test_a_compiled_constraint_has_the_eager_gradients_without_recompiling():
+    """For channels-last filters of several shapes, with groups, some of them zero."""
     torch.compiler.reset()
     counters.clear()
     shapes = [(4, 6, 3, 1), (4, 6, 3, 2), (4, 6, 3, 1), (6, 5, 1, 1), (4, 4, 3, 4)]
@@ -74,12 +74,12 @@ def test_a_constraint_is_compiled_once_and_has_the_gradients_of_one_that_is_not(
     assert not counters["graph_break"]
 
 
-def test_correct_ones_are_counted():
+def test_correct_counts_predictions():
     logits = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0]])
     assert correct(logits, torch.tensor([1, 1, 1])).item() == 2
 
 
-def test_a_meter_gives_means_over_images():
+def test_meter_averages_over_images():
     meter = Meter(torch.device("cpu"))
     meter.add(torch.tensor(1.0), torch.tensor(1), 2)
     meter.add(torch.tensor(4.0), torch.tensor(4), 4)
@@ -91,7 +91,7 @@ def test_a_meter_gives_means_over_images():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_meter_remembers_the_first_bad_step(bad):
+def test_meter_keeps_the_first_bad_step(bad):
     meter = Meter(torch.device("cpu"))
     for loss in (1.0, bad, 1.0, float("nan")):
         meter.add(torch.tensor(loss), torch.tensor(1), 1)
@@ -102,9 +102,9 @@ def test_a_meter_remembers_the_first_bad_step(bad):
     assert again.read().bad_step == 1
 
 
-def test_an_evaluation_sees_all_images_and_leaves_the_mode_as_it_was():
+def test_evaluator_uses_all_images_and_restores_the_mode():
     class Odd(nn.Module):
-        """Says 1 for bright images, and counts how many it saw."""
+        """Predicts 1 for bright images, and counts its images."""
 
         seen = 0
 

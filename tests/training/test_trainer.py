@@ -21,7 +21,7 @@ def finished(tmp_path_factory):
     return train(tiny(), tmp_path_factory.mktemp("runs"))
 
 
-def test_a_record_says_it_all(finished):
+def test_the_record_is_complete(finished):
     run, record = finished
     assert record == run.record() == read_record(run.folder)
     assert run.folder.name == f"digits-cnn9-small-tanh-cos-seed0-{tiny().hash}"
@@ -39,7 +39,7 @@ def test_a_record_says_it_all(finished):
     assert not (run.folder / "checkpoints").exists()
 
 
-def test_the_trained_network_comes_back(finished):
+def test_load_model_returns_the_trained_network(finished):
     run, record = finished
     model, found = load_model(run)
     assert found == record
@@ -52,7 +52,7 @@ def test_the_trained_network_comes_back(finished):
     assert 100 * right == pytest.approx(record.results.test_accuracy, abs=1e-4)
 
 
-def test_the_same_config_gives_the_same_bits(finished, tmp_path):
+def test_equal_configs_give_equal_bits(finished, tmp_path):
     again, record = train(tiny(), tmp_path)
     assert weights(again) == weights(finished[0])
     assert record.curves.train_loss == finished[1].curves.train_loss
@@ -61,7 +61,7 @@ def test_the_same_config_gives_the_same_bits(finished, tmp_path):
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 5])
-def test_an_interrupted_run_goes_on_to_the_same_bits(finished, tmp_path, step):
+def test_an_interrupted_run_resumes_to_the_same_bits(finished, tmp_path, step):
     run, record = train(tiny(), tmp_path, callback=InterruptsAt(step))
     assert (record.status, record.steps_done, record.results) == ("interrupted", step, record.results)
     assert run.record().results is None
@@ -86,7 +86,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(finished, tmp_path, step):
         {"operator": "conv", "label_smoothing": 0.1, "log_floor": 1e-4},
     ],
 )
-def test_all_that_a_run_remembers_is_in_its_checkpoint(tmp_path, changes):
+def test_checkpoints_hold_the_whole_state_of_training(tmp_path, changes):
     config = tiny(**changes)
     whole, _ = train(config, tmp_path / "whole")
     train(config, tmp_path / "parts", callback=InterruptsAt(2))
@@ -96,7 +96,7 @@ def test_all_that_a_run_remembers_is_in_its_checkpoint(tmp_path, changes):
     assert weights(parts) == weights(whole)
 
 
-def test_a_network_of_ones_own_with_dropout(tmp_path):
+def test_a_custom_network_with_dropout_resumes_to_the_same_bits(tmp_path):
     config = tiny(operator="conv")
     whole, record = train(config, tmp_path / "whole", model=Noisy())
     assert record.parameters == 64 * 16 + 16 + 160 + 10
@@ -105,8 +105,8 @@ def test_a_network_of_ones_own_with_dropout(tmp_path):
     assert weights(parts) == weights(whole)
 
 
-def test_chance_is_another_at_each_step_and_for_each_seed(tmp_path):
-    """Dropout that dropped the same features in every step would never train the others."""
+def test_random_numbers_differ_by_step_and_seed(tmp_path):
+    """With the same random numbers in every step, dropout would never train some features."""
     setups = [Trainer(tiny(seed=seed), Run.of(tiny(seed=seed), tmp_path), ON_CPU).setup for seed in (0, 1)]
     drawn = []
     for setup in setups:
@@ -117,7 +117,7 @@ def test_chance_is_another_at_each_step_and_for_each_seed(tmp_path):
     assert (drawn[3], drawn[7]) == (drawn[1], drawn[5])
 
 
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(finished, tmp_path):
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(finished, tmp_path):
     every = Execution(device="cpu", checkpoint_every=1)
     run, _ = train(tiny(), tmp_path, every, InterruptsAt(4))
     newest = run.checkpoints.files()[-1]
@@ -129,16 +129,13 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(finished, tmp_p
     assert weights(run) == weights(finished[0])
 
 
-def test_checkpoints_of_another_config_are_refused(tmp_path):
+def test_checkpoints_of_another_config_raise_an_error(tmp_path):
     run, _ = train(tiny(), tmp_path, callback=InterruptsAt(2))
     with pytest.raises(ValueError, match="of another config"):
         Trainer(tiny(lr=0.5), run, ON_CPU)
 
 
-# --- what is trained ---
-
-
-def test_the_start_is_not_needed_any_more(tmp_path):
+def test_resuming_does_not_need_the_pretrained_weights(tmp_path):
     plain, _ = train(tiny(operator="conv"), tmp_path)
     config = tiny(pretrained=str(plain.folder))
     whole, _ = train(config, tmp_path / "whole")
@@ -149,7 +146,7 @@ def test_the_start_is_not_needed_any_more(tmp_path):
     assert parts.model_file.read_bytes() == whole.model_file.read_bytes()
 
 
-def test_other_classes_are_refused(tmp_path):
+def test_resuming_with_other_classes_raises_an_error(tmp_path):
     data = load_dataset("digits")
     train(tiny(), tmp_path, callback=InterruptsAt(4), dataset=data)
     other = dataclasses.replace(data, classes=tuple("abcdefghij"))
@@ -157,19 +154,19 @@ def test_other_classes_are_refused(tmp_path):
         train(tiny(), tmp_path, dataset=other)
 
 
-def test_other_images_than_at_the_start_are_refused(tmp_path):
-    """Epochs would change their length on the way, as where files were added to a folder."""
+def test_resuming_with_other_images_raises_an_error(tmp_path):
+    """With more or fewer images the length of an epoch would change."""
     data, config = load_dataset("digits"), tiny(train_images=None, steps=5)
     run, _ = train(config, tmp_path, callback=InterruptsAt(4), dataset=data)
     fewer = dataclasses.replace(data, train=data.train.subset(590, 10))
     with pytest.raises(ValueError, match="the run started with 600 training images, and there are 590 now"):
         train(config, tmp_path, dataset=fewer)
-    # What is there of the run is left for those who have its images.
+    # The run is unchanged, and resumes with its own images.
     assert run.record().status == "interrupted"
     assert train(config, tmp_path, dataset=data)[1].status == "done"
 
 
-def test_the_only_checkpoint_is_damaged(tmp_path):
+def test_without_an_undamaged_checkpoint_the_run_starts_again(tmp_path):
     run, _ = train(tiny(), tmp_path, callback=InterruptsAt(4))
     (only,) = run.checkpoints.files()
     only.write_bytes(b"")
@@ -180,7 +177,7 @@ def test_the_only_checkpoint_is_damaged(tmp_path):
     assert callback.notes[0].endswith("; the run starts again")
 
 
-def test_what_interrupted_writes_left_behind_is_removed(tmp_path):
+def test_temporary_files_of_interrupted_writes_are_removed(tmp_path):
     run = Run.of(tiny(), tmp_path)
     run.folder.mkdir()
     leftovers = [run.folder / name for name in (".record.json.1.tmp", ".model.safetensors.1.tmp")]
@@ -190,7 +187,7 @@ def test_what_interrupted_writes_left_behind_is_removed(tmp_path):
     assert not any(path.exists() for path in leftovers)
 
 
-def test_what_others_put_beside_the_checkpoints_stays(tmp_path):
+def test_other_files_beside_the_checkpoints_are_kept(tmp_path):
     run, _ = train(tiny(), tmp_path, callback=InterruptsAt(4))
     kept = run.checkpoints.folder / "kept.safetensors"
     shutil.copy(run.checkpoints.files()[0], kept)
@@ -199,8 +196,8 @@ def test_what_others_put_beside_the_checkpoints_stays(tmp_path):
     assert list(run.checkpoints.folder.iterdir()) == [kept]
 
 
-def test_of_several_processes_one_takes_the_sums_over():
-    """A checkpoint has the sums of all, which must be there once when they go on."""
+def test_only_the_first_process_restores_the_sums_of_the_meter():
+    """A checkpoint has the sums of all processes, which must be restored once."""
     cpu = torch.device("cpu")
     saved = Meter(cpu, join=lambda value: 2 * value)
     saved.add(torch.tensor(1.0), torch.tensor(3), 10)
@@ -216,7 +213,7 @@ def test_of_several_processes_one_takes_the_sums_over():
 
 
 class EndsAt(Callback):
-    """Ends the process as `kill -9` does: nothing is written any more."""
+    """Ends training like `kill -9`: nothing is written afterwards."""
 
     def __init__(self, step):
         self.step = step
@@ -235,7 +232,7 @@ def ended_at(step, root, **execution):
 
 
 def test_checkpoints_by_time_are_written_after_evaluations(tmp_path):
-    """Three steps are an epoch, after which there is an evaluation."""
+    """An epoch has three steps, and ends with an evaluation."""
     run, found = ended_at(8, tmp_path, checkpoint_seconds=0)
     assert found == ["step-00000003.safetensors", "step-00000006.safetensors"]
     record = run.record()
@@ -246,20 +243,20 @@ def test_checkpoints_by_time_are_written_after_evaluations(tmp_path):
     assert weights(again) == weights(train(tiny(epochs=5), tmp_path / "whole")[0])
 
 
-def test_there_are_none_before_it_is_time(tmp_path):
+def test_no_checkpoint_before_checkpoint_seconds(tmp_path):
     assert ended_at(8, tmp_path, checkpoint_seconds=3600)[1] == []
 
 
-def test_the_time_is_counted_from_one_checkpoint_to_the_next(tmp_path, monkeypatch):
+def test_checkpoint_seconds_count_from_the_last_checkpoint(tmp_path, monkeypatch):
     now = iter(range(0, 10**6, 10))
     clocks = SimpleNamespace(monotonic=lambda: next(now), perf_counter=time.perf_counter)
     monkeypatch.setattr("dcnet.training.trainer.time", clocks)
-    # Asked at the end of each epoch, and once more at each checkpoint: the third epoch ends 10 s after one.
+    # The clock is read at each epoch and at each checkpoint: the third epoch ends 10 s after a checkpoint.
     _, found = ended_at(14, tmp_path, checkpoint_seconds=20)
     assert found == ["step-00000006.safetensors", "step-00000012.safetensors"]
 
 
-def test_curves_are_means_since_the_evaluation_before(tmp_path):
+def test_curves_are_means_since_the_previous_evaluation(tmp_path):
     each, both = Remembers(), Remembers()
     train(tiny(evaluate_every=1), tmp_path, ON_CPU, each)
     train(tiny(evaluate_every=3), tmp_path, ON_CPU, both)

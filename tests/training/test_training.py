@@ -1,4 +1,4 @@
-"""What training does: it learns, and does what a config asks for."""
+"""Training follows its config: optimizer, schedule, constraints, pretrained weights, compilation, margins."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_the_constraint_makes_filters_more_orthogonal(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adam", "Adam"), ("adamw", "AdamW")])
-def test_the_optimizer_is_that_of_the_config(name, kind):
+def test_build_optimizer_follows_the_config(name, kind):
     momentum = {"momentum": 0.3} if name == "sgd" else {}
     config = tiny(optimizer=name, lr=0.07, weight_decay=0.02, **momentum)
     optimizer = build_optimizer(config, build_model(config, 10, 1, 8), torch.device("cpu"))
@@ -55,12 +55,12 @@ def test_the_learning_rate_follows_the_schedule(tmp_path):
     assert record.curves.learning_rate == pytest.approx([3e-3, 3e-3, 3e-4, 3e-4])
 
 
-def test_evaluations_by_steps(tmp_path):
+def test_evaluate_every_counts_steps(tmp_path):
     _, record = train(tiny(steps=5, evaluate_every=2), tmp_path)
     assert record.curves.step == [2, 4, 5]
 
 
-def test_a_start_from_a_plain_network(tmp_path):
+def test_a_decoupled_network_can_start_from_a_plain_one(tmp_path):
     plain, _ = train(tiny(operator="conv"), tmp_path)
     model = build_model(tiny(), 10, 1, 8)
     missing = load_run_weights_(model, str(plain.folder))
@@ -80,26 +80,26 @@ def test_a_start_from_a_plain_network(tmp_path):
         load_run_weights_(model, str(tmp_path / "nowhere"))
 
 
-def test_a_start_leaves_the_pixels_to_the_config(tmp_path):
-    """The record of the new run says how its network sees them."""
+def test_pretrained_weights_do_not_change_pixel_normalization(tmp_path):
+    """The config of the new run defines its pixel normalization."""
     before, _ = train(tiny(steps=1, pixel_mean=(0.5,), pixel_std=(0.25,)), tmp_path)
     after, _ = train(tiny(steps=1, pretrained=str(before.folder)), tmp_path)
     assert [load_model(run)[0].mean.item() for run in (before, after)] == [0.5, 0.0]
     assert [load_model(run)[0].std.item() for run in (before, after)] == [0.25, 1.0]
 
 
-def test_pixels_are_normalised_inside_the_network():
+def test_pixels_are_normalized_inside_the_network():
     model = Normalized(nn.Identity(), (0.5,), (0.25,))
     assert model(torch.tensor([[[[0.0, 0.5, 1.0]]]])).flatten().tolist() == [-2, 0, 2]
 
 
-def test_a_tracker_gets_the_curves(tmp_path):
+def test_a_tracker_writes_the_curves(tmp_path):
     run, _ = train(tiny(), tmp_path, Execution(device="cpu", tracker="tensorboard"))
     assert list((run.folder / "dcnet").rglob("events.out.tfevents.*"))
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_compiled_network_trains_alike(tmp_path):
+def test_a_compiled_network_has_the_eager_losses(tmp_path):
     config = tiny(operator="conv")
     torch.compiler.reset()
     curves = []
@@ -113,7 +113,7 @@ def test_a_compiled_network_trains_alike(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_constraint_is_compiled_with_the_network(tmp_path):
+def test_network_and_constraint_are_compiled_once_each(tmp_path):
     config, found, graphs = tiny(orthonormal=1.0), [], []
     for compiled in (False, True):
         torch.compiler.reset()
@@ -124,11 +124,11 @@ def test_a_constraint_is_compiled_with_the_network(tmp_path):
         found.append(model.state_dict())
         graphs.append(counters["stats"]["unique_graphs"])
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
-    assert graphs == [0, 2], "one of the network and one of the constraint, and not one in each step"
+    assert graphs == [0, 2], "one for the network and one for the constraint, not one per step"
 
 
-def test_a_folder_of_images(tmp_path):
-    """As ImageNet lies on the disk; the smallest network on the smallest crops."""
+def test_training_on_a_folder_of_images(tmp_path):
+    """The layout of ImageNet, with a small network and small crops."""
     import numpy
     from PIL import Image
 
@@ -153,8 +153,8 @@ def test_a_folder_of_images(tmp_path):
 
 
 @pytest.mark.parametrize("annealing", [None, "auto"])
-def test_a_head_with_a_margin(tmp_path, annealing):
-    """What it has let in of its margin is kept as well."""
+def test_a_margin_head_resumes_to_the_same_bits(tmp_path, annealing):
+    """Checkpoints include the progress of the annealing."""
     config = tiny(margin="a-softmax(m=2)", annealing=annealing, features=3, label_smoothing=0.01)
     whole, record = train(config, tmp_path / "whole")
     assert record.status == "done"
@@ -168,6 +168,6 @@ def test_a_head_with_a_margin(tmp_path, annealing):
     assert model.network.head.step.item() == 6
 
 
-def test_a_head_learns(tmp_path):
+def test_a_margin_head_learns(tmp_path):
     _, record = train(tiny(epochs=12, width=0.5, train_images=300, margin="am-softmax", operator="conv"), tmp_path)
     assert record.results.test_accuracy > 85

@@ -1,4 +1,4 @@
-"""Runs on a GPU: captured steps compute what others compute, and go on after an interruption."""
+"""Training on a GPU: captured steps match eager ones, and interrupted runs resume."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def losses(record):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
-def test_captured_steps_are_steps_like_others(tmp_path, optimizer):
+def test_captured_steps_have_the_losses_of_eager_steps(tmp_path, optimizer):
     config = tiny(steps=12, optimizer=optimizer, **TRICKS)
     _, captured = train(config, tmp_path / "graph", GRAPH)
     _, called = train(config, tmp_path / "calls", NO_GRAPH)
@@ -29,7 +29,7 @@ def test_captured_steps_are_steps_like_others(tmp_path, optimizer):
 
 
 @pytest.mark.parametrize("margin", ["a-softmax", "arcface", "sphereface2"])
-def test_margins_are_captured(tmp_path, margin):
+def test_steps_with_margins_are_captured(tmp_path, margin):
     config = tiny(steps=12, margin=margin, features=8, annealing="auto")
     _, captured = train(config, tmp_path / "graph", GRAPH)
     _, called = train(config, tmp_path / "calls", NO_GRAPH)
@@ -43,12 +43,12 @@ def test_a_compiled_constraint_is_captured(tmp_path):
     _, called = train(config, tmp_path / "called", GRAPH)
     assert losses(compiled) == pytest.approx(losses(called), rel=1e-2)
     _, free = train(tiny(steps=12), tmp_path / "free", GRAPH)
-    assert losses(free) != pytest.approx(losses(called), rel=1e-2), "a constraint that does nothing shows nothing"
+    assert losses(free) != pytest.approx(losses(called), rel=1e-2), "the constraint must have an effect"
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_an_interrupted_run_goes_on(tmp_path, optimizer):
-    """Filters are channels last on a GPU, and so must be what the optimizer remembers of them."""
+def test_an_interrupted_run_resumes(tmp_path, optimizer):
+    """Filters are channels-last on a GPU, and so must be the restored state of the optimizer."""
     config = tiny(steps=12, optimizer=optimizer, evaluate_every=1, **TRICKS)
     _, whole = train(config, tmp_path / "whole", GRAPH)
     train(config, tmp_path / "parts", GRAPH, InterruptsAt(7))
@@ -64,7 +64,7 @@ def test_half_precision_trains(tmp_path):
     assert record.results.test_accuracy > 85
 
 
-def test_the_learning_rate_reaches_captured_steps(tmp_path):
+def test_captured_steps_read_the_current_learning_rate(tmp_path):
     from dcnet.training.schedules import Steps
 
     config = tiny(steps=12, optimizer="sgd", lr=1.0, schedule=Steps((6,), drop=1e-9), evaluate_every=1)
@@ -74,7 +74,7 @@ def test_the_learning_rate_reaches_captured_steps(tmp_path):
     assert rates[6] == pytest.approx(1e-9)
 
 
-def test_a_loss_that_is_not_finite_is_found_in_captured_steps(tmp_path):
-    """It is seen some steps later, and the weights are still those before it."""
+def test_captured_steps_detect_a_loss_that_is_not_finite(tmp_path):
+    """It is detected some steps later, and does not reach the weights."""
     with pytest.raises(DivergenceError, match=r"the loss or a gradient of step \d+ is not finite"):
         train(tiny(steps=200, operator="conv", norm="none", optimizer="sgd", lr=1e6), tmp_path, GRAPH)

@@ -1,25 +1,21 @@
-"""What earlier runs, damaged files and other names leave behind."""
+"""Files of earlier and interrupted runs: damaged checkpoints, replaced runs, pretrained statistics."""
 
 import os
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from helpers.small_runs import ON_CPU, InterruptsAt, tiny, train
 
-import dcnet
 from dcnet.cli.app import main
-from dcnet.training import DivergenceError, Execution, Run, Trainer, find_run, load_model
-from dcnet.training.checkpoints import Checkpoints, read_tensors, write_tensors
-from dcnet.training.runs import runs_root
+from dcnet.training import DivergenceError, Execution, Run, Trainer, load_model
+from dcnet.training.checkpoints import Checkpoints
 from dcnet.training.session import Session
 from dcnet.training.setup import Setup
 
 SMALL = ["--train-images", "60", "--batch-size", "20", "--width", "0.1", "--epochs", "1", "--device", "cpu"]
 
 
-def test_damaged_checkpoints_of_later_steps_do_not_push_out_new_ones(tmp_path):
+def test_damaged_checkpoints_of_later_steps_are_removed(tmp_path):
     config = tiny(epochs=3)
     run, _ = train(config, tmp_path, callback=InterruptsAt(8))
     for file in run.checkpoints.files():
@@ -32,7 +28,7 @@ def test_damaged_checkpoints_of_later_steps_do_not_push_out_new_ones(tmp_path):
     assert Trainer(config, run, ON_CPU).done == 4
 
 
-def test_a_checkpoint_that_cannot_be_read_ends_the_run_and_stays(tmp_path, capsys):
+def test_an_unreadable_checkpoint_ends_the_run_and_is_kept(tmp_path, capsys):
     config = tiny(epochs=3)
     run, _ = train(config, tmp_path, callback=InterruptsAt(4))
     good = {file: file.read_bytes() for file in run.checkpoints.files()}
@@ -44,15 +40,15 @@ def test_a_checkpoint_that_cannot_be_read_ends_the_run_and_stays(tmp_path, capsy
     assert run.record().status == "interrupted"
 
 
-def test_a_folder_that_is_not_utf8_is_refused_at_the_start(tmp_path, capsys):
+def test_a_path_that_is_not_utf8_is_an_error_at_the_start(tmp_path, capsys):
     root = tmp_path / os.fsdecode(b"caf\xe9")
     assert main(["train", *SMALL, "--runs", str(root)]) == 2
     assert capsys.readouterr().err.startswith(f"dcnet train: the path '{tmp_path}/caf\\udce9/")
     assert not list(tmp_path.rglob("record.json"))
 
 
-def test_checkpoints_of_a_run_that_is_done_are_removed_later(tmp_path, monkeypatch):
-    """Killed after the last write, before they were cleared."""
+def test_a_later_session_removes_checkpoints_of_a_finished_run(tmp_path, monkeypatch):
+    """The run was killed after its last write, before it removed its checkpoints."""
     config = tiny(epochs=2)
     with monkeypatch.context() as patched:
         patched.setattr(Checkpoints, "clear", lambda self: None)
@@ -62,37 +58,37 @@ def test_checkpoints_of_a_run_that_is_done_are_removed_later(tmp_path, monkeypat
     assert not run.checkpoints.folder.exists()
 
 
-def test_a_run_is_kept_until_a_step_of_the_new_one_is_done(tmp_path, monkeypatch):
+def test_again_keeps_the_old_run_until_the_first_step(tmp_path, monkeypatch):
     run, _ = train(tiny(epochs=1), tmp_path)
     before = {file: file.read_bytes() for file in (run.record_file, run.model_file)}
     right = Setup.train_step
 
-    def refuses(setup, step, losses):
+    def fails(setup, step, losses):
         raise RuntimeError("expected another size")
 
     def diverges(setup, step, losses):
         torch.nn.init.constant_(next(setup.model.parameters()), float("nan"))
         right(setup, step, losses)
 
-    for train_step, expected in ((refuses, RuntimeError), (diverges, DivergenceError)):
+    for train_step, expected in ((fails, RuntimeError), (diverges, DivergenceError)):
         monkeypatch.setattr(Setup, "train_step", train_step)
         with pytest.raises(expected):
             train(tiny(epochs=1), tmp_path, again=True)
     assert {file: file.read_bytes() for file in before} == before
 
 
-def test_the_speed_is_that_of_the_steps_that_were_timed(tmp_path):
+def test_speed_excludes_the_starting_steps_of_each_part(tmp_path):
     config = tiny(steps=24)
     for step in (4, 8, 12):
         train(config, tmp_path, callback=InterruptsAt(step))
     _, record = train(config, tmp_path)
     seconds = record.timings.training
-    # Of the last part all but the first five.
+    # The last part has 12 steps, of which the first five are not timed.
     assert record.timings.images_per_second == pytest.approx(7 * 20 / seconds)
     assert record.timings.step_ms == pytest.approx(1000 * seconds / 7)
 
 
-def test_again_replaces_a_run_whose_record_cannot_be_read(tmp_path, capsys):
+def test_again_replaces_a_run_with_a_damaged_record(tmp_path, capsys):
     words = ["train", *SMALL, "--runs", str(tmp_path)]
     assert main(words) == 0
     (record,) = tmp_path.glob("*/record.json")
@@ -102,36 +98,7 @@ def test_again_replaces_a_run_whose_record_cannot_be_read(tmp_path, capsys):
     assert Run(record.parent).done
 
 
-def test_the_record_of_a_run_goes_first(tmp_path, monkeypatch):
-    run, _ = train(tiny(epochs=1), tmp_path)
-    gone = []
-    unlink = Path.unlink
-    monkeypatch.setattr(Path, "unlink", lambda self, **how: (gone.append(self.name), unlink(self, **how)))
-    run.clear()
-    assert gone[0] == "record.json"
-
-
-def test_a_run_by_its_whole_name_though_others_begin_with_it(tmp_path):
-    run, _ = train(tiny(epochs=1), tmp_path)
-    for name in ("best", "best2"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "record.json").write_bytes(run.record_file.read_bytes())
-    assert find_run("best", tmp_path).folder.name == "best"
-    with pytest.raises(ValueError, match="'bes' may be any of 2 runs: best, best2"):
-        find_run("bes", tmp_path)
-    for name in ("best3", "best4", "best5"):
-        shutil.copytree(tmp_path / "best", tmp_path / name)
-    with pytest.raises(ValueError, match=r"'bes' may be any of 5 runs: best, best2, best3, best4, \.\.\.$"):
-        find_run("bes", tmp_path)
-
-
-@pytest.mark.parametrize(("given", "expected"), [("", "runs"), ("~/elsewhere", os.path.expanduser("~/elsewhere"))])
-def test_where_runs_go(given, expected, monkeypatch):
-    monkeypatch.setenv("DCNET_RUNS", given)
-    assert runs_root() == Path(expected)
-
-
-def test_statistics_of_the_same_operator_are_kept_and_those_of_another_are_not(tmp_path):
+def test_pretrained_statistics_are_reset_for_another_operator(tmp_path):
     before, _ = train(tiny(epochs=3), tmp_path)
 
     def variances(operator):
@@ -153,14 +120,14 @@ def norms_to_begin_with(operator, before, folder):
     return [value.item() for name, value in model.named_buffers() if name.endswith("mean_norm")]
 
 
-def test_mean_norms_of_the_same_operator_are_kept_and_those_of_another_are_not(tmp_path):
-    """With a decay of 0.999 they would outlast a short training, and evaluation would be at chance."""
+def test_pretrained_mean_norms_are_reset_for_another_operator(tmp_path):
+    """With a decay of 0.999 old mean norms would outlast a short training, and evaluation would be at chance."""
     before, _ = train(tiny(epochs=1), tmp_path)
     assert min(norms_to_begin_with("tanh-cos", before, tmp_path)) > 0
     assert set(norms_to_begin_with("tanh-sqcos", before, tmp_path)) == {0.0}
 
 
-def test_mean_norms_of_a_converted_run_are_those_of_its_operator_before(tmp_path):
+def test_mean_norms_of_a_converted_run_belong_to_the_operator_of_its_source(tmp_path):
     before, _ = train(tiny(epochs=1), tmp_path)
     out = tmp_path / "converted"
     assert main(["convert", str(before.folder), "--operator", "tanh-sqcos", "--out", str(out)]) == 0
@@ -171,14 +138,3 @@ def test_mean_norms_of_a_converted_run_are_those_of_its_operator_before(tmp_path
     assert main(["convert", str(out), "--operator", "ball-cos", "--out", str(again)]) == 0
     assert set(norms_to_begin_with("tanh-sqcos", Run(again), tmp_path)) == {0.0}
     assert min(norms_to_begin_with("tanh-cos", Run(again), tmp_path)) > 0
-
-
-def test_weights_of_older_versions_have_no_counts_of_batches_and_load(tmp_path):
-    run, _ = train(tiny(epochs=1), tmp_path)
-    tensors, notes = read_tensors(run.model_file)
-    norms = {name.removesuffix("mean_norm") for name in tensors if name.endswith("mean_norm")}
-    old = {name: value for name, value in tensors.items() if name.removesuffix("num_batches_tracked") not in norms}
-    assert len(old) == len(tensors) - len(norms) < len(tensors)
-    write_tensors(run.model_file, old, notes)
-    layers = [layer for layer in load_model(run)[0].modules() if isinstance(layer, dcnet.layers.Decoupled)]
-    assert {layer.num_batches_tracked.item() for layer in layers} == {8990}
