@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from dcnet.operator import PLAIN
 from dcnet.registry import Registry
 from dcnet.training import Record, RunConfig, recipe
@@ -159,6 +161,17 @@ def register(make: Callable[[], Experiment]) -> Callable[[], Experiment]:
     if name == "all" or name.startswith("figure"):
         raise ValueError(f"{name!r} cannot name an experiment: all and names that begin with figure are reserved")
     return experiments.register(make)
+
+
+# Of the trained network in evaluation mode on its device, the record of its run, the folder of runs, and that of data.
+Evaluate = Callable[[nn.Module, Record, Path, Path | None], dict[str, Any]]
+
+evaluations: Registry[Evaluate] = Registry("an evaluation", discover="dcnet.experiments.catalogue")
+
+
+def register_evaluation(name: str) -> Callable[[Evaluate], Evaluate]:
+    """A decorator that registers an evaluation of trained networks."""
+    return lambda evaluate: evaluations.add(name, evaluate, module=evaluate.__module__)
 
 
 def get_experiment(name: str) -> Experiment:

@@ -17,11 +17,12 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from dcnet.environment import choose_device
-from dcnet.experiments.tasks import Task, evaluate_run
+from dcnet.experiments.experiment import evaluations
+from dcnet.experiments.status import Task
 from dcnet.files import sentence_of
 from dcnet.interrupts import Interruption, interruptible
 from dcnet.terminal import print_line
-from dcnet.training import Callback, DivergenceError, Execution, Run, Trainer
+from dcnet.training import Callback, DivergenceError, Execution, Run, Trainer, load_model
 from dcnet.training.identity import check_same_run
 from dcnet.training.runs import add_evaluation, run_lock
 from dcnet.training.session import can_redraw, progress_bar
@@ -101,9 +102,15 @@ def _train_and_evaluate(task: Task, settings: WorkerSettings, callback: Callback
         for name in task.evaluations:
             if name not in run.record().evaluations:
                 callback.on_message(f"{task.name}: {name}")
-                device = torch.device(choose_device(settings.execution.device))
-                add_evaluation(run, name, evaluate_run(name, run, settings.execution.data_dir, device))
+                add_evaluation(run, name, _evaluate(name, run, settings.execution))
     return DONE
+
+
+def _evaluate(name: str, run: Run, execution: Execution) -> dict[str, Any]:
+    """The evaluation of that name for the network of a run."""
+    evaluate = evaluations[name]
+    model, record = load_model(run)
+    return evaluate(model.to(choose_device(execution.device)), record, run.folder.parent, execution.data_dir)
 
 
 class ProgressBoard:

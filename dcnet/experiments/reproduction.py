@@ -14,8 +14,7 @@ from dcnet.exit_codes import FAILED, INTERRUPTED
 from dcnet.experiments.experiment import Cell, Experiment, select_cells, select_experiments
 from dcnet.experiments.findings import FINDINGS, findings_of
 from dcnet.experiments.pool import DIVERGED, DONE, Pool, ProgressBoard, WorkerSettings
-from dcnet.experiments.status import CellStatus, RecordIndex, cell_records, status_of
-from dcnet.experiments.tasks import Task, plan_tasks
+from dcnet.experiments.status import CellStatus, RecordIndex, Task, cell_records, plan_tasks, status_of
 from dcnet.training import Execution, RunConfig
 from dcnet.training.record import write_record
 from dcnet.training.runs import runs_root

@@ -315,37 +315,30 @@ def _list_of(check: Check) -> Check:
 
 
 OBJECT, LACKING = "an object", "it lacks config, status or curves"
-NUMBERS, SOME_NUMBERS = _list_of(is_number), _list_of(_or_none(is_number))
-# By path; * is any name. Outer objects come first.
-CHECKS: dict[str, tuple[Check, str]] = {
-    **dict.fromkeys(("data", "environment", "evaluations", "timings", "execution"), (_mapping, OBJECT)),
+_TRANSFER = "evaluations.*.results.transfer"
+# A check, the value that it expects, and the paths of the values that it is for; * is any name.
+CHECKS: tuple[tuple[Check, str, str], ...] = (
+    (_mapping, OBJECT, "data environment evaluations timings execution evaluations.* evaluations.*.settings"),
     # An unfinished run has no results.
-    **dict.fromkeys(("results", "weights"), (_or_none(_mapping), OBJECT)),
-    "name": (_file_name, "a name that a file can have"),
-    "hash": (_file_name, "a name that a file can have"),
-    "status": (_text, "text"),
-    **dict.fromkeys(("command", "commit"), (_or_none(_text), "text")),
-    **dict.fromkeys(("steps", "steps_done", "parameters"), (_or_none(_whole), "a whole number")),
-    "resumed_at": (_list_of(_whole), "a list of whole numbers"),
-    "environment.date": (_or_none(_date), "a date such as 2026-11-15T00:00:00+00:00"),
-    **dict.fromkeys(("data.classes", "data.skipped"), (_list_of(_text), "a list of names")),
-    **dict.fromkeys(("data.folder", "data.fingerprint", "network_class"), (_text, "text")),
-    **dict.fromkeys(("data.train_images", "data.test_images"), (_whole, "a whole number")),
-    **dict.fromkeys(("data.channels", "data.image_size"), (_side, f"a whole number up to {LARGEST_SIDE:,}")),
-    **dict.fromkeys(("results.*", "timings.*"), (_or_none(is_number), "a number")),
-    **dict.fromkeys((f"curves.{name}" for name in ("step", "epoch", "learning_rate", "seconds")), (NUMBERS, "numbers")),
-    **dict.fromkeys(
-        (f"curves.{part}_{name}" for part in ("train", "test") for name in ("loss", "accuracy")),
-        (SOME_NUMBERS, "numbers, or null"),
+    (_or_none(_mapping), OBJECT, f"results weights evaluations.*.results {_TRANSFER} {_TRANSFER}.source"),
+    (_file_name, "a name that a file can have", "name hash"),
+    (_text, "text", "status network_class data.folder data.fingerprint"),
+    (_or_none(_text), "text", "command commit"),
+    (_or_none(_whole), "a whole number", "steps steps_done parameters"),
+    (_list_of(_whole), "a list of whole numbers", "resumed_at"),
+    (_or_none(_date), "a date such as 2026-11-15T00:00:00+00:00", "environment.date"),
+    (_list_of(_text), "a list of names", "data.classes data.skipped"),
+    (_whole, "a whole number", "data.train_images data.test_images evaluations.*.settings.images"),
+    (_side, f"a whole number up to {LARGEST_SIDE:,}", "data.channels data.image_size"),
+    (is_number, "a number", "evaluations.*.settings.epsilon"),
+    (_or_none(is_number), "a number", "results.* timings.*"),
+    (_list_of(is_number), "numbers", "curves.step curves.epoch curves.learning_rate curves.seconds"),
+    (
+        _list_of(_or_none(is_number)),
+        "numbers, or null",
+        "curves.train_loss curves.train_accuracy curves.test_loss curves.test_accuracy",
     ),
-    **dict.fromkeys(("evaluations.*", "evaluations.*.settings"), (_mapping, OBJECT)),
-    **dict.fromkeys(
-        ("evaluations.*.results", "evaluations.*.results.transfer", "evaluations.*.results.transfer.source"),
-        (_or_none(_mapping), OBJECT),
-    ),
-    "evaluations.*.settings.epsilon": (is_number, "a number"),
-    "evaluations.*.settings.images": (_whole, "a whole number"),
-}
+)
 
 
 def record_problem(values: Any) -> str | None:
@@ -354,8 +347,8 @@ def record_problem(values: Any) -> str | None:
         return LACKING
     if not all(isinstance(values.get(name), dict) for name in ("config", "curves")):
         return LACKING
-    for path, (check, expected) in CHECKS.items():
-        for name, value in _values(values, path.split(".")):
+    for check, expected, paths in CHECKS:
+        for name, value in (found for path in paths.split() for found in _values(values, path.split("."))):
             if not check(value):
                 return f"{name!r} in it is {_short(value)}, and not {expected}"
     return _problem_of_curves(values["curves"]) or _problem_of_config(values["config"])

@@ -12,9 +12,9 @@ from helpers.fake_records import small
 from processes import wait_until
 from rich.console import Console
 
-from dcnet.experiments import tasks
+from dcnet.experiments.experiment import evaluations
 from dcnet.experiments.pool import PipeCallback, Pool, ProgressBoard, WorkerSettings, run_task, spawn_worker
-from dcnet.experiments.tasks import Task
+from dcnet.experiments.status import Task
 from dcnet.training import Callback, Evaluation, Execution, Run
 
 LONG = 100_000
@@ -161,7 +161,7 @@ def counted(monkeypatch):
         calls.append(record.name)
         return {"value": 5.0}
 
-    monkeypatch.setitem(tasks.evaluations, "counted", evaluate)
+    monkeypatch.setitem(evaluations, "counted", evaluate)
     return calls
 
 

@@ -8,8 +8,7 @@ from helpers.fake_records import bring, run_with, small
 
 from dcnet.experiments import Cell, CellStatus, Experiment, status_of
 from dcnet.experiments.reproduction import NOT_IN_SMOKE_TESTS, smoke_test
-from dcnet.experiments.status import RecordIndex
-from dcnet.experiments.tasks import Task, plan_tasks
+from dcnet.experiments.status import RecordIndex, Task, plan_tasks
 from dcnet.report.experiment_tables import distance, experiment_table, summary
 from dcnet.training import Record
 

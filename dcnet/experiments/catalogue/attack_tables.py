@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dcnet.data import Dataset, load_dataset
-from dcnet.experiments.experiment import Cell, Experiment, register
-from dcnet.experiments.tasks import register as register_evaluation
+from dcnet.experiments.experiment import Cell, Experiment, register, register_evaluation
 from dcnet.operator import PLAIN
 from dcnet.robustness import accuracy, perturb
 from dcnet.robustness.report_card import evaluate_attacks

@@ -9,8 +9,7 @@ from dcnet.data import FolderDataset
 from dcnet.data.image_folder import find_image_root
 from dcnet.data.load import data_folder
 from dcnet.environment import default_workers
-from dcnet.experiments.experiment import NOT_CONVERGED, Columns, Experiment, paper_grid, register
-from dcnet.experiments.tasks import register as register_evaluation
+from dcnet.experiments.experiment import NOT_CONVERGED, Columns, Experiment, paper_grid, register, register_evaluation
 from dcnet.training import Record
 from dcnet.training.identity import load_run_data
 

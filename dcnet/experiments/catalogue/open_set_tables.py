@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from dcnet.experiments.experiment import Cell, Experiment, register
-from dcnet.experiments.tasks import register as register_evaluation
+from dcnet.experiments.experiment import Cell, Experiment, register, register_evaluation
 from dcnet.training import Record, recipe
 from dcnet.verification import evaluate_faces, evaluate_open_set
 
