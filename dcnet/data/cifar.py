@@ -13,15 +13,14 @@ from torch import Tensor
 
 from dcnet.data.batches import make_generator
 from dcnet.data.dataset import Dataset, Split
-from dcnet.data.download import Remote, bad_file, fetch, missing_dataset, read_archive, read_folder
+from dcnet.data.download import Remote, fetch, missing_dataset, naming_source, read_archive, read_folder
 from dcnet.data.load import data_folder, register
 from dcnet.data.pickles import load_table
 
 PIXELS = 3 * 32 * 32
 
-# Images [N, 3072] and labels [N] from the content of a file; path and URL are for errors.
+# Images [N, 3072] and labels [N].
 Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
-Parser = Callable[[bytes, str, str], Arrays]
 
 
 @dataclass(frozen=True)
@@ -30,13 +29,13 @@ class BinaryFile:
 
     limits: tuple[int, ...]
 
-    def __call__(self, content: bytes, path: str, url: str) -> Arrays:
+    def __call__(self, content: bytes) -> Arrays:
         size = len(self.limits) + PIXELS
         if not content or len(content) % size:
-            raise bad_file(path, f"expected one or more records of {size} bytes, found {len(content)} bytes", url)
+            raise ValueError(f"expected one or more records of {size} bytes, found {len(content)} bytes")
         records = np.frombuffer(content, np.uint8).reshape(-1, size)
         for column, limit in enumerate(self.limits):
-            _check_labels(records[:, column], limit, path, url)
+            _check_labels(records[:, column], limit)
         return records[:, len(self.limits) :], records[:, len(self.limits) - 1]
 
 
@@ -47,22 +46,22 @@ class PickleFile:
     labels: str
     limit: int
 
-    def __call__(self, content: bytes, path: str, url: str) -> Arrays:
-        table = load_table(content, path, url)
+    def __call__(self, content: bytes) -> Arrays:
+        table = load_table(content)
         images, labels = table.get("data"), table.get(self.labels)
         if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (PIXELS,):
             found = f"{images.dtype} {list(images.shape)}" if isinstance(images, np.ndarray) else type(images).__name__
-            raise bad_file(path, f"expected 'data' to be uint8 [N, {PIXELS}], found {found}", url)
+            raise ValueError(f"expected 'data' to be uint8 [N, {PIXELS}], found {found}")
         if not (isinstance(labels, list) and len(labels) == len(images) and {*map(type, labels)} == {int}):
-            raise bad_file(path, f"expected {self.labels!r} to be a whole number for each of {len(images)} images", url)
-        _check_labels(np.array(labels), self.limit, path, url)
+            raise ValueError(f"expected {self.labels!r} to be a whole number for each of {len(images)} images")
+        _check_labels(np.array(labels), self.limit)
         return images, np.array(labels)
 
 
-def _check_labels(labels: np.ndarray[Any, Any], limit: int, path: str, url: str) -> None:
+def _check_labels(labels: np.ndarray[Any, Any], limit: int) -> None:
     wrong = labels[(labels < 0) | (labels >= limit)]
     if len(wrong):
-        raise bad_file(path, f"expected labels from 0 to {limit - 1}, found {wrong[0]}", url)
+        raise ValueError(f"expected labels from 0 to {limit - 1}, found {wrong[0]}")
 
 
 @dataclass(frozen=True)
@@ -73,25 +72,28 @@ class Layout:
     folder: str
     train: tuple[str, ...]
     test: tuple[str, ...]
-    parse: Parser
+    parse: Callable[[bytes], Arrays]
 
     @property
     def names(self) -> tuple[str, ...]:
         return (*self.train, *self.test)
 
-    def read(self, place: Path) -> tuple[Arrays, Arrays]:
-        """Training and test images and labels, from a folder or from the archive."""
-        url = self.archive.url
-        if place.is_dir():
-            content = read_folder(place, self.names, url)
-        else:
-            content = read_archive(place, self.folder, self.names, url)
-        parsed = {name: self.parse(content.pop(name), f"{place / name}", url) for name in self.names}
-        return _concatenate([parsed[name] for name in self.train]), _concatenate([parsed[name] for name in self.test])
+    def read(self, place: Path) -> tuple[Split, Split]:
+        """The training and the test split, from a folder or from the archive."""
+        with naming_source(place, self.archive.url):
+            packed = not place.is_dir()
+            content = read_archive(place, self.folder, self.names) if packed else read_folder(place, self.names)
+        parsed = {}
+        for name in self.names:
+            with naming_source(place / name, self.archive.url):
+                parsed[name] = self.parse(content.pop(name))
+        return _split([parsed[name] for name in self.train]), _split([parsed[name] for name in self.test])
 
 
-def _concatenate(parts: list[Arrays]) -> Arrays:
-    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+def _split(parts: list[Arrays]) -> Split:
+    """The images and labels of several files."""
+    images, labels = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*parts, strict=True))
+    return Split(images.view(-1, 3, 32, 32), labels.long())
 
 
 URL = "https://www.cs.toronto.edu/~kriz/"
@@ -128,8 +130,7 @@ class Cifar:
             folders = " or ".join(f"{layout.folder} or {layout.archive.name}" for layout in self.layouts)
             raise missing_dataset(self.name, folder, f"{folders}, with all files in it", self.files[0].url)
         layout, place = found or (self.layouts[0], fetch(self.files[0], folder))
-        train, test = layout.read(place)
-        return Dataset(self.name, _split(train), _split(test), self.classes)
+        return Dataset(self.name, *layout.read(place), self.classes)
 
     def _find(self, folder: Path) -> tuple[Layout, Path] | None:
         """The first layout with a folder that has all files, or else with an archive, and where it is."""
@@ -139,11 +140,6 @@ class Cifar:
         archives = ((layout, root / layout.archive.name) for layout, root in options)
         packed = (pair for pair in archives if pair[1].is_file())
         return next(itertools.chain(unpacked, packed), None)
-
-
-def _split(arrays: Arrays) -> Split:
-    images, labels = (torch.from_numpy(part) for part in arrays)
-    return Split(images.view(-1, 3, 32, 32), labels.long())
 
 
 def _archive(name: str, sha256: str) -> Remote:

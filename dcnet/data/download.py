@@ -4,8 +4,8 @@ import functools
 import gzip
 import io
 import tarfile
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -31,10 +31,15 @@ class Remote:
         return self.url.rsplit("/", 1)[1]
 
 
-def bad_file(path: Path | str, problem: str, url: str) -> ValueError:
-    """The error for a file with wrong content."""
-    problem = " ".join(problem.split())
-    return ValueError(f"{path} cannot be used: {problem}; replace it by the file from {url}, or {OTHER_FOLDER}")
+@contextmanager
+def naming_source(path: Path, url: str) -> Iterator[None]:
+    """Adds to a ValueError about the content of a file its path, and the URL of a correct one."""
+    try:
+        yield
+    except ValueError as error:
+        problem = " ".join(str(error).split())
+        advice = f"replace it by the file from {url}, or {OTHER_FOLDER}"
+        raise ValueError(f"{path} cannot be used: {problem}; {advice}") from error
 
 
 def missing_dataset(name: str, folder: Path, expected: str, url: str) -> ValueError:
@@ -116,15 +121,15 @@ MAX_ARCHIVE, MAX_FILES = 1_000_000_000, 10_000
 MAX_HEADER = 1 << 16
 
 
-def read_folder(folder: Path, names: Collection[str], url: str) -> dict[str, bytes]:
+def read_folder(folder: Path, names: Collection[str]) -> dict[str, bytes]:
     """The contents of files in a folder."""
     try:
         return {name: read_limited(folder / name, MAX_FILE) for name in names}
     except (OSError, ValueError) as error:
-        raise bad_file(folder, f"expected the files {', '.join(names)}, found that {error}", url) from error
+        raise ValueError(f"expected the files {', '.join(names)}, found that {error}") from error
 
 
-def read_archive(path: Path, folder: str, names: Collection[str], url: str) -> dict[str, bytes]:
+def read_archive(path: Path, folder: str, names: Collection[str]) -> dict[str, bytes]:
     """The contents of files in a folder of a .tar.gz; writes nothing to disk, so paths in the archive are harmless."""
     wanted = {PurePosixPath(folder, name): name for name in names}
     try:
@@ -135,9 +140,9 @@ def read_archive(path: Path, folder: str, names: Collection[str], url: str) -> d
                 _check_position(stream.tell())
     except Exception as error:
         # Damaged headers raise many kinds of errors.
-        raise bad_file(path, f"expected a complete .tar.gz, found that {error or type(error).__name__}", url) from error
+        raise ValueError(f"expected a complete .tar.gz, found that {str(error) or type(error).__name__}") from error
     if missing := [name for name in names if name not in found]:
-        raise bad_file(path, f"expected {folder}/{missing[0]} in it, found no such file", url)
+        raise ValueError(f"expected {folder}/{missing[0]} in it, found no such file")
     return found
 
 

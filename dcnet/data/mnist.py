@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dcnet.data.dataset import Dataset, Split
-from dcnet.data.download import Remote, bad_file, fetch, missing_dataset
+from dcnet.data.download import Remote, fetch, missing_dataset, naming_source
 from dcnet.data.load import register
 from dcnet.files import open_regular
 
@@ -26,38 +26,36 @@ UNSIGNED_BYTES = 0x800
 MAX_BYTES = 200_000_000
 
 
-def read_idx(path: Path, dimensions: int, url: str) -> Tensor:
-    """The array uint8 of an idx file; errors name the URL of a correct file."""
+def read_idx(path: Path, dimensions: int) -> Tensor:
+    """The array uint8 of an idx file."""
     try:
         with open_regular(path) as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
-            shape = _shape(stream, dimensions, path, url)
-            content = _content(stream, shape, path, url)
+            shape = _shape(stream, dimensions)
+            content = _content(stream, shape)
     except (EOFError, OSError, zlib.error) as error:
-        raise bad_file(
-            path, f"expected a complete file, gzipped if it ends with .gz, found that {error}", url
-        ) from error
+        raise ValueError(f"expected a complete file, gzipped if it ends with .gz, found that {error}") from error
     return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(shape).copy())
 
 
-def _shape(stream: Stream, dimensions: int, path: Path, url: str) -> tuple[int, ...]:
+def _shape(stream: Stream, dimensions: int) -> tuple[int, ...]:
     start, magic = 4 + 4 * dimensions, struct.pack(">I", UNSIGNED_BYTES + dimensions)
     head = stream.read(start)
     if head[:4] != magic:
-        raise bad_file(path, f"expected the magic number {magic.hex()}, found {head[:4].hex() or 'nothing'}", url)
+        raise ValueError(f"expected the magic number {magic.hex()}, found {head[:4].hex() or 'nothing'}")
     if len(head) < start:
-        raise bad_file(path, f"expected {start} bytes of sizes, found {len(head)}", url)
+        raise ValueError(f"expected {start} bytes of sizes, found {len(head)}")
     return struct.unpack(f">{dimensions}I", head[4:])
 
 
-def _content(stream: Stream, shape: tuple[int, ...], path: Path, url: str) -> bytes:
+def _content(stream: Stream, shape: tuple[int, ...]) -> bytes:
     """The bytes after the sizes; reads at most one byte more, even if the unpacked file is larger."""
     size, start = math.prod(shape), 4 + 4 * len(shape)
     if size > MAX_BYTES:
-        raise bad_file(path, f"expected at most {MAX_BYTES:,} bytes, found the sizes of {size:,}", url)
+        raise ValueError(f"expected at most {MAX_BYTES:,} bytes, found the sizes of {size:,}")
     content = stream.read(size + 1)
     if len(content) != size or not shape[0]:
         found = f"{start + len(content)}{' or more' if len(content) > size else ''}"
-        raise bad_file(path, f"expected one entry or more and {start + size} bytes for {shape[0]}, found {found}", url)
+        raise ValueError(f"expected one entry or more and {start + size} bytes for {shape[0]}, found {found}")
     return content
 
 
@@ -115,21 +113,24 @@ class Mnist:
         return None
 
     def _split(self, at_images: Path, at_labels: Path) -> Split:
-        images, labels = read_idx(at_images, 3, self.url), read_idx(at_labels, 1, self.url)
-        if images.shape[1:] != (SIDE, SIDE):
-            found = f"{images.shape[1]}x{images.shape[2]}"
-            raise bad_file(at_images, f"expected images of {SIDE}x{SIDE}, found {found}", self.url)
-        self._check(at_labels, labels, len(images))
+        with naming_source(at_images, self.url):
+            images = read_idx(at_images, 3)
+            if images.shape[1:] != (SIDE, SIDE):
+                found = f"{images.shape[1]}x{images.shape[2]}"
+                raise ValueError(f"expected images of {SIDE}x{SIDE}, found {found}")
+        with naming_source(at_labels, self.url):
+            labels = read_idx(at_labels, 1)
+            self._check_labels(labels, len(images))
         return Split(images.unsqueeze(1), labels.long())
 
-    def _check(self, path: Path, labels: Tensor, count: int) -> None:
+    def _check_labels(self, labels: Tensor, count: int) -> None:
         if len(labels) != count:
-            raise bad_file(path, f"expected {count} labels, one for each image, found {len(labels)}", self.url)
+            raise ValueError(f"expected {count} labels, one for each image, found {len(labels)}")
         if labels.max() >= len(self.classes):
-            raise bad_file(path, f"expected labels from 0 to {len(self.classes) - 1}, found {labels.max()}", self.url)
+            raise ValueError(f"expected labels from 0 to {len(self.classes) - 1}, found {labels.max()}")
         owner = OWNERS.get(hashlib.sha256(labels.numpy().tobytes()).hexdigest(), self.name)
         if owner != self.name:
-            raise bad_file(path, f"expected labels of {self.name}, found those of {owner}", self.url)
+            raise ValueError(f"expected labels of {self.name}, found those of {owner}")
 
 
 MNIST = Mnist(

@@ -6,12 +6,9 @@ import math
 import pickle
 import pickletools
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from dcnet.data.download import bad_file
 
 # Opcodes that arrays and plain values do not need, and that can take unlimited memory or time: buffers whose bytes need
 # not follow, and containers that hash their content.
@@ -106,7 +103,7 @@ def _check_size(content: bytes) -> None:
         previous = opcode.name
 
 
-def load_table(content: bytes, path: Path | str, url: str) -> dict[str, Any]:
+def load_table(content: bytes) -> dict[str, Any]:
     """A pickled dictionary of arrays, texts, numbers and containers of them, with text keys."""
     try:
         _check_size(content)
@@ -116,5 +113,5 @@ def load_table(content: bytes, path: Path | str, url: str) -> dict[str, Any]:
         return {_text(key): value.array if isinstance(value, PlainArray) else value for key, value in table.items()}
     except Exception as error:
         # Invalid pickles raise any kind of error.
-        problem = f"expected a pickled dictionary of arrays and plain values, but {error or type(error).__name__}"
-        raise bad_file(path, problem, url) from error
+        problem = str(error) or type(error).__name__
+        raise ValueError(f"expected a pickled dictionary of arrays and plain values, but {problem}") from error

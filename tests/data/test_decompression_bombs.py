@@ -24,9 +24,9 @@ from dcnet.files import read_json
 
 folder, room = Path(sys.argv[1]), int(sys.argv[2])
 readers = {
-    ".pickle": lambda path: load_table(path.read_bytes(), path, "url"),
-    ".gz": lambda path: read_idx(path, 3, "url"),
-    ".tgz": lambda path: read_archive(path, "folder", ["file"], "url"),
+    ".pickle": lambda path: load_table(path.read_bytes()),
+    ".gz": lambda path: read_idx(path, 3),
+    ".tgz": lambda path: read_archive(path, "folder", ["file"]),
     ".json": read_json,
     ".jpg": open_image,
 }
@@ -119,4 +119,4 @@ def test_pickles_with_shared_values_are_read():
     text = "the same"
     table = {"labels": [1, 2], "names": [text] * 300, "more": {"a": (1, 2), "b": (1, 2)}}
     for protocol in range(6):
-        assert load_table(pickle.dumps(table, protocol), "path", "url") == table
+        assert load_table(pickle.dumps(table, protocol)) == table

@@ -11,6 +11,7 @@ from helpers.data_files import python2_pickle, sentence_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dcnet.data.download import naming_source
 from dcnet.data.pickles import load_table
 
 
@@ -28,8 +29,13 @@ class Imitation(dict):
     """Pickles as an object of this class."""
 
 
+def read(content: bytes) -> None:
+    with naming_source(Path("some/file"), "https://example.org/file"):
+        load_table(content)
+
+
 def error_of(content: bytes) -> str:
-    message = sentence_of(lambda: load_table(content, "some/file", "https://example.org/file"))
+    message = sentence_of(lambda: read(content))
     assert message.startswith(
         "some/file cannot be used: expected a pickled dictionary of arrays and plain values, but "
     )
@@ -136,7 +142,7 @@ def test_numpy_pickles_are_read(protocol: int):
         "name": "ä",
         "raw": b"\xff\x00",
     }
-    found = load_table(pickle.dumps(values, protocol), "file", "url")
+    found = load_table(pickle.dumps(values, protocol))
     assert found.keys() == values.keys()
     for name in ("data", "columns", "swapped"):
         assert found[name].dtype == values[name].dtype
@@ -148,16 +154,16 @@ def test_numpy_pickles_are_read(protocol: int):
 def test_python_2_pickles_are_read():
     images = np.arange(24, dtype=np.uint8).reshape(4, 6)
     for array in (images, np.asfortranarray(images)):
-        found = load_table(python2_pickle({"data": array, "labels": [3, 1], "name": "x"}), "file", "url")
+        found = load_table(python2_pickle({"data": array, "labels": [3, 1], "name": "x"}))
         assert np.array_equal(found["data"], images)
         assert (found["labels"], found["name"]) == ([3, 1], b"x")
 
 
 def outcome(content: bytes) -> str:
     try:
-        found = load_table(content, "file", "url")
+        found = load_table(content)
     except ValueError as error:
-        return "an error" if str(error).startswith("file cannot be used: ") else str(error)
+        return "an error" if str(error).startswith("expected a pickled dictionary") else str(error)
     return "a table" if type(found) is dict else type(found).__name__
 
 
