@@ -56,10 +56,9 @@ def summarize(times: Mapping[str, Sequence[float]], base: str) -> dict[str, dict
 
 def geometric_mean(ratios: Iterable[float | None]) -> float | None:
     """The geometric mean; None if a ratio is unknown."""
-    known = list(ratios)
-    if not known or None in known:
-        return None
-    return math.exp(statistics.fmean(math.log(ratio) for ratio in known if ratio is not None))
+    given = list(ratios)
+    known = [ratio for ratio in given if ratio is not None]
+    return statistics.geometric_mean(known) if known and len(known) == len(given) else None
 
 
 Call = Callable[[], object]

@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from dcnet.component import Slot, Value
 from dcnet.layers import Decoupled
 from dcnet.magnitude import Sum
 from dcnet.modes import evaluating
-from dcnet.norms import accumulation_dtype, patch_norm, vector_norm
+from dcnet.norms import accumulation_dtype
 from dcnet.operator import Operator
 from dcnet.parameters import Learnable
 
@@ -83,7 +81,7 @@ def calibrate_(model: nn.Module, layers: Mapping[str, Decoupled], data: Iterable
     """
     batches = list(data) if isinstance(data, Iterator) else data
     norms = {layer: _Mean() for layer in layers.values()}
-    if not _run_plain(model, norms, batches, lambda layer, x, _: norms[layer].add(_norms(layer, x))):
+    if not _run_plain(model, norms, batches, lambda layer, x, _: norms[layer].add(layer.patches(x).norm(layer.eps))):
         raise ValueError("calibration data must have at least one batch, not 0")
     reached = [layer for layer in norms if norms[layer].count]
     for layer in reached:
@@ -133,16 +131,6 @@ class _Sizes:
         """||plain|| / ||decoupled|| of each channel; 1 where one of them is zero."""
         ratio = (self.plain / self.decoupled).sqrt()
         return torch.where(ratio.isfinite() & (ratio > 0), ratio, torch.ones_like(ratio))
-
-
-def _norms(layer: Decoupled, input: Tensor) -> Tensor:
-    if not isinstance(layer, _ConvNd):
-        return vector_norm(input, layer.eps)
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    padded = F.pad(input, layer._reversed_padding_repeated_twice, mode=mode)
-    batch = padded if padded.dim() == layer.weight.dim() else padded.unsqueeze(0)
-    ends = [(0, 0)] * len(layer.kernel_size)
-    return patch_norm(batch, layer.kernel_size, layer.stride, ends, layer.dilation, layer.groups, layer.eps)
 
 
 @torch.no_grad()

@@ -178,6 +178,12 @@ def plain_class(layer: nn.Module) -> type[nn.Module]:
     return next(plain for plain in TWINS if isinstance(layer, plain))
 
 
+def is_unmodified(layer: Decoupled) -> bool:
+    """Whether a decoupled layer computes what its class in dcnet does: no subclass overrides a method."""
+    methods = [twin.decoupled for twin in TWINS.values()]
+    return type(layer).forward is Decoupled.forward and type(layer).decoupled in methods
+
+
 def is_shortcut(name: str, layer: nn.Module) -> bool:
     """Whether a layer is a 1x1 convolution on a path named like a shortcut."""
     if not isinstance(layer, _ConvNd) or any(size != 1 for size in layer.kernel_size):
@@ -209,20 +215,13 @@ def _obstacle(layer: nn.Module, also: Sequence[type[nn.Module]], bypassed: bool)
         return "lazy: run a batch through the network first"
     if is_parametrized(layer):
         return "parametrized: its weight is computed, not stored"
-    if not _is_known(layer, also):
+    if not (is_unmodified(layer) if isinstance(layer, Decoupled) else type(layer) in (*TWINS, *also)):
         return f"{type(layer).__name__} may compute something else; name it in `also` if it does not"
     if layer._parameters.get("weight") is None:
         return "its weight is computed by a hook, not stored"
     if "forward" in vars(layer):
         return "its forward was replaced"
     return ""
-
-
-def _is_known(layer: nn.Module, also: Sequence[type[nn.Module]]) -> bool:
-    if not isinstance(layer, Decoupled):
-        return type(layer) in (*TWINS, *also)
-    twin = TWINS[plain_class(layer)]
-    return type(layer).forward is Decoupled.forward and type(layer).decoupled is twin.decoupled
 
 
 def _already(layer: nn.Module, operator: Operator | str) -> str:

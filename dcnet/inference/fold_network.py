@@ -15,12 +15,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.utils._pytree import tree_leaves
 
+from dcnet.convert.selection import TWINS, is_unmodified
 from dcnet.inference.folded_layers import Layer, PlainLayer, fold_layer
-from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
+from dcnet.layers import Decoupled
 from dcnet.tracing import has_hooks
 
-DECOUPLED = {kind.decoupled for kind in (DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear)}
-PLAIN_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 # Modules with submodules, each with the graphs of its forward: one, or one for each way to call it.
@@ -197,14 +196,12 @@ def _removed(module: nn.Module) -> nn.Module:
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[PlainLayer]:
-    return type(module) in PLAIN_LAYERS
+    return type(module) in TWINS
 
 
 def _is_decoupled(module: nn.Module) -> TypeGuard[Layer]:
     """Whether the module computes what its dcnet class does: no overridden method, no blend with the plain layer."""
-    if not isinstance(module, Decoupled) or type(module).forward is not Decoupled.forward:
-        return False
-    return type(module).decoupled in DECOUPLED and float(getattr(module, "blend", 1.0)) == 1
+    return isinstance(module, Decoupled) and is_unmodified(module) and float(getattr(module, "blend", 1.0)) == 1
 
 
 def _is_fixed(module: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dcnet import kernels
 from dcnet.clamp import is_traced
 from dcnet.component import Value
+from dcnet.convert.selection import plain_class
 from dcnet.eager import ConvPatches, LinearPatches, Patches, check_input, relative_to_mean, scaled
 from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
 from dcnet.norms import accumulation_dtype, filter_norm, within_range
@@ -22,9 +23,6 @@ from dcnet.tracing import Opaque, mark_
 Layer = DecoupledConv1d | DecoupledConv2d | DecoupledConv3d | DecoupledLinear
 
 PlainLayer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
-
-PLAIN_CONVOLUTIONS: dict[int, Callable[..., PlainLayer]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-
 
 # Attributes that a forward may read from a layer.
 GEOMETRY = (
@@ -220,5 +218,5 @@ def _plain(layer: Layer, bias: bool) -> PlainLayer:
     if isinstance(layer, DecoupledLinear):
         return nn.Linear(layer.in_features, layer.out_features, bias, device="meta")
     window = (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups)
-    kind = PLAIN_CONVOLUTIONS[layer.weight.dim() - 2]
+    kind: Any = plain_class(layer)
     return kind(layer.in_channels, layer.out_channels, *window, bias, layer.padding_mode, device="meta")
