@@ -146,13 +146,13 @@ def test_a_program_takes_any_batch(example: int):
         torch.testing.assert_close(program.module()(batch), model(batch))
 
 
-def test_a_fixed_program_takes_the_batch_of_the_example_alone():
+def test_a_fixed_program_takes_only_the_batch_size_of_the_example():
     program = export_program(seen(small(), 3, 4, 4), torch.randn(3, 3, 4, 4), dynamic_batch=False)
     with pytest.raises(AssertionError, match=r"Guard failed|Expected input"):
         program.module()(torch.randn(2, 3, 4, 4))
 
 
-def test_a_layer_without_data_is_named(tmp_path: Path):
+def test_error_for_a_layer_that_has_seen_no_data(tmp_path: Path):
     model = nn.Sequential(dcnet.conv2d(3, 4, 3, operator="sphere-cos"), dcnet.conv2d(4, 4, 3, operator="tanh-cos"))
     for call in (lambda x: export_onnx(model, x, tmp_path / "model.onnx"), lambda x: export_program(model, x)):
         with pytest.raises(ValueError, match="layer '1' with operator 'tanh-cos' has seen no data"):
@@ -168,11 +168,11 @@ def test_a_wrong_export_is_not_written(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.iterdir())
 
 
-def test_what_onnxruntime_cannot_run_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def refuse(*given: object, **options: object) -> None:
+def test_a_file_that_onnxruntime_cannot_run_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*given: object, **options: object) -> None:
         raise RuntimeError("NOT_IMPLEMENTED")
 
-    monkeypatch.setitem(sys.modules, "onnxruntime", types.SimpleNamespace(InferenceSession=refuse, __spec__=object()))
+    monkeypatch.setitem(sys.modules, "onnxruntime", types.SimpleNamespace(InferenceSession=fail, __spec__=object()))
     with pytest.raises(RuntimeError, match=r"onnxruntime cannot run the model \(.*NOT_IMPLEMENTED"):
         export_onnx(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
@@ -187,7 +187,7 @@ def test_a_missing_package_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
         export_onnx(small(), torch.randn(2, 3, 4, 4), tmp_path / "model.onnx")
 
 
-def test_too_large_a_file_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_that_is_too_large_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(export, "LARGEST_FILE", 100)
     with pytest.raises(ValueError, match=r"has \d+ bytes, but a single ONNX file holds at most 100"):
         export_onnx(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "model.onnx")
@@ -234,7 +234,7 @@ def test_an_example_without_a_batch_is_rejected(example: Any, found: str) -> Non
         export_program(nn.Conv2d(3, 4, 3), example)
 
 
-def test_a_compiled_network_is_exported_as_it_was() -> None:
+def test_a_compiled_network_is_exported_like_the_original() -> None:
     model, batch = seen(nn.Sequential(dcnet.DecoupledLinear(3, 4)), 3), torch.randn(5, 3)
     program = export_program(torch.compile(model, backend="eager"), batch[:2])
     torch.testing.assert_close(program.module()(batch), model.eval()(batch))
@@ -258,7 +258,7 @@ def test_outputs_that_are_none_are_left_out(tmp_path: Path) -> None:
     torch.testing.assert_close(run(path, batch), [model(batch)[0], model(batch)[2]])
 
 
-def test_half_precision_is_compared_in_its_own_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_precision_has_its_own_tolerance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = fold(seen(nn.Sequential(dcnet.DecoupledConv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), 3, 6, 6)).half()
     example = torch.randn(2, 3, 6, 6).half()
     export_onnx(model, example, tmp_path / "model.onnx")

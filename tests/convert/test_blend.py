@@ -85,7 +85,7 @@ def test_the_schedule_rejects_invalid_arguments():
         BlendSchedule(decouple(network(), "tanh-cos", blend=0.0), steps=0)
 
 
-def test_a_finished_network_is_the_decoupled_one():
+def test_a_finished_blend_equals_the_decoupled_network():
     model = decouple(network(), "tanh-cos", linear=True, blend=0.5)
     with pytest.raises(ValueError, match=r"blend of '0' must be 1, not 0\.5"):
         finish_blend_(model)

@@ -144,7 +144,7 @@ def test_in_place_keeps_parameters_optimizer_hooks_and_flags():
 
 
 @pytest.mark.parametrize("inplace", [True, False])
-def test_tied_weights_and_shared_layers_stay_so(inplace):
+def test_tied_weights_and_shared_layers_stay_shared(inplace):
     shared = nn.Conv2d(4, 4, 3, padding=1)
     model = nn.Sequential(shared, nn.Sequential(nn.ReLU(), shared), nn.Conv2d(4, 4, 3, padding=1))
     model[2].weight = shared.weight
@@ -204,7 +204,7 @@ def test_layers_that_cannot_be_decoupled_stay_and_are_reported():
     assert "4x3x3x3" in str(report)
 
 
-def test_a_subclass_that_changes_nothing_may_be_named():
+def test_a_subclass_listed_in_also_is_converted():
     model = nn.Sequential(Renamed(3, 4, 3), Standardized(4, 4, 3))
     assert decoupled_names(decouple(model, "tanh-cos", also=[Renamed])) == {"0"}
 
@@ -305,7 +305,7 @@ def test_groups_alone_do_not_make_a_layer_depthwise():
         ("block.conv1", nn.Conv2d(3, 4, 1), False),
     ],
 )
-def test_shortcuts_are_1x1_convolutions_of_such_a_name(name, layer, expected):
+def test_shortcuts_are_1x1_convolutions_with_matching_names(name, layer, expected):
     assert is_shortcut(name, layer) is expected
 
 

@@ -89,7 +89,7 @@ def test_draws_cover_their_ranges():
     assert draws.centers[:, 1].unique().tolist() == [0, 1, 2]
     assert draws.flips.dtype == torch.bool
     assert 0.45 < draws.flips.float().mean() < 0.55
-    # Down and right are drawn apart.
+    # Both shifts are drawn independently.
     assert not torch.equal(draws.shifts[:, 0], draws.shifts[:, 1])
 
 
@@ -105,7 +105,7 @@ def test_crops_do_not_depend_on_flips_and_cutouts():
 def test_augment_does_not_synchronize(mode: str):
     how = Augmentation(4, mode, True, 3)
     with FakeTensorMode():
-        # Without values, whatever asks for one is an error.
+        # The meta device has no values, so that reading one is an error.
         images = torch.empty(10, 3, 8, 8, dtype=torch.uint8)
         index, shifts = torch.empty(4, dtype=torch.long), torch.empty(4, 2, dtype=torch.long)
         found = augment(images, index, Draws(shifts, torch.empty(4, dtype=torch.bool), shifts), how)
@@ -182,7 +182,7 @@ def test_seeds_epochs_and_steps_differ():
     found = tables(batches, range(10)) + tables(Batches(split(), 4, HOW, seed=1), range(10))
     assert len({str(table) for table in found}) == 20
     first, second = (torch.tensor(found[start : start + 5]).flatten(0, 1) for start in (0, 5))
-    # Neither the order nor what chance does repeats in the next epoch.
+    # Neither the order nor the augmentation repeats in the next epoch.
     for columns in (slice(0, 1), slice(1, 3), slice(3, 4), slice(4, 6)):
         assert not torch.equal(first[:, columns], second[:, columns])
 

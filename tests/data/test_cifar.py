@@ -180,7 +180,7 @@ def flipped(content: bytes) -> bytes:
             "expected cifar-100-binary/train.bin in it",
         ),
     ],
-    # Not by the contents: compressed bytes hold the time, and processes have to agree on the names of tests.
+    # Not by content: compressed bytes contain the time, and all processes must use the same names of tests.
     ids=range(10),
 )
 def test_errors_for_archives(content: bytes, problem: str, tmp_path: Path):
@@ -265,5 +265,5 @@ def test_hold_out_is_balanced_and_disjoint():
     for part, own in zip((train, held), numbers, strict=True):
         assert part.labels.tolist() == [number % 3 for number in own]
     assert torch.equal(held.images, hold_out(split, 3, 4)[1].images)
-    # By chance, and not the first or last of each class.
+    # Random images, not the first or last of each class.
     assert numbers[1] != list(range(12))

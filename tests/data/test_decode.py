@@ -19,7 +19,7 @@ from dcnet.training.image_input import ImageInput
 from dcnet.verification import ImageFiles
 
 UPRIGHT = np.random.default_rng(0).integers(0, 255, (6, 8, 3), np.uint8)
-# What lies in a file whose image is to be seen as UPRIGHT, by the orientation in it.
+# The stored pixels of an image that is UPRIGHT when displayed, by EXIF orientation.
 LYING = {
     1: UPRIGHT,
     2: UPRIGHT[:, ::-1],

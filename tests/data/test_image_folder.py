@@ -196,7 +196,7 @@ def test_the_test_uses_the_center_crop(noisy: FolderDataset):
         whole = np.asarray(image.resize((16, 16), Image.Resampling.BILINEAR))
     expected = torch.from_numpy(whole[1:15, 1:15].copy()).permute(2, 0, 1).float() / 255
     assert torch.equal(second[0][1], expected)
-    # A loader can be gone through again, as after every epoch.
+    # A loader can be iterated again, as after every epoch.
     assert torch.equal(next(iter(loader))[0], first[0])
 
 
@@ -311,7 +311,7 @@ def test_an_unsplit_folder_is_split_deterministically(below: str, tmp_path: Path
     assert not set(train) & set(val)
     assert sorted(train + val) == sorted(f"{name}/{i:03d}.png" for name, n in counts.items() for i in range(n))
     assert [name.split("/")[0] for name in train] == [found.classes[label] for label in found.train.labels]
-    # Not the first ones, which may be alike.
+    # Not the first images, which may be similar.
     assert val[:4] != [f"ant/{i:03d}.png" for i in range(4)]
     assert (train, val) == (names_of(again.train), names_of(again.val))
     assert found.origin == again.origin
@@ -329,7 +329,7 @@ def test_errors_for_unsplit_folders(tmp_path: Path):
     assert sentence_of(load).startswith(f"imagefolder is not in {tmp_path}: expected train/<class>/*.jpg and val/")
 
 
-# --- what is in a folder ---
+# --- fingerprints ---
 
 
 def fingerprint(folder: Path) -> str:
@@ -357,7 +357,7 @@ def test_fingerprint_depends_on_files_not_on_location(colored: FolderDataset, tm
 
 def test_built_in_datasets_have_no_fingerprint():
     assert load_dataset("digits").origin == Origin("digits")
-    # A changed copy is somebody's own.
+    # A modified copy has no origin.
     assert dataclasses.replace(load_dataset("digits"), name="mine").origin is None
 
 
@@ -376,7 +376,7 @@ def test_unreadable_images_are_listed_and_can_be_left_out(colored: FolderDataset
     assert (len(left.train), len(left.val), left.skipped) == (10, 8, tuple(bad))
     assert not left.unreadable_images()
     assert left.train.labels.tolist() == [0] * 3 + [1] * 4 + [2] * 3
-    # They are still part of what the folder is known by.
+    # They still count for the fingerprint of the folder.
     assert left.origin is colored.origin
     everything = [str(path.relative_to(colored.folder)) for path in (colored.folder / "val").glob("*/*.png")]
     assert "has no readable images for test" in sentence_of(lambda: colored.without(everything))

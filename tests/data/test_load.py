@@ -37,7 +37,7 @@ def test_every_download_has_a_checksum():
 def test_error_for_an_unknown_name():
     with pytest.raises(ValueError, match=r"unknown dataset 'cifar': known are .*digits.*; did you mean 'cifar10'\?"):
         load_dataset("cifar")
-    # As a damaged record may have it.
+    # Damaged records may contain such a value.
     with pytest.raises(ValueError, match="unknown dataset None: known are"):
         load_dataset(None)
 
@@ -104,7 +104,7 @@ def test_a_dataset_from_a_folder_is_identified_by_its_contents(tmp_path: Path, m
         found.append(load_dataset("shades", tmp_path / folder).origin)
     assert [origin.folder for origin in found] == [tmp_path / name for name in ("one", "two", "three")]
     assert found[0].fingerprint == found[2].fingerprint != found[1].fingerprint
-    # The same in one run and in the next.
+    # The same in every run.
     config = recipe("digits", dataset="shades")
     hashes = {with_data(config, load_dataset("shades", tmp_path / name)).hash for name in ("one", "two", "three")}
     assert len(hashes) == 2

@@ -119,14 +119,14 @@ LABELS = idx(np.arange(12, dtype=np.uint8) % 10)
             "gzipped if it ends with .gz, found that Error -3",
         ),
     ],
-    # Not by the contents: compressed bytes hold the time, and processes have to agree on the names of tests.
+    # Not by content: compressed bytes contain the time, and all processes must use the same names of tests.
     ids=lambda value: f"{len(value)} bytes" if isinstance(value, bytes) else None,
 )
 def test_errors_for_files(name: str, content: bytes, problem: str, tmp_path: Path):
     write_mnist(tmp_path, mnist_arrays())
     (tmp_path / name.removesuffix(".gz")).unlink()
     (tmp_path / name).write_bytes(content)
-    # Also where it might be downloaded: a file of the user's is not replaced.
+    # Also with download=True: a file of the user is not replaced.
     message = sentence_of(lambda: load_dataset("mnist", tmp_path, download=True))
     assert message.startswith(f"{tmp_path / name} cannot be used: ")
     assert problem in message

@@ -70,7 +70,7 @@ def test_calls_are_rejected_and_not_executed(protocol: int, depth: str, tmp_path
 @pytest.mark.parametrize(
     "content",
     [
-        # The same by the opcodes that pickle itself does not write any more.
+        # The same with opcodes that pickle no longer writes.
         b"(S'true'\nios\nsystem\n.",
         b"(cos\nsystem\nS'true'\no.",
         b"cos\nsystem\n(S'true'\ntR.",

@@ -141,7 +141,7 @@ def network() -> nn.Module:
     return fold(trained(create_model("cnn9-small", "seg-sqcos", width=0.1, num_classes=7), 3, 32, 32))
 
 
-def test_it_pickles_copies_and_saves(network: nn.Module):
+def test_folded_networks_pickle_copy_and_save(network: nn.Module):
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     saved = io.BytesIO()
     torch.save(network.state_dict(), saved)
@@ -152,7 +152,7 @@ def test_it_pickles_copies_and_saves(network: nn.Module):
         assert torch.equal(other(x), network(x))
 
 
-def test_it_compiles_and_exports_with_a_dynamic_batch(network: nn.Module):
+def test_folded_networks_compile_and_export_with_a_dynamic_batch(network: nn.Module):
     torch.compiler.reset()
     x = torch.randn(3, 3, 32, 32, dtype=torch.float64)
     compiled = torch.compile(copy.deepcopy(network), fullgraph=True, backend="aot_eager")
@@ -161,7 +161,7 @@ def test_it_compiles_and_exports_with_a_dynamic_batch(network: nn.Module):
     torch.testing.assert_close(program.module()(x[:2]), network(x[:2]))
 
 
-def test_it_moves_casts_and_passes_gradients_to_the_input(network: nn.Module, device: str):
+def test_folded_networks_move_cast_and_have_input_gradients(network: nn.Module, device: str):
     x = torch.randn(2, 3, 32, 32, requires_grad=True)
     moved = copy.deepcopy(network).float().to(device)
     moved(x.to(device)).sum().backward()
@@ -189,7 +189,7 @@ def test_folding_draws_no_random_numbers():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_one_layer_may_be_folded_and_shows_its_operator():
+def test_a_single_layer_can_be_folded():
     layer = trained(dcnet.DecoupledLinear(4, 3, operator="tanh-cos"), 4)
     small = fold(layer)
     assert type(small) is FoldedLinear
@@ -287,7 +287,7 @@ def decide(block: Block, x: Tensor) -> Tensor:
     return block.norm(block.conv(x)) if x.sum() > -1e9 else x
 
 
-# What is called, and which of the normalizations norm, other and pair.1 are left; other is not called in most of them.
+# The forward, and which of the normalizations norm, other and pair.1 remain; most forwards do not call other.
 FORWARDS = {
     "pair": (lambda block, x: block.norm(block.conv(x)), {"other"}),
     "between": (lambda block, x: block.norm(block.conv(x).relu()), {"norm", "other"}),
@@ -398,7 +398,7 @@ def test_modules_that_stay_in_training_mode_stay(last: nn.Module):
     assert torch.allclose(*outputs, atol=1e-12)
 
 
-def test_a_layer_without_data_is_named():
+def test_error_for_a_layer_that_has_seen_no_data():
     model = nn.Sequential(nn.ReLU(), nn.Sequential(dcnet.DecoupledLinear(4, 3, operator="seg-sqcos")))
     with pytest.raises(ValueError, match=r"layer '1\.0' with operator 'seg-sqcos' has seen no data"):
         fold(model)
@@ -533,7 +533,7 @@ class MonteCarlo(nn.Dropout):
         return F.dropout(input, self.p, True)
 
 
-def test_dropout_that_stays_on_stays():
+def test_dropout_that_stays_on_is_not_removed():
     small = fold(nn.Sequential(dcnet.DecoupledLinear(4, 4, operator="linear-cos"), MonteCarlo(0.5), nn.Dropout(0.5)))
     assert isinstance(small[1], MonteCarlo)
     assert isinstance(small[2], nn.Identity)

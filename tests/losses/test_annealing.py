@@ -24,7 +24,7 @@ def at_angle(head: MarginSoftmax, degrees: float) -> tuple[torch.Tensor, torch.T
     return torch.tensor([[math.cos(theta), math.sin(theta)]]), torch.tensor([0])
 
 
-# --- what has no angle ---
+# --- batches without angles ---
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
@@ -48,7 +48,7 @@ def test_an_empty_batch_keeps_the_share():
     assert head.eased_in.item() == before > 0
 
 
-# --- one batch after the other ---
+# --- consecutive batches ---
 
 
 def test_evaluation_takes_the_share_that_training_takes_next():
@@ -59,7 +59,7 @@ def test_evaluation_takes_the_share_that_training_takes_next():
 
 
 @pytest.mark.parametrize("annealing", [HALVES, Automatic(pace=0.5)], ids=str)
-def test_two_batches_may_be_differentiated_together(annealing: AnyAnnealing):
+def test_gradients_of_two_batches_at_once(annealing: AnyAnnealing):
     """The second batch changes the share before the gradients of the first are computed."""
     apart, x, labels = head_and_batch(ASoftmax(m=4), annealing=annealing)
     apart = apart.float()
@@ -131,7 +131,7 @@ def test_an_annealed_head_compiles_without_graph_breaks(margin: str):
     torch.testing.assert_close(head.eased_in, twin.eased_in)
 
 
-# --- where it starts ---
+# --- the initial share ---
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_weights_and_features_of_zeros_have_finite_gradients():
 
 
 @pytest.mark.parametrize("frozen", ["features", "weights"])
-def test_what_needs_no_gradient_gets_none(frozen):
+def test_gradients_that_are_not_needed_are_not_computed(frozen):
     unit, weight, labels = drawn()
     of_unit, of_weight = gradients(cosines, unit, weight, labels)
     kept, expected = (weight, of_weight) if frozen == "features" else (unit, of_unit)
@@ -120,7 +120,7 @@ def test_a_head_is_differentiated_by_torch_func(margin):
     expected = torch.autograd.grad(head.eval()(features, labels), head.weight)
 
     def loss(weight):
-        # Copies of the buffers, since torch.func lets nothing be written from within, as in batch normalization.
+        # Copies of the buffers, since torch.func does not allow writes to them, as in batch normalization.
         given = {**{name: value.clone() for name, value in head.named_buffers()}, "weight": weight}
         return torch.func.functional_call(head, given, (features, labels))
 

@@ -10,7 +10,7 @@ from helpers.heads_and_batches import head_and_batch
 from dcnet.losses import ASoftmax, Diagnosis, MarginSoftmax, ShardedMarginSoftmax
 
 
-def test_a_diagnosis_in_numbers_and_words():
+def test_values_and_text_of_a_diagnosis():
     head = MarginSoftmax(2, 2, ASoftmax(m=2), annealing=None)
     with torch.no_grad():
         head.weight.copy_(torch.eye(2))
@@ -76,15 +76,15 @@ def test_correct_samples_inside_the_margin_do_not_satisfy_it():
     assert found.advice == "The margin is effective."
 
 
-def test_features_that_do_not_point_to_their_class_need_more_training():
+def test_advice_if_features_do_not_point_to_their_class():
     assert two_classes([85.0, 81.0, 5.0]).advice.startswith("Features do not point to their class yet: train longer")
 
 
-def test_a_margin_that_all_satisfy_may_be_larger():
+def test_advice_if_all_samples_satisfy_the_margin():
     assert two_classes([5.0, 10.0, 20.0]).advice == ("Nearly all samples satisfy the margin: try a larger one.")
 
 
-def test_features_along_the_weights_are_at_no_angle():
+def test_features_along_the_weights_have_an_angle_of_zero():
     """In float32 some cosines are slightly beyond 1 or -1, where there is no angle."""
     torch.manual_seed(0)
     head = MarginSoftmax(7, 300, "arcface")

@@ -74,7 +74,7 @@ def test_automatic_annealing_follows_the_angle():
     assert at(10) > 0.8
 
 
-def test_annealing_is_what_the_margin_needs():
+def test_default_annealing_of_margins():
     assert MarginSoftmax(2, 3, "a-softmax").annealing == Annealing()
     assert MarginSoftmax(2, 3, "arcface").annealing is None
     assert MarginSoftmax(2, 3, "arcface", annealing="auto").annealing == Automatic()
@@ -144,7 +144,7 @@ def test_a_new_margin_is_one_class():
         del registry[f"halved-{binary}"]
 
 
-# --- what heads keep, say and refuse ---
+# --- state and invalid arguments ---
 
 
 def test_a_head_is_restored_from_its_state():
@@ -161,7 +161,7 @@ def test_a_learned_scale_in_half_precision_is_computed_in_float32():
     assert torch.equal(scale(torch.ones(3)), scale.log.detach().float().exp())
 
 
-def test_incay():
+def test_feature_incay():
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
     assert feature_incay(x, eps=0.5).item() == pytest.approx((1 / 25.5 + 2) / 2)
     assert [feature_incay(x.to(dtype)).dtype for dtype in (torch.float16, torch.float64)] == [
@@ -265,7 +265,7 @@ def test_sizes_may_be_numpy_integers():
 
 @pytest.mark.parametrize("name", ["ready", "pace", "most"])
 @pytest.mark.parametrize("value", ["0.5", True, None])
-def test_annealing_takes_numbers(name: str, value: Any):
+def test_annealing_arguments_must_be_numbers(name: str, value: Any):
     with pytest.raises(TypeError, match=f"{name} must be a number, not {value!r}"):
         Automatic(**{name: value})
 
@@ -322,7 +322,7 @@ def test_other_labels_are_rejected(dtype: torch.dtype):
 
 @pytest.mark.parametrize("size", [1e14, 1e16, 1e19, 1e30, 1e35])
 @pytest.mark.parametrize("name", registry)
-def test_huge_features_have_their_directions(name: str, size: float):
+def test_huge_features_keep_their_directions(name: str, size: float):
     head, x, labels = head_and_batch(name)
     head, x = head.float(), x.float()
     torch.testing.assert_close(head.cosines(size * x), head.cosines(x))
@@ -354,6 +354,6 @@ def test_ordinary_rows_are_not_rescaled():
 
     x = torch.cat([size * torch.randn(50, 7) for size in (0.0, 1e-20, 1e-3, 1.0, 1e3, 1e14)])
     assert all(torch.equal(one, two) for one, two in zip(directions(x, torch.float32), plainly(x), strict=True))
-    # One that is huge does not change its neighbors.
+    # A huge row does not change its neighbors.
     among = torch.cat([x, torch.full((1, 7), 1e25)])
     assert torch.equal(directions(among, torch.float32)[0][:-1], plainly(x)[0])

@@ -58,7 +58,7 @@ def test_losses_equal_those_of_a_loop(name: str, reduction: str):
 @pytest.mark.parametrize("annealing", ANNEALINGS, ids=str)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("name", ["softmax", "a-softmax", "arcface", "sphereface2", "sphereface-r(version=2)"])
-def test_ignored_samples_are_as_if_they_were_not_there(name: str, reduction: str, annealing: Any):
+def test_ignored_samples_have_no_effect(name: str, reduction: str, annealing: Any):
     """In losses, gradients and annealing, for two batches, also with a huge ignored feature."""
     head, x, labels = head_and_batch(name, reduction=reduction, annealing=annealing)
     without, kept = copy.deepcopy(head), torch.tensor([True, False, True, True, False, True])
@@ -89,7 +89,7 @@ def test_reductions_equal_those_of_torch(reduction: str, smoothing: float):
 
 @pytest.mark.parametrize("sample", [1.0, 0.4])
 @pytest.mark.parametrize("name", ["softmax", "a-softmax", "sphereface2"])
-def test_the_mean_of_nothing_is_nan_and_has_gradients_of_zero(name: str, sample: float):
+def test_the_mean_of_an_empty_batch_is_nan_with_zero_gradients(name: str, sample: float):
     head, x = ShardedMarginSoftmax(5, 4, name, sample=sample), torch.randn(3, 5)
     ignored, nothing = torch.full((3,), -100), torch.zeros(0, dtype=torch.int64)
     for features, labels in ((x, ignored), (x[:0], nothing)):
@@ -221,7 +221,7 @@ def _backward(loss: Tensor, x: Tensor) -> tuple[Tensor]:
 
 @pytest.mark.parametrize("size", [1e14, 1e16, 1e19, 1e22, 1e36])
 @pytest.mark.parametrize("name", registry)
-def test_huge_weights_have_their_directions(name: str, size: float):
+def test_huge_weights_keep_their_directions(name: str, size: float):
     """Gradients are finite, too."""
     head, x, labels = head_and_batch(name)
     head, x = head.float(), x.float()

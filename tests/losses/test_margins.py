@@ -172,7 +172,7 @@ def test_autocast_changes_nothing():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_another_library_gives_the_same(margin, theirs, options):
+def test_losses_equal_those_of_pytorch_metric_learning(margin, theirs, options):
     from pytorch_metric_learning import losses
 
     head, x, labels = head_and_batch(margin, count=20, features=8, classes=6)

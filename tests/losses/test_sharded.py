@@ -18,7 +18,7 @@ def passed(request):
 
 
 @pytest.mark.parametrize("name", sharded_heads.CHECKS)
-def test_processes_together_compute_what_one_does(passed, name):
+def test_all_processes_together_equal_one_process(passed, name):
     """Loss and gradients in float64 to 1e-8; see `helpers/sharded_heads.py` for each check."""
     assert name in passed
 
@@ -107,6 +107,6 @@ def test_one_process_may_sample_its_classes():
     assert used[labels].all()
     whole = MarginSoftmax(5, 40, "am-softmax").double()
     whole.load_state_dict(head.state_dict())
-    # The others add to the sum below the logarithm.
+    # The other classes add to the sum below the logarithm.
     assert loss < whole(features, labels)
     assert torch.allclose(head.eval()(features, labels), whole(features, labels))

@@ -100,7 +100,7 @@ def test_parameters_are_those_of_the_table(name: str) -> None:
 
 def test_known_totals() -> None:
     assert parameters("resnet18", operator="conv", num_classes=1000) == 11_689_512
-    # A slope for every channel of the root, of what leads a stage, and of the first convolution of each unit.
+    # A slope per channel of the root, of the leading convolutions, and of the first convolution of each unit.
     slopes = 128 + (128 + 128) + (256 + 2 * 256) + (512 + 3 * 512) + 1024
     modified = {"operator": "conv", "num_classes": 1000}
     relu = parameters("resnet18-modified", **modified, activation="relu")
@@ -125,7 +125,7 @@ def test_the_number_of_layers_matches_the_name() -> None:
         ("resnet18-modified", 224, [56, 28, 14, 7, 4]),
     ],
 )
-def test_every_stage_halves_the_map_as_the_table_says(name: str, size: int, stages: list[int]) -> None:
+def test_feature_maps_halve_per_stage_as_in_the_table(name: str, size: int, stages: list[int]) -> None:
     found = stage_outputs(small(name, image_size=size).eval(), images(1, size))
     assert [tuple(shape[2:]) for shape in found] == [(side, side) for side in stages]
 
@@ -296,7 +296,7 @@ def test_copies_equal_the_model(name: str) -> None:
         assert torch.equal(other(images()), expected)
 
 
-def test_names_say_where_a_weight_is() -> None:
+def test_state_dict_names_follow_the_structure() -> None:
     expected = {
         "cnn9": ["body.conv2.layer3.conv.weight", "body.conv1.layer1.norm.bias", "body.dense.linear.radius"],
         "resnet32": ["body.conv0.conv.weight", "body.conv1.unit5.second.conv.radius", "classifier.weight"],
@@ -326,7 +326,7 @@ def test_names_say_where_a_weight_is() -> None:
         ({"operator": "tahn-cos"}, "unknown magnitude 'tahn'"),
     ],
 )
-def test_errors_say_what_was_wrong(given: dict[str, object], said: str) -> None:
+def test_invalid_settings_are_rejected(given: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         create_model(**{"name": "cnn9", **given})
 
@@ -343,7 +343,7 @@ def test_images_that_do_not_fit_are_rejected() -> None:
         small("resnet32")(images()[0])
 
 
-def test_a_network_and_a_prefix_are_one_function_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_and_prefixes_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(prefixes, "own", lambda rest, **given: small(rest, operator=given["operator"]))
     assert not any(isinstance(part, Decoupled) for part in create_model("own:cnn9", "conv").modules())
     with pytest.raises(ValueError, match=r"known are .*own:<name>"):

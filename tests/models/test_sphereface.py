@@ -60,7 +60,7 @@ def test_other_image_sizes_are_rejected():
         model(torch.randn(1, 3, 64, 64))
 
 
-def test_a_head_with_a_margin_learns_on_top_of_it():
+def test_a_margin_head_can_be_trained():
     torch.manual_seed(0)
     model = dcnet.create_model("sphereface20", "tanh-cos", 0, width=0.1, image_size=16)
     head = dcnet.losses.MarginSoftmax(model.num_features, 3, "a-softmax")

@@ -108,7 +108,7 @@ def test_shortcuts_and_classifier_are_plain_and_recoupling_is_exact():
     assert torch.equal(recouple(model)(x), plain(x))
 
 
-def test_options_that_apply_and_those_that_do_not():
+def test_options_of_timm_networks():
     model = create_model("timm:resnet10t", "conv", num_classes=0, in_channels=1, image_size=64)
     assert not any(isinstance(module, Decoupled) for module in model.modules())
     assert model(torch.randn(2, 1, 64, 64)).shape == (2, 512)
@@ -123,7 +123,7 @@ def test_options_that_apply_and_those_that_do_not():
         create_model("timm:resnet10t", classifier="cosine")
 
 
-def test_without_timm_the_error_says_how_to_get_it(monkeypatch):
+def test_error_without_timm_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ModuleNotFoundError, match="networks of timm require the timm package: pip install timm"):
         create_model("timm:resnet10t")
