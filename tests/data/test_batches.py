@@ -105,7 +105,7 @@ def test_crops_do_not_depend_on_flips_and_cutouts():
 def test_augment_does_not_synchronize(mode: str):
     how = Augmentation(4, mode, True, 3)
     with FakeTensorMode():
-        # The meta device has no values, so that reading one is an error.
+        # Fake tensors have no values, so that reading one is an error.
         images = torch.empty(10, 3, 8, 8, dtype=torch.uint8)
         index, shifts = torch.empty(4, dtype=torch.long), torch.empty(4, 2, dtype=torch.long)
         found = augment(images, index, Draws(shifts, torch.empty(4, dtype=torch.bool), shifts), how)
