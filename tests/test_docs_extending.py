@@ -18,7 +18,7 @@ ADDED = {
     "A margin": ("losses/margins.py", ("list margins", "both")),
     "A network": ("models/tiny.py", ("list models", "tiny")),
     "An attack": ("robustness/noise.py", None),
-    "A data set": ("data/shades.py", ("list datasets", "shades")),
+    "A dataset": ("data/shades.py", ("list datasets", "shades")),
     "An experiment": ("experiments/catalogue/own.py", ("reproduce digits_by_operator --status", "after an epoch")),
 }
 
