@@ -1,4 +1,4 @@
-# `make demo` and `make test` set everything up by themselves, in .venv.
+# Every target creates .venv and installs what it needs.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -11,11 +11,11 @@ demo: $(VENV)/.core
 	$(VENV)/bin/dcnet train --margin a-softmax --features 2 --width 0.5 --epochs 15 --runs runs/features
 	$(VENV)/bin/dcnet plot features runs/features/* --out runs/features.png
 
-# Every branch of the code, and each pair of choices.
+# All tests but the slow ones, with pairwise combinations of options.
 test: $(VENV)/.dev
 	$(RUN) -m pytest -n auto -m "not slow"
 
-# The full products of choices, and long runs.
+# All combinations of options, and long runs.
 test-slow: $(VENV)/.dev
 	$(RUN) -m pytest -n auto -m slow
 
@@ -26,30 +26,30 @@ lint: $(VENV)/.dev
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-# pip's answer on a machine with nothing but the public index, for every supported Python; it installs nothing.
+# Check that pip resolves the dependencies from the public index, for every supported Python. Installs nothing.
 resolve: $(VENV)/bin/python
 	$(RUN) tests/packaging/resolve.py
 
-# The sdist, the wheel from it, and the wheel in an empty environment, without constraints and outside of this folder.
+# Build the sdist and the wheel, and use the wheel in an empty environment, without constraints and outside of this folder.
 package: $(VENV)/.dev
 	$(RUN) tests/packaging/install_wheel.py
 
-# The tables and pictures of README and docs, from records; it fails where they had been stale.
+# Regenerate the tables and pictures of README and docs from records; fails if any was stale.
 results: $(VENV)/.dev
 	$(RUN) -m dcnet.report.results
 
-# The picture of the page in README, by Chromium; to be looked at before it is committed.
+# Take the screenshot of the report page in README with Chromium. Check the picture before you commit it.
 screenshot: $(VENV)/.dev browser
 	$(RUN) tests/report/screenshot.py
 
-# What the test of the page, and its picture, need beside Python.
+# Install Chromium, for the tests of the report page and its screenshot.
 browser:
 	@if command -v chromium > /dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
 	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium > /dev/null; \
-	else echo "make browser: Chromium is not here, and only root can install it: apt-get install chromium" >&2; exit 1; fi
+	else echo "make browser: Chromium is not installed, and only root can install it: apt-get install chromium" >&2; exit 1; fi
 
-# Into site/, to be opened at site/index.html; a warning is an error. The notice of the theme's own end is left out.
+# Build the site into site/; open site/index.html. Warnings are errors. The variable hides a notice of the theme.
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict
 

@@ -1,4 +1,4 @@
-"""Trains a small decoupled network on digits, folds it, and runs it as an ONNX file, without torch, in onnxruntime.
+"""Trains a small decoupled network on digits, folds it, exports it to ONNX, and runs the file in onnxruntime.
 
 Needs the extra `onnx`.
 """
@@ -60,18 +60,17 @@ def main() -> None:
     with torch.no_grad():
         expected = model.eval()(torch.from_numpy(x_test)).numpy()
 
-    # Folding takes batch normalisation and all that is constant out of the way; the file is compared with torch before
-    # it is written.
+    # Folding removes batch normalization and precomputes constants. The export compares the file with torch.
     export_onnx(fold(model), torch.from_numpy(x_test[:8]), options.out)
 
     session = onnxruntime.InferenceSession(options.out)
     (logits,) = session.run(None, {"input": x_test})
     predicted = logits.argmax(1)
-    agreed = int((predicted == expected.argmax(1)).sum())
+    equal = int((predicted == expected.argmax(1)).sum())
     print(f"wrote {options.out}, {options.out.stat().st_size / 1024:.0f} KiB")
     print(f"test accuracy in onnxruntime: {100 * (predicted == y_test).mean():.1f} %")
     print(f"largest difference of a logit: {np.abs(logits - expected).max():.1e}")
-    print(f"torch and onnxruntime agree on {'all ' * (agreed == len(y_test))}{agreed} test images")
+    print(f"torch and onnxruntime agree on {equal} of {len(y_test)} test images")
 
 
 if __name__ == "__main__":

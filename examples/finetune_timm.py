@@ -1,6 +1,6 @@
-"""Decouples a trained network of timm and fine-tunes it, on scikit-learn's digits enlarged to 32 x 32.
+"""Decouples a trained timm network and fine-tunes it, on scikit-learn's digits enlarged to 32 x 32.
 
-Give `timm.create_model` `pretrained=True` and your own images to do the same with a network that timm has weights for.
+For a pretrained network, pass `pretrained=True` to `timm.create_model` and use your own images.
 Needs the extra `timm`.
 """
 
@@ -26,7 +26,7 @@ def load_images() -> tuple[Images, Images]:
 
 
 def train(model: nn.Module, images: Images, epochs: int, learning_rate: float) -> None:
-    """Trains on all images; what has no use for decay is left out of it."""
+    """Trains with AdamW and a cosine schedule; unweighted filters do not decay."""
     model.train()
     groups = dcnet.optim.param_groups(model, weight_decay=0.05)
     optimizer = torch.optim.AdamW(groups, learning_rate)
@@ -53,7 +53,7 @@ def main(epochs: int = 6, tuning_epochs: int = 3) -> None:
     training_images, test_images = load_images()
     plain = timm.create_model("test_resnet", num_classes=10, in_chans=1)
     train(plain, training_images, epochs, learning_rate=3e-3)
-    console.print(f"plain: {accuracy(plain, test_images):.1f} % of the test images")
+    console.print(f"plain: test accuracy {accuracy(plain, test_images):.1f} %")
 
     for start in ("as-is", "calibrated"):
         data = [training_images[0][:300]] if start == "calibrated" else None
@@ -61,7 +61,8 @@ def main(epochs: int = 6, tuning_epochs: int = 3) -> None:
         model = dcnet.decouple(plain, "tanh-cos", first=False, shortcuts=False, start=start, data=data, report=report)
         before = accuracy(model, test_images)
         train(model, training_images, tuning_epochs, learning_rate=1e-3)
-        console.print(f"tanh-cos, {start}: {before:.1f} % before and {accuracy(model, test_images):.1f} % after tuning")
+        after = accuracy(model, test_images)
+        console.print(f"tanh-cos, {start}: test accuracy {before:.1f} % before and {after:.1f} % after fine-tuning")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Trains a small network on digits, folds it, and quantizes it to int8 in onnxruntime.
 
-Needs the extra `onnx`. The record has accuracy, time of a batch and size of the file, in float32 and in int8. Decoupled
-layers keep norms and magnitudes in float32 between int8 convolutions, so that int8 may be slower.
+Needs the extra `onnx`. The record has accuracy, time per batch and file size, in float32 and in int8. Decoupled layers
+compute norms and magnitudes in float32 between int8 convolutions, so int8 may be slower.
 """
 
 import functools
@@ -60,7 +60,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
 
 
 class Batches(CalibrationDataReader):  # type: ignore[misc]
-    """Training images, from which onnxruntime takes the ranges of activations."""
+    """Training images from which onnxruntime measures the ranges of activations."""
 
     def __init__(self, images: Tensor):
         self.batches: Iterator[Tensor] = iter(images.split(50))
@@ -70,11 +70,11 @@ class Batches(CalibrationDataReader):  # type: ignore[misc]
         return None if batch is None else {"input": batch.numpy()}
 
 
-def exported(model: nn.Module, x: Tensor, folder: Path) -> dict[str, Path]:
-    """The files of the folded network in float32 and in int8."""
+def export(model: nn.Module, x: Tensor, folder: Path) -> dict[str, Path]:
+    """Writes the folded network in float32 and in int8, and returns the files."""
     files = {"float32": folder / "float32.onnx", "int8": folder / "int8.onnx"}
     export_onnx(dcnet.fold(model), x[:2], files["float32"])
-    # It recommends a preparation that folding has done already.
+    # onnxruntime recommends a preprocessing that folding has already done.
     logging.disable(logging.WARNING)
     kinds = ["Conv", "MatMul", "Gemm"]
     quantize_static(files["float32"], files["int8"], Batches(x), op_types_to_quantize=kinds, per_channel=True)
@@ -82,55 +82,55 @@ def exported(model: nn.Module, x: Tensor, folder: Path) -> dict[str, Path]:
     return files
 
 
-def loaded(file: Path) -> Predict:
+def load(file: Path) -> Predict:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(None, {"input": images.numpy()})[0])
 
 
-def shortest(forms: dict[str, Predict], batch: Tensor) -> dict[str, float]:
-    """Milliseconds of the shortest of many calls of each, in turns: whatever else runs only makes a call longer."""
-    times: dict[str, list[float]] = {name: [] for name in forms}
+def shortest_times(networks: dict[str, Predict], batch: Tensor) -> dict[str, float]:
+    """The shortest times of a call in ms, since other processes only make calls longer; networks take turns."""
+    times: dict[str, list[float]] = {name: [] for name in networks}
     for _ in range(REPEATS):
-        for name, form in forms.items():
-            before = time.perf_counter()
-            form(batch)
-            times[name].append(1000 * (time.perf_counter() - before))
+        for name, predict in networks.items():
+            start = time.perf_counter()
+            predict(batch)
+            times[name].append(1000 * (time.perf_counter() - start))
     return {name: min(found) for name, found in times.items()}
 
 
-def measured(model: nn.Module, x: Tensor, x_test: Tensor, y_test: Tensor, size: int) -> dict[str, Any]:
+def measure(model: nn.Module, x: Tensor, x_test: Tensor, y_test: Tensor, size: int) -> dict[str, Any]:
+    """Accuracy, time per batch and file size, in float32 and in int8."""
     with tempfile.TemporaryDirectory() as folder:
-        files = exported(model, x, Path(folder))
-        forms = {name: loaded(file) for name, file in files.items()}
-        times = shortest(forms, x_test[:size])
+        files = export(model, x, Path(folder))
+        networks = {name: load(file) for name, file in files.items()}
+        times = shortest_times(networks, x_test[:size])
         return {
             name: {
-                "test_accuracy": 100 * float((form(x_test).argmax(1) == y_test).double().mean()),
+                "test_accuracy": 100 * float((predict(x_test).argmax(1) == y_test).double().mean()),
                 "ms": times[name],
                 "bytes": files[name].stat().st_size,
             }
-            for name, form in forms.items()
+            for name, predict in networks.items()
         }
 
 
 @functools.cache
 def digits() -> list[Tensor]:
-    """Images and classes, for training and for the test: x, x_test, y and y_test."""
+    """Images and labels for training and test: x, x_test, y and y_test."""
     pixels, classes = load_digits(return_X_y=True)
     images = F.interpolate(torch.tensor(pixels / 16, dtype=torch.float32).view(-1, 1, 8, 8), scale_factor=2)
-    found = train_test_split(images, torch.tensor(classes), train_size=600, random_state=0, stratify=classes)
-    return list(found)
+    return train_test_split(images, torch.tensor(classes), train_size=600, random_state=0, stratify=classes)
 
 
 def main() -> None:
     parser = Parser(description=__doc__)
-    about = "operator of the convolutions; give the option once for each (conv and tanh-cos)"
+    about = "operator of the convolutions; repeat the option for several (conv and tanh-cos)"
     parser.add_argument("--operator", type=one_operator, action="append", metavar="SPEC", help=about)
     about = "passes over the training images (%(default)s)"
     parser.add_argument("--epochs", type=whole_number(1), default=10, metavar="N", help=about)
-    about = "images in a batch (%(default)s)"
+    about = "images per batch (%(default)s)"
     parser.add_argument("--batch", type=whole_number(1), default=32, metavar="N", help=about)
     about = "the record (%(default)s)"
     parser.add_argument("--out", type=writable, default="runs/int8_cpu.json", metavar="FILE", help=about)
@@ -142,10 +142,10 @@ def main() -> None:
         torch.manual_seed(0)
         model = network(operator)
         train(model, x, y, options.epochs)
-        rows[operator] = measured(model.eval(), x, x_test, y_test, options.batch)
+        rows[operator] = measure(model.eval(), x, x_test, y_test, options.batch)
         for name, found in rows[operator].items():
-            size = f"{found['ms']:.2f} ms a batch, {found['bytes'] / 1024:.0f} KiB"
-            print(f"{operator}, {name}: {found['test_accuracy']:.2f} % of test images, {size}")
+            cost = f"{found['ms']:.2f} ms per batch, {found['bytes'] / 1024:.0f} KiB"
+            print(f"{operator}, {name}: test accuracy {found['test_accuracy']:.2f} %, {cost}")
     record = {
         "command": "examples/quantize_int8.py",
         "onnxruntime": onnxruntime.__version__,

@@ -1,6 +1,6 @@
-"""Measures how fast `dcnet` starts, and compares with the targets; the exit code is 1 if one is missed.
+"""Measures the start-up times of `dcnet` and compares them with targets; the exit code is 1 if one is missed.
 
-Run it on a quiet machine: `python scripts/startup.py`. Every time is the best of several.
+Run `python scripts/startup.py` on an idle machine. Every time is the best of several.
 """
 
 import subprocess
@@ -8,7 +8,7 @@ import sys
 import time
 
 REPEATS = 5
-# Seconds on a quiet core.
+# Commands and their targets, in seconds on an idle core.
 COMMANDS = {
     "dcnet --help": (["-m", "dcnet", "--help"], 0.6),
     "dcnet list operators": (["-m", "dcnet", "list", "operators"], 0.6),
@@ -20,7 +20,7 @@ IMPORT_TARGET = 0.3
 
 
 def seconds(arguments: list[str]) -> float:
-    """The best time of a process."""
+    """The shortest run time of a Python process."""
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -30,7 +30,7 @@ def seconds(arguments: list[str]) -> float:
 
 
 def import_seconds() -> float:
-    """The best time to import the layers once torch and triton are imported."""
+    """The shortest time to import the layers after torch and triton."""
     call = [sys.executable, "-c", IMPORT]
     return min(float(subprocess.run(call, capture_output=True, check=True).stdout) for _ in range(REPEATS))
 

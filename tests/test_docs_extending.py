@@ -1,4 +1,4 @@
-"""What docs/extending.md and docs/reproducing.md add to the repository is found there by the command line."""
+"""The command line finds the code of docs/extending.md and docs/reproducing.md after it is added to the package."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.docs_pages import ROOT, blocks
 
-# The heading, the file that its first block goes into, and what then tells of it.
+# By heading: the file that its first block is added to, a command that then lists it, and a part of the output.
 ADDED = {
     "A magnitude": ("magnitude.py", ("list operators", "fraction")),
     "An angle": ("angle.py", ("list operators", "cubic")),
@@ -24,7 +24,7 @@ ADDED = {
 
 
 def first_blocks(page: Path) -> dict[str, str]:
-    """The first block of Python below each heading."""
+    """The first Python block below each heading."""
     lines, found = page.read_text().splitlines(), {}
     for block in blocks(page, "python"):
         heading = next(line for line in reversed(lines[: block.line]) if re.match("#+ ", line))
@@ -34,7 +34,7 @@ def first_blocks(page: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package, with all that the pages add to it."""
+    """A copy of the package with the code of the pages."""
     root = tmp_path_factory.mktemp("extended")
     shutil.copytree(ROOT / "dcnet", root / "dcnet", ignore=shutil.ignore_patterns("__pycache__"))
     code = first_blocks(ROOT / "docs" / "extending.md")
@@ -46,7 +46,7 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-# Prints a line for each command, and what it prints after it, in one process, since each takes seconds to import torch.
+# Prints each command and its output. One process runs all commands, since importing torch takes seconds.
 SCRIPT = """
 import json, sys
 from dcnet.cli.app import main
@@ -56,12 +56,13 @@ for words in json.loads(sys.argv[1]):
 import dcnet.robustness.attacks as attacks
 print("$ attack", attacks.noise)
 """
-COMMANDS = list(dict.fromkeys([tells[0] for _, tells in ADDED.values() if tells] + ["reproduce widths --status"]))
+LISTED = [listed for _, listed in ADDED.values() if listed]
+COMMANDS = list(dict.fromkeys([command for command, _ in LISTED] + ["reproduce widths --status"]))
 
 
 @pytest.fixture(scope="module")
 def outputs(extended: Path) -> dict[str, str]:
-    """What the commands print in the extended copy."""
+    """The outputs of the commands in the extended copy."""
     command = [sys.executable, "-c", SCRIPT, json.dumps(COMMANDS)]
     environment = {**os.environ, "PYTHONPATH": str(extended)}
     done = subprocess.run(
@@ -72,14 +73,14 @@ def outputs(extended: Path) -> dict[str, str]:
     return {words: printed for words, _, printed in parts}
 
 
-@pytest.mark.parametrize(("words", "expected"), [tells for _, tells in ADDED.values() if tells])
-def test_an_extension_of_the_page_is_listed(outputs: dict[str, str], words: str, expected: str):
+@pytest.mark.parametrize(("words", "expected"), LISTED)
+def test_extension_is_listed(outputs: dict[str, str], words: str, expected: str):
     assert expected in outputs[words]
 
 
-def test_an_experiment_of_reproducing_is_listed(outputs: dict[str, str]):
+def test_experiment_of_reproducing_is_listed(outputs: dict[str, str]):
     assert "Digits, test error in %" in outputs["reproduce widths --status"]
 
 
-def test_a_custom_attack_is_a_function(outputs: dict[str, str]):
+def test_custom_attack_is_a_function(outputs: dict[str, str]):
     assert any(words.startswith("attack <function noise") for words in outputs)

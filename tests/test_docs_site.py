@@ -1,4 +1,4 @@
-"""The site of the docs takes nothing from elsewhere, has every public name, and its links lead somewhere."""
+"""The docs site loads nothing from other servers, contains every public name, and has valid links."""
 
 import importlib
 import importlib.util
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 pytest.importorskip("mkdocs")
 pytest.importorskip("mkdocstrings")
 
-# Each module with the page that has its names.
+# Each module, and the page with its names.
 PUBLIC = {
     "dcnet": "dcnet",
     "dcnet.convert": "functions",
@@ -33,7 +33,7 @@ PUBLIC = {
     "dcnet.robustness": "robustness",
     "dcnet.experiments": "experiments",
 }
-# What a browser fetches by itself, other than a link that somebody follows.
+# Addresses that a browser loads by itself, unlike links that a reader follows.
 FETCHED = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?([^\s\">]+)|<link\b[^>]*\bhref=\"?([^\s\">]+)")
 IN_STYLES = re.compile(r"url\(\s*[\"']?([^\"')]+)|@import\s+[\"']([^\"']+)")
 ELSEWHERE = re.compile(r"(?:\w+:)?//")
@@ -41,7 +41,7 @@ ELSEWHERE = re.compile(r"(?:\w+:)?//")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, as `make docs` builds it; that one fails at warnings, too."""
+    """The site, built as by `make docs`, but without --strict."""
     folder = tmp_path_factory.mktemp("docs") / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=300)
@@ -63,7 +63,7 @@ def hook() -> ModuleType:
     return module
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+def test_nothing_is_loaded_from_other_servers(site: Path) -> None:
     texts = [(file, FETCHED, file.read_text()) for file in site.rglob("*.html")]
     texts += [(file, IN_STYLES, file.read_text()) for file in site.rglob("*.css")]
     found = [(file, address) for file, kind, text in texts for pair in kind.findall(text) for address in pair]
@@ -81,8 +81,8 @@ def test_every_public_name_is_on_its_page(site: Path, module: str, page: str) ->
         assert name in named or found & {f"{module}.{name}", f"{module}.{name}.{name}"}, f"{module}.{name}"
 
 
-def test_every_row_of_a_table_of_arguments_is_of_one_name(site: Path) -> None:
-    """Of two names with one description the second would stand where the type of the first belongs."""
+def test_rows_of_argument_tables_have_one_name(site: Path) -> None:
+    """If two arguments shared a description, the second name would be shown as the type of the first."""
     row = re.compile(r"<td><code>(?:<span[^>]*>)?([^<]*)(?:</span>)?</code></td>")
     names = [(file.stem, name) for file in (site / "api").glob("*.html") for name in row.findall(file.read_text())]
     assert ("training", "norm_momentum") in names
@@ -90,7 +90,7 @@ def test_every_row_of_a_table_of_arguments_is_of_one_name(site: Path) -> None:
 
 
 @pytest.mark.parametrize("name", attacks.registry)
-def test_functions_of_attacks_are_shown_with_their_parameters(site: Path, name: str) -> None:
+def test_attack_functions_are_shown_with_their_parameters(site: Path, name: str) -> None:
     text = (site / "api" / "robustness.html").read_text()
     entry = text.partition(f'id="dcnet.robustness.attacks.{name}"')[2].partition('<div class="doc doc-object')[0]
     words = re.sub(r"<[^>]+>", "", entry).split()
@@ -99,13 +99,13 @@ def test_functions_of_attacks_are_shown_with_their_parameters(site: Path, name: 
         assert parameter in words, "in the table of parameters"
 
 
-def test_files_beside_the_docs_are_pages(site: Path) -> None:
+def test_files_outside_docs_are_pages(site: Path) -> None:
     assert "Add a magnitude in five minutes" in (site / "contributing.html").read_text()
     assert 'href="contributing.html"' in (site / "operators.html").read_text()
     assert 'src="images/operators.png"' in (site / "overview.html").read_text()
 
 
-def test_links_hold_on_the_site(hook: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+def test_links_are_rewritten_for_the_site(hook: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
     text = (
         "[a](../README.md#use-it) [`b`](../dcnet/cli) [c](training.md) [d](https://x.y/z)\n```\n[e](../LICENSE)\n```\n"
     )
@@ -122,7 +122,7 @@ def test_links_hold_on_the_site(hook: ModuleType, caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_the_search_works_from_the_disk(site: Path, tmp_path: Path) -> None:
+def test_search_works_from_the_disk(site: Path, tmp_path: Path) -> None:
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     page = f"{(site / 'index.html').as_uri()}?q=projection"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What docs/verification.md shows, done as it shows it, with a small network and a small folder."""
+"""The code of docs/verification.md runs, with a small network and a small folder in LFW's layout."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from helpers.lfw_folder import DEV_TRAIN, write_image, write_lfw
 DOCS = Path(__file__).parent.parent / "docs" / "verification.md"
 
 
-def test_the_docs_run(tmp_path, monkeypatch, capsys):
+def test_verification_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder = write_lfw(tmp_path / "lfw-deepfunneled")
     write_image(folder / "Eve_Five" / "Eve_Five_0001.jpg", 99)
-    # Both folds keep pairs of both kinds without the people who were trained on.
+    # Without the training people, both folds still have pairs of both kinds.
     (folder / "peopleDevTrain.txt").write_text(DEV_TRAIN.replace("2\nAda_One\t3\n", "1\n"))
     fold = "Ada_One\t1\t2\nAda_One\t3\tDi_Four\t2\n"
     (folder / "pairs.txt").write_text(f"2\t1\n{fold}{fold}")

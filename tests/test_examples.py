@@ -1,4 +1,4 @@
-"""The examples run as they are run by a reader."""
+"""The examples run from the command line, and name the extras that they need."""
 
 import json
 import os
@@ -12,13 +12,13 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # One thread: tests run side by side.
+    # One thread, because tests run in parallel.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(script), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
 
 
-def test_the_extras_that_examples_need_are_there():
+def test_extras_named_by_examples_exist():
     project = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text())["project"]
     needs = [re.findall(r"Needs the extras? ([^.,]*)", script.read_text()) for script in EXAMPLES.glob("*.py")]
     named = {name for found in needs for text in found for name in re.findall(r"`(\w+)`", text)}
@@ -26,7 +26,7 @@ def test_the_extras_that_examples_need_are_there():
     assert named <= set(project["optional-dependencies"])
 
 
-def test_a_folded_network_keeps_its_accuracy_in_int8(tmp_path):
+def test_int8_keeps_the_accuracy_of_a_folded_network(tmp_path):
     out = tmp_path / "int8.json"
     done = run(EXAMPLES / "quantize_int8.py", "--operator", "tanh-cos", "--epochs", "2", "--out", str(out))
     assert done.returncode == 0, done.stderr
@@ -35,9 +35,9 @@ def test_a_folded_network_keeps_its_accuracy_in_int8(tmp_path):
     assert row["int8"]["bytes"] < row["float32"]["bytes"] / 2
 
 
-def test_own_magnitude_is_checked_and_trains():
-    done = run(EXAMPLES / "own_magnitude.py")
+def test_custom_magnitude_passes_its_checks_and_trains():
+    done = run(EXAMPLES / "custom_magnitude.py")
     assert done.returncode == 0, done.stderr
-    accuracies = [float(line.split()[1]) for line in done.stdout.splitlines() if line.endswith("test images")]
+    accuracies = [float(accuracy) for accuracy in re.findall(r"test accuracy (\S+) %", done.stdout)]
     assert len(accuracies) == 2
     assert min(accuracies) > 90

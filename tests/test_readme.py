@@ -1,4 +1,4 @@
-"""What the README and CONTRIBUTING show, done as they show it."""
+"""The code of README and CONTRIBUTING works."""
 
 import importlib
 import re
@@ -42,7 +42,7 @@ def test_operator_tables_list_every_operator():
 
 
 def test_contributing_adds_a_magnitude(monkeypatch):
-    # Whoever tries the page has one of that name.
+    # A developer who follows the page has registered this magnitude.
     monkeypatch.delitem(dcnet.magnitude.registry, "root", raising=False)
     code, row, _ = blocks("CONTRIBUTING.md")
     scope = {**vars(dcnet.magnitude)}
@@ -58,8 +58,8 @@ def test_contributing_adds_a_magnitude(monkeypatch):
 
 
 def test_contributing_makes_it_fast(tmp_path, monkeypatch):
-    """Triton reads the source of a device function, so the magnitude has to be in a file."""
-    # Whoever tries the page has one of that name.
+    """The magnitude is in a file, because Triton reads the source of a device function."""
+    # A developer who follows the page has registered this magnitude.
     monkeypatch.delitem(dcnet.magnitude.registry, "root", raising=False)
     code, _, device = blocks("CONTRIBUTING.md")
     function, fields = device.split("class Root(Magnitude):\n")

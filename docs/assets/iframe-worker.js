@@ -1,4 +1,4 @@
-// A browser starts no worker for a page that is opened from the disk: there the search runs in a hidden frame instead.
+// Browsers do not start workers for pages opened from the disk, so the search runs in a hidden frame there.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {
@@ -8,7 +8,7 @@ if (location.protocol === "file:") {
       document.body.append(frame);
       const inside = frame.contentWindow;
       const script = inside.document.createElement("script");
-      // What the worker says to its page; in a window it would say it to itself.
+      // Forward messages of the worker to the page; in a window, postMessage would send them to the window itself.
       inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
       this.ready = new Promise((resolve) => {
         script.onload = () => resolve(inside);
@@ -17,7 +17,7 @@ if (location.protocol === "file:") {
       inside.document.body.append(script);
     }
 
-    // What is said before the script is there waits for it, in its order.
+    // Messages sent before the script has loaded wait, in order.
     postMessage(data) {
       this.ready.then((inside) => inside.dispatchEvent(new MessageEvent("message", { data })));
     }

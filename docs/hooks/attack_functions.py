@@ -1,6 +1,6 @@
-"""Shows the functions of attacks in the API docs, with the parameters that `inspect.signature` gives.
+"""Adds the attack functions to the API docs, with their parameters from `inspect.signature`.
 
-They are made from the registry when they are asked for, so that reading the source does not find them.
+`dcnet.robustness.attacks` creates these functions from its registry on access, so they are not in the source.
 """
 
 import inspect
@@ -13,7 +13,7 @@ from dcnet.robustness import attacks
 
 
 class AttackFunctions(griffe.Extension):
-    """Adds a function for each attack, and gives the classes of attacks the settings that they take."""
+    """Adds a function for each attack, and the parameters of each attack class."""
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         if pkg.path != "dcnet":
@@ -25,23 +25,22 @@ class AttackFunctions(griffe.Extension):
             declared.set_member("__init__", _function("__init__", kind, declared))
 
 
-def _function(name: str, made: Any, parent: griffe.Module | griffe.Class) -> griffe.Function:
-    """What is shown of a callable: its parameters, and its docstring where it is not that of its class."""
-    parameters = [_parameter(one) for one in inspect.signature(made).parameters.values()]
+def _function(name: str, source: Any, parent: griffe.Module | griffe.Class) -> griffe.Function:
+    """The docs of a callable: its parameters, and, for a function, its docstring."""
+    parameters = [_parameter(one) for one in inspect.signature(source).parameters.values()]
     function = griffe.Function(name, parameters=griffe.Parameters(*parameters), parent=parent)
-    if inspect.isfunction(made):
+    if inspect.isfunction(source):
         function.returns = "Tensor"
-        function.docstring = griffe.Docstring(inspect.getdoc(made) or "", parent=function, parser="google")
+        function.docstring = griffe.Docstring(inspect.getdoc(source) or "", parent=function, parser="google")
     return function
 
 
 def _parameter(parameter: inspect.Parameter) -> griffe.Parameter:
-    annotation = _short(inspect.formatannotation(parameter.annotation))
+    annotation = _without_modules(inspect.formatannotation(parameter.annotation))
     default = None if parameter.default is parameter.empty else repr(parameter.default)
     kind = griffe.ParameterKind[parameter.kind.name.lower()]
     return griffe.Parameter(parameter.name, annotation=annotation, kind=kind, default=default)
 
 
-def _short(annotation: str) -> str:
-    """The names of types without their modules."""
+def _without_modules(annotation: str) -> str:
     return re.sub(r"(?:\w+\.)+(?=[A-Za-z_])", "", annotation)

@@ -1,7 +1,7 @@
-"""Makes pages of some files beside docs/, and links that hold in the repository hold on the site, too.
+"""Adds some files outside docs/ to the site as pages, and rewrites links so that they also work on the site.
 
-A link of Markdown is relative to its own file. On the site there is docs/ alone, so that a link that leaves it needs
-care: to a file that is a page it leads there, and of any other file of the repository only the words are left.
+Markdown links are relative to their file, and the site contains only docs/. A link to a file outside docs/ becomes a
+link to its page if it has one, and plain text otherwise.
 """
 
 import logging
@@ -16,7 +16,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[2]
 log = logging.getLogger("mkdocs.hooks.repository")
 
-# Files of the repository that are pages as well, and as which.
+# Files of the repository that become pages, and the names of the pages.
 PAGES = {
     "README.md": "overview.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -26,24 +26,24 @@ PAGES = {
 SOURCES = {page: file for file, page in PAGES.items()}
 
 FENCED = re.compile(r"(^```.*?^```[^\n]*$)", re.DOTALL | re.MULTILINE)
-LINK = re.compile(r"(?P<image>!?)\[(?P<words>[^\[\]]*)\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
+LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\[\]]*)\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the files that are pages as well."""
+    """Adds the files that become pages."""
     for file, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / file).read_text(encoding="utf-8")))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The text of a page with its links as the site needs them."""
+    """Rewrites the links of a page."""
     return with_links(markdown, page.file.src_uri)
 
 
 def with_links(markdown: str, page: str) -> str:
-    """The same text with each link that leads out of docs/ or comes from there changed; code is left as it is."""
-    # Every other part is a block of code, since the pattern is in parentheses.
+    """The text with links that cross the border of docs/ rewritten; code blocks stay unchanged."""
+    # The pattern is in parentheses, so every other part is a code block.
     parts = FENCED.split(markdown)
     parts[::2] = [LINK.sub(lambda found: _link(found, page), part) for part in parts[::2]]
     return "".join(parts)
@@ -59,6 +59,6 @@ def _link(found: re.Match[str], page: str) -> str:
     if uri is None:
         if not (ROOT / file).exists():
             log.warning("%s has a link to %s, which is not in the repository", source, target)
-        return found["words"]
+        return found["text"]
     relative = posixpath.relpath(uri, posixpath.dirname(page) or ".")
-    return f"{found['image']}[{found['words']}]({relative}{found['anchor'] or ''})"
+    return f"{found['image']}[{found['text']}]({relative}{found['anchor'] or ''})"

@@ -1,7 +1,7 @@
-"""Build the sdist, the wheel from it, and use the wheel as somebody does who has nothing else.
+"""Builds the sdist and the wheel, installs the wheel into an empty environment, and uses it.
 
-`make package` runs it. The wheel is installed into an empty environment without constraints.txt, so with the newest of
-all that it requires, and `dcnet train` and `dcnet report` run in a folder outside of the repository.
+`make package` runs this script. The wheel is installed without constraints.txt, so with the newest versions of its
+dependencies. `dcnet train` and `dcnet report` run in a folder outside the repository.
 """
 
 import os
@@ -19,7 +19,7 @@ TRAIN = ["train", "--operators", "conv", "tanh-cos", "--epochs", "2", "--train-i
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """The output of a command that works; what it prints and a nonzero exit code where it does not."""
+    """The output of a command; if it fails, prints the output and exits."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     start = time.monotonic()
     done = subprocess.run(
@@ -40,7 +40,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def build(scratch: Path) -> Path:
-    """The wheel, built from what the sdist holds."""
+    """Builds the sdist, and the wheel from the sdist; returns the wheel."""
     run(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", scratch / "dist", cwd=ROOT)
     with tarfile.open(next((scratch / "dist").glob("*.tar.gz"))) as archive:
         archive.extractall(scratch / "source", filter="data")
@@ -50,17 +50,17 @@ def build(scratch: Path) -> Path:
 
 
 def install(wheel: Path, scratch: Path) -> Path:
-    """The folder of the programs of an environment that holds the wheel and what it requires."""
+    """Installs the wheel and its dependencies into a new environment, and returns its folder of programs."""
     venv.create(scratch / "environment", with_pip=True)
     programs = scratch / "environment" / "bin"
-    # Nothing is to be kept of some gigabytes, and compiling all modules takes longer than the few that run need.
+    # No cache, which would keep gigabytes; no compilation, because only a few modules run.
     options = ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-compile"]
     run(programs / "python", "-m", "pip", "install", *options, wheel, cwd=scratch)
     return programs
 
 
 def use(programs: Path, folder: Path) -> None:
-    """Train and report; the report names both operators."""
+    """Trains two networks and writes a report, which must name both operators."""
     folder.mkdir()
     where = "import dcnet, torch; print(dcnet.__file__, torch.__version__)"
     print(run(programs / "python", "-c", where, cwd=folder).strip())

@@ -1,11 +1,11 @@
-"""Resolve dcnet from the public index alone, as pip does on a machine without local wheels, for every supported Python.
+"""Checks that pip resolves dcnet from the public index alone, for every supported Python.
 
-`make resolve` runs it. It installs nothing, and fetches only metadata. `--isolated` makes pip ignore PIP_* variables
-and the user's settings, and an empty PIP_CONFIG_FILE the machine's: a local wheel or an extra index must not hide a
-conflict. Only what pip may need to reach an index at all is kept: the certificate and the proxy.
+`make resolve` runs this script. It installs nothing and fetches only metadata. A local wheel or an extra index must
+not hide a conflict: `--isolated` makes pip ignore PIP_* variables and the user's settings, and an empty
+PIP_CONFIG_FILE the machine's. Only the certificate and the proxy are kept, which pip may need to reach an index.
 
-pip takes `--python-version 3.11` for 3.11.0, so a pin that needs a later patch release fails too. Environment markers
-are those of the Python that runs.
+pip treats `--python-version 3.11` as 3.11.0, so a pin that needs a later patch release fails too. Environment markers
+are those of the running Python.
 """
 
 import argparse
@@ -32,12 +32,12 @@ UNREACHABLE = re.compile(
 
 
 class ResolveError(Exception):
-    """A resolution failed; the message says which, and why."""
+    """A resolution failed."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One resolution: what a user asks pip for."""
+    """One resolution: the Python version, the extra, and whether constraints.txt is used."""
 
     python: str
     extra: str
@@ -49,7 +49,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Resolver:
-    """pip for the project in a folder, with nothing but one index."""
+    """Runs pip for the project in a folder, with one index."""
 
     project: Path
     scratch: Path
@@ -60,15 +60,13 @@ class Resolver:
         return {**kept, "PIP_CONFIG_FILE": os.devnull}
 
     def run(self, pip: list[str], *arguments: str) -> None:
-        """Run pip isolated; ResolveError where it fails."""
+        """Runs pip in isolation; raises ResolveError if it fails."""
         command = [sys.executable, *pip, "--isolated", "--disable-pip-version-check", *arguments, *self.options]
         keywords = {"cwd": self.project, "env": self.environment(), "timeout": TIMEOUT}
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, **keywords)
         except subprocess.TimeoutExpired:
-            raise ResolveError(
-                f"pip got no answer from the package index in {TIMEOUT} s: nothing was checked"
-            ) from None
+            raise ResolveError(f"the package index did not answer within {TIMEOUT} s, so nothing was checked") from None
         if done.returncode == 0:
             return
         if UNREACHABLE.search(done.stderr) and "ResolutionImpossible" not in done.stderr:
@@ -76,14 +74,14 @@ class Resolver:
         raise ResolveError(f"pip cannot resolve it. {_cause(done)}")
 
     def newest_pip(self) -> Path:
-        """The folder of the newest pip, which Python runs as it is: older ones fetch gigabytes for a dry run."""
+        """Downloads the newest pip and returns its folder, which Python can run; older ones fetch gigabytes."""
         self.run(["-m", "pip"], "download", "--quiet", "--no-deps", f"--dest={self.scratch}", "pip")
         with zipfile.ZipFile(next(self.scratch.glob("pip-*.whl"))) as wheel:
             wheel.extractall(self.scratch)
         return self.scratch / "pip"
 
     def resolve(self, case: Case, pip: Path) -> dict[str, str]:
-        """The version of each package that pip would install."""
+        """The versions of the packages that pip would install."""
         report = self.scratch / f"{case}.json"
         arguments = ["install", "--dry-run", "--use-feature=fast-deps", "--only-binary=:all:", "--no-cache-dir"]
         target = [f"--python-version={case.python}", f"--target={self.scratch / 'target'}", f"--report={report}"]
@@ -94,7 +92,7 @@ class Resolver:
 
 
 def connection_settings() -> list[str]:
-    """The certificate and the proxy that pip is configured with here, as options."""
+    """The certificate and the proxy in the pip configuration of this machine, as options."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
     found = dict(re.findall(r"^(?:global|download|install|:env:)\.([\w-]+)='(.*)'$", listed, re.MULTILINE))
@@ -102,7 +100,7 @@ def connection_settings() -> list[str]:
 
 
 def _cause(done: subprocess.CompletedProcess[str]) -> str:
-    """What pip says of a conflict, or else its last lines."""
+    """The conflict that pip reports, or else the last lines of its output."""
     conflict = re.search(
         r"^The conflict is caused by:\n.*?(?=\n\n|\Z)", done.stdout + done.stderr, re.MULTILINE | re.DOTALL
     )
@@ -114,7 +112,7 @@ def _last(text: str) -> str:
 
 
 def supported_pythons(project: Path) -> list[str]:
-    """The versions that the classifiers name."""
+    """The Python versions in the classifiers."""
     classifiers = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]["classifiers"]
     found = re.findall(r"^Programming Language :: Python :: (3\.\d+)$", "\n".join(classifiers), re.MULTILINE)
     if not found:
@@ -123,14 +121,14 @@ def supported_pythons(project: Path) -> list[str]:
 
 
 def cases(pythons: list[str]) -> Iterator[Case]:
-    """Each Python with and without the extra, and what an install without constraints gets on the newest of them."""
+    """Each Python with and without the extra, and the newest Python without constraints."""
     for python in pythons:
         yield from (Case(python, extra, constrained=True) for extra in EXTRAS)
     yield Case(pythons[-1], "", constrained=False)
 
 
 def check(resolver: Resolver) -> int:
-    """Resolve all cases at once, since they wait for the network; print each, and give the exit code."""
+    """Resolves all cases in parallel, since they wait for the network; prints results and returns the exit code."""
     pip = resolver.newest_pip()
     wanted = list(cases(supported_pythons(resolver.project)))
     with ThreadPoolExecutor(len(wanted)) as pool:

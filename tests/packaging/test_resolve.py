@@ -1,4 +1,4 @@
-"""The check that resolves dcnet from the public index: what it must see, on an index of its own."""
+"""`resolve.py` with a local package index: it finds conflicts, and reports an index that cannot be reached."""
 
 import base64
 import functools
@@ -42,7 +42,7 @@ def build_wheel(directory, config_settings=None, metadata_directory=None):
 
 
 def wheel(folder, name, version, *requires, python=">=3.8"):
-    """A wheel with metadata alone."""
+    """Writes a wheel that contains only metadata, and returns its link for the index."""
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
     lines = [f"Requires-Dist: {requirement}" for requirement in requires]
@@ -65,7 +65,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def index(tmp_path):
-    """An index as the public one: torch 2.0 requires its own Triton, and torch 2.1 another one."""
+    """A local index in which torch 2.0 and 2.1 require different versions of Triton."""
     root = tmp_path / "index"
     packages = {"torch": [("2.0", "triton==3.7"), ("2.1", "triton==3.9")], "triton": [("3.7",), ("3.9",)]}
     for name, versions in packages.items():
@@ -81,8 +81,8 @@ def index(tmp_path):
 
 
 def _serve_installed_pip(root):
-    """The newest pip there is, for a test without a network: the one that is installed."""
-    # By its metadata: importing pip makes setuptools, and with it torch.compile, take the distutils of Python.
+    """Serves the installed pip as the newest one, because the test has no network."""
+    # Found by its metadata: importing pip would make setuptools, and so torch.compile, use the distutils of Python.
     installed = importlib.metadata.distribution("pip")
     source = Path(installed.locate_file("pip"))
     (root / "pip").mkdir()
@@ -109,7 +109,7 @@ def resolve(project, index, constraints):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_pins_that_fit_resolve_and_the_newest_torch_is_named(project, index):
+def test_compatible_pins_resolve_and_the_newest_torch_is_printed(project, index):
     done = resolve(project, index, "torch==2.0\ntriton==3.7\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
@@ -120,7 +120,7 @@ def test_pins_that_fit_resolve_and_the_newest_torch_is_named(project, index):
     ]
 
 
-def test_a_local_wheel_does_not_hide_a_conflict(project, index, tmp_path, monkeypatch):
+def test_local_wheel_does_not_hide_a_conflict(project, index, tmp_path, monkeypatch):
     local = tmp_path / "wheels"
     local.mkdir()
     wheel(local, "torch", "2.0+cpu")
@@ -135,7 +135,7 @@ def test_a_local_wheel_does_not_hide_a_conflict(project, index, tmp_path, monkey
     assert f"Python {PYTHON}, . without constraints.txt: torch 2.1" in done.stdout
 
 
-def test_an_index_that_is_not_there_is_a_failure_of_one_sentence(project):
+def test_unreachable_index_fails_with_one_sentence(project):
     done = resolve(project, "http://127.0.0.1:9", "torch==2.0\n")
     assert done.returncode == 1
     assert done.stderr.startswith("the package index cannot be reached, so nothing was checked: ")
