@@ -1,4 +1,4 @@
-"""Tables that render to the terminal, Markdown, HTML and JSON."""
+"""Tables that render to the terminal, Markdown and HTML."""
 
 import html
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,8 +27,8 @@ class Column:
     """A column.
 
     Attributes:
-        heading: its heading.
-        align: of its cells.
+        heading: the text above its cells.
+        align: the alignment of its cells.
         wraps: cells may wrap on a narrow terminal.
         code: Markdown sets its cells as code.
         detail: Markdown leaves it out.
@@ -77,8 +77,8 @@ class Table:
         """A row per record; `right` names the right-aligned columns, `wraps` those that may wrap."""
         records = list(records)
         columns = [Column(name, "right" if name in right else "left", name in wraps) for name in cells]
-        read = [_reader(cell) for cell in cells.values()]
-        return cls(columns, [[cell(record) for cell in read] for record in records], title, notes, records)
+        rows = [[_cell(cell, record) for cell in cells.values()] for record in records]
+        return cls(columns, rows, title, notes, records)
 
     @classmethod
     def of_rows(
@@ -99,10 +99,6 @@ class Table:
     @property
     def headings(self) -> list[str]:
         return [column.heading for column in self.columns]
-
-    def json_rows(self) -> list[Row]:
-        """The records, or the cells by their headings if there are none."""
-        return list(self.records or (dict(zip(self.headings, row, strict=False)) for row in self.rows))
 
     def markdown(self) -> str:
         """The columns and rows, without title, notes and details."""
@@ -146,22 +142,20 @@ class Table:
 
     def _min_width(self) -> int:
         """The width with only the wrapping columns wrapped."""
+        lines = [self.headings, *([*map(visible, self._filled(row))] for row in self.rows)]
         widths = [
-            MIN_WRAPPED_WIDTH if column.wraps else max(cell_len(text) for text in (column.heading, *self._cells(i)))
+            MIN_WRAPPED_WIDTH if column.wraps else max(cell_len(line[i]) for line in lines)
             for i, column in enumerate(self.columns)
         ]
         # A space on both sides of each column, and the lines between columns.
         return sum(widths) + 3 * len(widths) + 1
 
-    def _cells(self, i: int) -> list[str]:
-        return [visible(self._filled(row)[i]) for row in self.rows]
-
     def _filled(self, row: Sequence[str]) -> list[str]:
         return [*row, *[""] * (len(self.columns) - len(row))]
 
 
-def _reader(cell: str | Callable[[Any], str]) -> Callable[[Any], str]:
-    return cell if callable(cell) else lambda record: str(record[cell])
+def _cell(cell: str | Callable[[Any], str], record: Row) -> str:
+    return cell(record) if callable(cell) else str(record[cell])
 
 
 def _markdown(cell: str, column: Column) -> str:

@@ -42,8 +42,8 @@ def discard(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-class Lasting(io.TextIOBase):
-    """A stream that survives write errors: it reports the first one on stderr, and drops the rest.
+class Lasting:
+    """An output stream that survives write errors: it reports the first one on stderr, and drops the rest.
 
     Args:
         stream: the output.
@@ -54,18 +54,8 @@ class Lasting(io.TextIOBase):
         self.stream, self.who = stream, who
         self.error: OSError | None = None
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self.stream.encoding or "utf-8"
-
-    def isatty(self) -> bool:
-        return self.stream.isatty()
-
-    def fileno(self) -> int:
-        return self.stream.fileno()
-
-    def writable(self) -> bool:
-        return True
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
         if self.error is None:
@@ -76,7 +66,7 @@ class Lasting(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        # Python flushes this stream when it is collected; the other one may be closed by then.
+        # The output may be closed by then.
         if self.error is None and not self.stream.closed:
             try:
                 self.stream.flush()

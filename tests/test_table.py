@@ -1,4 +1,4 @@
-"""One table renders to the terminal, Markdown, HTML and JSON."""
+"""Tables in the terminal, Markdown and HTML."""
 
 import io
 
@@ -39,7 +39,7 @@ def test_markdown_sets_code_and_leaves_details_out():
     assert Table(columns, [["a", "b"]]).markdown().splitlines()[-1] == "| `a` |  |"
 
 
-def test_html_escapes_all_but_markup():
+def test_html_escapes_text_but_not_markup():
     class Markup(str):
         def __html__(self) -> str:
             return str(self)
@@ -50,7 +50,7 @@ def test_html_escapes_all_but_markup():
     assert '<th scope="col">&lt;y&gt;</th>' in text
 
 
-def test_the_terminal_shows_brackets_escapes_and_notes():
+def test_terminal_shows_brackets_literally_and_escapes_control_characters():
     text = printed(Table.of_rows(["name"], [["[red]x"], ["\x1b[2J"]], title="Title", notes=["A note."]))
     for expected in ("Title", "[red]x", "\\x1b[2J", "A note."):
         assert expected in text
@@ -62,12 +62,11 @@ def test_a_narrow_terminal_wraps_only_columns_that_may_wrap():
     assert "12345678" not in printed(table, 18)
 
 
-def test_short_rows_are_filled_up():
+def test_short_rows_are_padded_with_empty_cells():
     table = Table.of_rows(["a", "b"], [["x"]])
     assert table.markdown().endswith("| x |  |")
     assert "x" in printed(table)
 
 
-def test_json_has_the_records_or_the_cells():
-    assert made().json_rows() == RECORDS
-    assert Table.of_rows(["a", "b"], [["1", "2"]]).json_rows() == [{"a": "1", "b": "2"}]
+def test_a_table_of_records_keeps_them():
+    assert made().records == RECORDS

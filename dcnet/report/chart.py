@@ -7,9 +7,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Axis:
-    """The name of an axis, its limits, whether it is logarithmic, and tick labels other than numbers.
+    """The name of an axis, its limits, whether it is logarithmic, and ticks with their labels.
 
-    Matplotlib can choose the limits itself; the page needs both of them.
+    Matplotlib chooses the limits itself; only the page uses these.
     """
 
     name: str

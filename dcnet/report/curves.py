@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dcnet.operator import is_plain
+from dcnet.report.drawing import legend_below
 from dcnet.terminal import literal
 from dcnet.training import Record
 from dcnet.training.session import group_by_seed
@@ -19,7 +20,7 @@ Groups = Sequence[Sequence[Record]]
 # Formats a value, given its name.
 Format = Callable[[str, Any], str]
 
-# ProgressBar by their value, in this order; all others as name=value.
+# Settings that a label shows by their value, in this order; it shows all others as name=value.
 UNNAMED = ("dataset", "model", "operator")
 # Settings without effect on a plain network.
 DECOUPLED_ONLY = ("projection_every", "weighted_gradients", "orthonormal")
@@ -233,6 +234,6 @@ def _drops(record: Record) -> list[float]:
 def _finish(figure: Figure, axes: Axes, groups: Sequence[Sequence[Record]]) -> None:
     several = max(len(members) for members in groups) > 1
     figure.suptitle(literal(common_words(groups)) + (": mean and range over seeds" if several else ""))
-    handles, names = axes.get_legend_handles_labels()
+    _, names = axes.get_legend_handles_labels()
     columns = max(1, min(4, math.floor(100 / (max(map(len, names)) + 8))))
-    figure.legend(handles, names, loc="outside lower center", ncols=min(columns, len(names)), frameon=False)
+    legend_below(figure, columns, [axes])

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,16 @@ def save(figure: Figure, path: Path | str) -> None:
 
 
 def draw_lines(axes: Axes, chart: LineChart) -> None:
-    """Draws the lines, the title and the names of the axes."""
+    """Draws the lines, the title, and the names and ticks of the axes."""
     for line in chart.lines:
         axes.plot(line.x, line.y, label=literal(line.name), **line.style)
     axes.set(title=literal(chart.title), xlabel=chart.x.name, ylabel=chart.y.name)
     for axis, name in ((chart.x, "x"), (chart.y, "y")):
         if axis.log:
             axes.set(**{f"{name}scale": "log"})
+        if axis.ticks:
+            places, texts = zip(*axis.ticks, strict=True)
+            axes.set(**{f"{name}ticks": places, f"{name}ticklabels": texts})
     axes.grid(color="0.9", which="major")
 
 
@@ -62,10 +65,10 @@ def draw_bars(axes: Axes, chart: BarChart, groups: Sequence[str], series: Sequen
     axes.grid(axis="y", color="0.9", zorder=0)
 
 
-def legend_below(figure: Figure, columns: int, axes: Sequence[Axes] | None = None, **options: Any) -> None:
-    """Draws one legend for all axes below the figure; a label of several axes appears once."""
+def legend_below(figure: Figure, columns: int, axes: Iterable[Axes] = ()) -> None:
+    """Draws one legend below the figure, for all axes by default; a label of several axes appears once."""
     handles: dict[str, Any] = {}
-    for one in axes or figure.axes:
+    for one in [*axes] or figure.axes:
         handles |= dict(zip(*reversed(one.get_legend_handles_labels()), strict=True))
     ncols = min(len(handles), columns)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=ncols, frameon=False, **options)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=ncols, frameon=False)

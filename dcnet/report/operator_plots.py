@@ -1,7 +1,7 @@
 """Plots of operators and margins: magnitudes by norm, angles, geometry (Figures 2 and 3), and logits."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import matplotlib
 import torch
@@ -13,35 +13,45 @@ from dcnet import angle, magnitude
 from dcnet.component import Component
 from dcnet.losses import ASoftmax, Margin, as_margin, registry
 from dcnet.operator import Operator, is_plain
+from dcnet.report.chart import Axis, Line, LineChart
+from dcnet.report.drawing import draw_lines, legend_below
 
 DASHES = ("--", ":", (0, (6, 1.5, 1, 1.5)), (0, (3, 2)))
 
-# Curves by label.
-Lines = dict[str, Tensor]
+QUARTERS = tuple((i * math.pi / 4, name) for i, name in enumerate(("0", "π/4", "π/2", "3π/4", "π")))
+NORMS = Axis("norm of the patch, ‖x‖", 0, 3)
+HEIGHTS = Axis("h(‖x‖)", 0, 4)
+ANGLES = Axis("angle between filter and patch, θ", 0, math.pi, ticks=QUARTERS)
+RESPONSES = Axis("g(θ)", -1, 1)
+
+# By label.
+Curves = dict[str, Tensor]
 
 
 def operator_curves(specs: Sequence[str] = ()) -> Figure:
     """Draws h(n) at rho = 1 and g(theta) of these operators, or of all registered ones (Figure 3)."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    norms, angles = torch.linspace(0, 3, 301), torch.linspace(0, math.pi, 301)
+    norms, angles = torch.linspace(0, NORMS.high, 301), torch.linspace(0, ANGLES.high, 301)
     heights, activations = _of_specs(specs, norms, angles) if specs else _of_registries(norms, angles)
-    setting = "‖w‖ = 1, mean ‖x‖ = 1" if specs else r"$\rho = 1$"
-    draw_curves(left, norms, heights, (f"Magnitude functions ({setting})", "norm of the patch, ‖x‖", "h(‖x‖)"))
-    draw_curves(right, angles, activations, ("Angular activations", "angle between filter and patch, θ", "g(θ)"))
-    right.set_xticks([i * math.pi / 4 for i in range(5)], ["0", "π/4", "π/2", "3π/4", "π"])
+    title = f"Magnitude functions ({'‖w‖ = 1, mean ‖x‖ = 1' if specs else 'ρ = 1'})"  # noqa: RUF001 (as in the paper)
+    draw_lines(left, LineChart(title, NORMS, HEIGHTS, _operator_lines(norms, heights)))
+    draw_lines(right, LineChart("Angular activations", ANGLES, RESPONSES, _operator_lines(angles, activations)))
+    for axes in (left, right):
+        axes.margins(x=0.02)
+        axes.legend(frameon=False, handlelength=3.5)
     return figure
 
 
-def _of_registries(norms: Tensor, angles: Tensor) -> tuple[Lines, Lines]:
+def _of_registries(norms: Tensor, angles: Tensor) -> tuple[Curves, Curves]:
     heights = {label(made()): magnitude_values(made(), norms) for made in magnitude.registry.values()}
     activations = {label(made()): angle_values(made(), angles.cos()) for made in angle.registry.values()}
     return heights, activations
 
 
-def _of_specs(specs: Sequence[str], norms: Tensor, angles: Tensor) -> tuple[Lines, Lines]:
+def _of_specs(specs: Sequence[str], norms: Tensor, angles: Tensor) -> tuple[Curves, Curves]:
     """The curves of the operators; operators may share a magnitude or an angle."""
-    heights, activations = Lines(), Lines()
+    heights, activations = Curves(), Curves()
     for spec in specs:
         op = Operator("linear", "cos") if is_plain(spec) else Operator.parse(spec)
         weighted = f"+{op.weighting.name}" if op.weighted else ""
@@ -81,25 +91,19 @@ def label(part: Component) -> str:
     return f"{part.name} ({', '.join(shown)})" if shown else part.name
 
 
-def draw_curves(axes: Axes, x: Tensor, curves: Mapping[str, Tensor], words: tuple[str, str, str]) -> None:
-    """Draws each curve thinner than the one before, later ones dashed, so that all are visible if they coincide."""
+def _operator_lines(x: Tensor, curves: Curves) -> list[Line]:
+    """Each line is thinner than the one before, later ones are dashed, so that all are visible if they coincide."""
     pairs_of_dark_and_light = matplotlib.colormaps["tab20"]
+    lines = []
     for i, (name, y) in enumerate(curves.items()):
         later = i - math.ceil(len(curves) / 2)
-        color = pairs_of_dark_and_light(2 * (i % 10) + (later < 0))
-        style = "-" if later < 0 else DASHES[later % len(DASHES)]
-        width = 5.5 - 3.7 * i / max(len(curves) - 1, 1)
-        axes.plot(x.tolist(), y.tolist(), label=name, color=color, linewidth=width, linestyle=style)
-    finish(axes, words)
-
-
-def finish(axes: Axes, words: tuple[str, str, str]) -> None:
-    """Title, labels, grid and legend."""
-    title, x_label, y_label = words
-    axes.set(title=title, xlabel=x_label, ylabel=y_label)
-    axes.grid(color="0.9")
-    axes.margins(x=0.02)
-    axes.legend(frameon=False, handlelength=3.5)
+        style = {
+            "color": pairs_of_dark_and_light(2 * (i % 10) + (later < 0)),
+            "linewidth": 5.5 - 3.7 * i / max(len(curves) - 1, 1),
+            "linestyle": "-" if later < 0 else DASHES[later % len(DASHES)],
+        }
+        lines.append(Line(name, x.tolist(), y.tolist(), style=style))
+    return lines
 
 
 ORIGINAL, PROJECTED, FILTER = "#7ccf7c", "#c81e1e", "tab:blue"
@@ -116,8 +120,7 @@ def geometry() -> Figure:
     for axes in grid[len(magnitude.registry) :]:
         axes.set_axis_off()
     figure.suptitle("What a magnitude does to a patch: x becomes h(‖x‖) x / ‖x‖")
-    handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    legend_below(figure, 4, grid[:1])
     return figure
 
 
@@ -149,26 +152,28 @@ def _draw_arrows(axes: Axes, norms: Tensor, directions: Tensor, color: str, widt
 
 MARGIN_DASHES = ("-", "--", ":", "-.")
 EASINGS = (1000, 100, 20, 5, 0)
+MARGIN_ANGLES = Axis("angle between feature and the weights of its class, θ", 0, math.pi, ticks=QUARTERS)
 
 
 def margin_curves(specs: Sequence[str] = (), m: float = 4.0) -> Figure:
     """Draws psi of these margins (default: all), psi of A-softmax during annealing, and the slopes of psi."""
-    margins = [as_margin(spec) for spec in specs or registry]
-    figure = Figure(figsize=(15, 5.6), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+    margins, angular = [as_margin(spec) for spec in specs or registry], ASoftmax(m=m)
     theta = torch.linspace(0, math.pi, 721, dtype=torch.float64)
-    for i, margin in enumerate(margins):
-        _draw(left, theta, margin.target(theta.cos()), _label(margin), i)
-        _draw(right, theta, _pull(margin, theta), _label(margin), i)
-    angular = ASoftmax(m=m)
-    for i, easing in enumerate(EASINGS):
-        cos = theta.cos()
-        _draw(middle, theta, (easing * cos + angular.target(cos)) / (1 + easing), f"λ = {easing}", i)
-    _finish(left, "The target's logit over s", "ψ(θ)")
-    _finish(middle, f"{angular.name}, m = {m:g}, under annealing", "(λ cos θ + ψ(θ)) / (1 + λ)")
-    _finish(right, "Size of the gradient", "-dψ/dθ")
-    middle.legend()
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    cos = theta.cos()
+    targets = {_label(margin): margin.target(cos) for margin in margins}
+    annealed = {f"λ = {easing}": (easing * cos + angular.target(cos)) / (1 + easing) for easing in EASINGS}
+    slopes = {_label(margin): _pull(margin, theta) for margin in margins}
+    panels = (
+        ("The target's logit over s", "ψ(θ)", targets),
+        (f"{angular.name}, m = {m:g}, under annealing", "(λ cos θ + ψ(θ)) / (1 + λ)", annealed),
+        ("Size of the gradient", "-dψ/dθ", slopes),
+    )
+    figure = Figure(figsize=(15, 5.6), layout="constrained")
+    grid = figure.subplots(1, 3)
+    for axes, (title, unit, curves) in zip(grid, panels, strict=True):
+        draw_lines(axes, LineChart(title, MARGIN_ANGLES, Axis(unit), _margin_lines(theta, curves)))
+    grid[1].legend()
+    legend_below(figure, 5, grid[:1])
     return figure
 
 
@@ -185,13 +190,11 @@ def _label(margin: Margin) -> str:
     return spec if given is None or spec != margin.name else f"{spec}, m = {given:g}"
 
 
-def _draw(axes: Axes, theta: Tensor, values: Tensor, label: str, i: int) -> None:
-    # Some margins coincide: dashes show the curve below.
-    style = MARGIN_DASHES[i // 5 % len(MARGIN_DASHES)]
-    axes.plot(theta.tolist(), values.detach().tolist(), label=label, color=f"C{i % 10}", linestyle=style, linewidth=2)
-
-
-def _finish(axes: Axes, title: str, ylabel: str) -> None:
-    axes.set(title=title, xlabel="angle between feature and the weights of its class, θ", ylabel=ylabel)
-    axes.set_xticks([i * math.pi / 4 for i in range(5)], ["0", "π/4", "π/2", "3π/4", "π"])
-    axes.grid(color="0.9")
+def _margin_lines(theta: Tensor, curves: Curves) -> list[Line]:
+    lines = []
+    for i, (name, y) in enumerate(curves.items()):
+        # Some margins coincide: dashes show the curve below.
+        dashes = MARGIN_DASHES[i // 5 % len(MARGIN_DASHES)]
+        style = {"color": f"C{i % 10}", "linestyle": dashes, "linewidth": 2}
+        lines.append(Line(name, theta.tolist(), y.tolist(), style=style))
+    return lines

@@ -47,7 +47,7 @@ def speed_plot(record: Record) -> Figure:
         draw_bars(axes, chart, groups, series)
         axes.set(ylim=(0, 1.15 * highest))
     figure.suptitle(literal(speed_title(record)))
-    legend_below(figure, 5, list(rows[:1]))
+    legend_below(figure, 5, rows[:1])
     return figure
 
 

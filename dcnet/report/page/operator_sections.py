@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dcnet import angle, magnitude
 from dcnet.component import Component
-from dcnet.report.chart import Axis, Cloud, Line, LineChart, PointChart
+from dcnet.report.chart import Cloud, Line, LineChart, PointChart
 from dcnet.report.features import check_features
-from dcnet.report.operator_plots import angle_values, magnitude_values
+from dcnet.report.operator_plots import ANGLES, HEIGHTS, NORMS, RESPONSES, angle_values, magnitude_values
 from dcnet.report.page.assembly import section
 from dcnet.report.page.charts import color, figure, framed, legend, path_of, point_chart, scales
 from dcnet.report.page.markup import Html, join, paragraph, tag
@@ -22,11 +22,6 @@ from dcnet.report.page.provenance import no_records, number
 
 LABELS = {"alpha": "Scale α", "beta": "Slope β", "rho": "Radius ρ"}  # noqa: RUF001 (symbols of the paper)
 SLIDER_STEP = 0.05
-NORMS = Axis("norm of the patch, ‖x‖", 0, 3)
-HEIGHTS = Axis("h(‖x‖)", 0, 4)
-TURNS = tuple((i * math.pi / 4, name) for i, name in enumerate(("0", "π/4", "π/2", "3π/4", "π")))
-ANGLES = Axis("angle between filter and patch, θ", 0, math.pi, ticks=TURNS)
-RESPONSES = Axis("g(θ)", -1, 1)
 POINTS = 121
 FEATURE_COMMANDS = (
     "dcnet train --recipe features --margin a-softmax",
