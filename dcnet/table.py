@@ -87,12 +87,13 @@ class Table:
         rows: Sequence[Sequence[str]],
         *,
         names: int = 1,
+        code: Collection[str] = (),
         title: str = "",
         notes: Sequence[str] = (),
         sections: Collection[int] = (),
     ) -> "Table":
         """Rows of text: the first `names` columns are left-aligned and may wrap, the others are right-aligned."""
-        left = [Column(heading, wraps=True) for heading in headings[:names]]
+        left = [Column(heading, wraps=True, code=heading in code) for heading in headings[:names]]
         right = [Column(heading, "right") for heading in headings[names:]]
         return cls([*left, *right], rows, title, notes, sections=sections)
 

@@ -19,7 +19,7 @@ import tyro
 from tyro.extras import SubcommandApp
 
 import dcnet
-from dcnet import bench, cli
+from dcnet import bench, cli, report
 from dcnet.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, OUTPUT_CLOSED
 from dcnet.files import sentence_of
 from dcnet.interrupts import MESSAGE, end_process, leave_to_the_command
@@ -136,21 +136,17 @@ def application() -> SubcommandApp:
     for name in command_names():
         module = _module(name)
         if hasattr(module, "COMMANDS"):
-            found.command(_group(module), name=name, help=_first_line(module))
+            found.command(_group(module), name=name, help=report.listing.first_line(module))
         else:
-            found.command(module.Command, name=name, help=_first_line(module.Command))
+            found.command(module.Command, name=name, help=report.listing.first_line(module.Command))
     return found
 
 
 def _group(module: ModuleType) -> SubcommandApp:
     found = SubcommandApp()
     for name, command in module.COMMANDS.items():
-        found.command(command, name=name, help=_first_line(command))
+        found.command(command, name=name, help=report.listing.first_line(command))
     return found
-
-
-def _first_line(documented: object) -> str:
-    return (documented.__doc__ or "").strip().splitlines()[0]
 
 
 def _run(command: Command) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -30,9 +31,8 @@ from dcnet.terminal import console, print_json, visible
 
 if TYPE_CHECKING:
     from dcnet.robustness.attack_run import Loaded, RunAttack
-    from dcnet.training import Record, Run
+    from dcnet.training import Record
 
-IMAGES, EPSILON = 1000, "8/255"
 PICTURES = ("accuracy", "loss")
 
 
@@ -48,10 +48,10 @@ class Command(JsonOption, DataOptions, OneRun):
     source: Annotated[str | None, arg("RUN")] = None
     """A run with the same classes, such as a plain network, from which attacks are transferred."""
 
-    images: Number = IMAGES
+    images: Number = 1000
     """How many test images to attack, equally many of each class; all if there are fewer."""
 
-    epsilon: Annotated[str, tyro.conf.arg(metavar="SIZE")] = EPSILON
+    epsilon: Annotated[str, tyro.conf.arg(metavar="SIZE")] = "8/255"
     """The largest change of each pixel, of pixels in [0, 1]: a number or a fraction."""
 
     quick: bool = False
@@ -68,16 +68,12 @@ class Command(JsonOption, DataOptions, OneRun):
             for path in _pictures_beside(self.report):
                 output_file("--report", path)
         device, run = self.chosen_device(), self.found()
-        attack = self._attack(run, epsilon, device, workers)
-        return report_bad_input(lambda: self._run(attack))
-
-    def _attack(self, run: Run, epsilon: float, device: str, workers: int) -> RunAttack:
         model, record = load_run(run)
         effort = robustness.subject.QUICK if self.quick else robustness.subject.STANDARD
-        options = (effort, self.data_dir, device, workers)
-        return robustness.attack_run.RunAttack.of(
-            (run, model, record), epsilon, self.images, self._source(record), *options
+        attack = robustness.attack_run.RunAttack.of(
+            (run, model, record), epsilon, self.images, self._source(record), effort, self.data_dir, device, workers
         )
+        return report_bad_input(lambda: self._run(attack))
 
     def _source(self, record: Record) -> Loaded | None:
         """The run from which attacks are transferred."""
@@ -118,18 +114,11 @@ class Command(JsonOption, DataOptions, OneRun):
     def _again(self) -> str:
         """The command with the options that differ from their defaults."""
         words = ["dcnet", "attack", self.run]
-        for option, value, default in (
-            ("--source", self.source, None),
-            ("--images", self.images, IMAGES),
-            ("--epsilon", self.epsilon, EPSILON),
-            ("--report", self.report, None),
-            ("--runs", self.runs, None),
-            ("--data-dir", self.data_dir, None),
-            ("--device", self.device, "auto"),
-            ("--workers", self.workers, None),
-        ):
-            words += [] if value == default else [option, str(value)]
-        return shlex.join([*words, *(["--quick"] if self.quick else []), *(["--json"] if self.json else [])])
+        for option in dataclasses.fields(self):
+            name, value = f"--{option.name.replace('_', '-')}", getattr(self, option.name)
+            if name != "--run" and value != option.default:
+                words += [name] if value is True else [name, str(value)]
+        return shlex.join(words)
 
 
 def _epsilon(text: str) -> float:

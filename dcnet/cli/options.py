@@ -200,32 +200,12 @@ class Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"{self.prog}: {message}\n")
 
 
-def operators(text: str) -> list[str]:
-    """The normalized specs of a list such as `tanh-cos,seg(slope=0.2,scale=2.0)-cos`."""
+def one_operator(text: str) -> str:
+    """The normalized spec of an operator, or of the plain convolution."""
     try:
-        return [dcnet.PLAIN if dcnet.is_plain(spec) else str(dcnet.Operator.parse(spec)) for spec in _split_specs(text)]
+        return dcnet.PLAIN if dcnet.is_plain(text) else str(dcnet.Operator.parse(text))
     except (TypeError, ValueError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def one_operator(text: str) -> str:
-    """A normalized spec."""
-    found = operators(text)
-    if len(found) != 1:
-        raise argparse.ArgumentTypeError(f"expected one operator, not {text!r}")
-    return found[0]
-
-
-def _split_specs(text: str) -> list[str]:
-    """Splits at commas outside of parentheses."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character == "(") - (character == ")")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
 
 
 def whole_number(limit: int) -> Callable[[str], int]:

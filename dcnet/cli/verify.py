@@ -121,17 +121,9 @@ class Command(JsonOption, DeviceOption, PairOptions, OneRun):
         verifier = _verifier(self.found(), self.chosen_device())
         if self.files:
             calibration = verifier.calibration()
-            find = self._printing(lambda: _compare(verifier, self.files, calibration))
-        else:
-            find = self._printing(self._with_pairs(verifier, self.read(verifier.record.data.classes)))
-        return report_bad_input(find)
-
-    def _printing(self, find: Callable[[], Output]) -> Callable[[], int]:
-        def work() -> int:
-            find().print(self.json)
-            return 0
-
-        return work
+            return report_bad_input(lambda: _compare(verifier, self.files, calibration).print(self.json))
+        find = self._with_pairs(verifier, self.read(verifier.record.data.classes))
+        return report_bad_input(lambda: find().print(self.json))
 
     def _with_pairs(self, verifier: RunVerifier, listed: PairList) -> Callable[[], Output]:
         flip = not self.no_flip
@@ -180,14 +172,16 @@ class Output:
     table: Table
     lines: Sequence[str]
 
-    def print(self, as_json: bool) -> None:
+    def print(self, as_json: bool) -> int:
+        """Prints the output and returns the exit code."""
         if as_json:
             print_json(self.values)
-            return
+            return 0
         print(visible(self.head))
         console().print(self.table)
         for line in self.lines:
             print(visible(line))
+        return 0
 
 
 def _verifier(run: Run, device: str) -> RunVerifier:

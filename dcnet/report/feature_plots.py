@@ -189,9 +189,8 @@ def features(records: Sequence[Record]) -> str:
         f"{first['features']} features, {first['steps']:,} steps of {first['batch_size']}, seed {first['seed']}; all "
         f"{records[0]['test_images']:,} test images, at the last step"
     )
-    return Table.of_rows(
-        HEADINGS, [_row(record) for record in _sorted(records)], names=2, title=about
-    ).markdown_section()
+    rows = [_row(record) for record in _sorted(records)]
+    return Table.of_rows(HEADINGS, rows, names=2, title=about).markdown_section()
 
 
 def pictures(results: Path) -> dict[str, Figure]:

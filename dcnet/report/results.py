@@ -37,17 +37,14 @@ BENCHMARKS = {"speed_cuda.png": "layers_cuda", "heads_cpu.png": "heads_cpu", "he
 def digits(found: Sequence[dict[str, Any]]) -> str:
     """Accuracy of each operator on the digits."""
     records = [Record.from_json(values) for values in found]
-    rows = [
-        [f"`{members[0].config['operator']}`", f"{members[0].parameters:,}", _results(members, "test_accuracy")]
-        for members in group_by_seed(records).values()
-    ]
+    rows = []
+    for members in group_by_seed(records).values():
+        accuracies = [record.results.get("test_accuracy") for record in members if record.results]
+        rows.append([members[0].config["operator"], f"{members[0].parameters:,}", format_mean(accuracies)])
     config, seeds = records[0].config, len({record.config["seed"] for record in records})
-    about = f"`{config['model']}`, last of {config['epochs']} epochs, mean ± deviation of {seeds} seeds, one recipe"
-    return Table.of_rows(["operator", "parameters", "test accuracy, %"], rows, title=about).markdown_section()
-
-
-def _results(members: Sequence[Record], name: str) -> str:
-    return format_mean([record.results.get(name) for record in members if record.results])
+    title = f"`{config['model']}`, last of {config['epochs']} epochs, mean ± deviation of {seeds} seeds, one recipe"
+    headings = ["operator", "parameters", "test accuracy, %"]
+    return Table.of_rows(headings, rows, code=["operator"], title=title).markdown_section()
 
 
 # A table is between the marks <!-- name --> and <!-- /name --> of a file, and comes from the record name.json, or from
@@ -149,12 +146,8 @@ def pictures() -> Iterator[tuple[str, Figure]]:
     for name, record in BENCHMARKS.items():
         file = RESULTS / f"{record}.json"
         if file.exists():
-            yield name, benchmark_plot(_read(file))
+            yield name, benchmark_plot(_read_final(file))
     yield from feature_plots.pictures(RESULTS).items()
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _text(file: Path) -> bool:

@@ -105,6 +105,7 @@ def page(card: Card, pictures: Sequence[str], command: str) -> str:
 
 
 def percent(share: float | None) -> str:
+    """A share as percent, without the sign."""
     return NOTHING if share is None else f"{100 * share:.2f}"
 
 

@@ -47,7 +47,7 @@ def form(row: Record) -> str:
 
 def problem(row: Record) -> str:
     """Why a row has no time, in one word; empty if it has one."""
-    return "wrong" if row["wrong"] else "failed" if row["failed"] else ""
+    return next((name for name in ("skipped", "wrong", "failed") if row.get(name)), "")
 
 
 def two_digits(ratio: float | None) -> str:
@@ -62,13 +62,15 @@ def three_digits(ms: float) -> str:
 
 def terminal_tables(record: Record) -> list[Table]:
     """The tables that `dcnet bench` prints, the summary last."""
-    made = {
-        "layers": _layer_tables,
-        "network": _network_tables,
-        "inference": _inference_tables,
-        "heads": _head_tables,
-    }
-    return made[record["benchmark"]](record)
+    match record["benchmark"]:
+        case "layers":
+            return _layer_tables(record)
+        case "network":
+            return [_network_table(record)]
+        case "inference":
+            return [_inference_table(record)]
+    batches = [_batch_details(record, batch) for batch in record["config"]["batches"]]
+    return [*batches, *_estimates(record)]
 
 
 # Layers.
@@ -140,9 +142,8 @@ def _shape_table(record: Record, shape: str) -> Table:
     ms = statistics.median(row["training"]["ms"] for row in plain)
     mib = statistics.median(row["kept_mib"] for row in plain)
     base = f"x `nn.Conv2d`, which takes {three_digits(ms)} ms and keeps {mib:.0f} MiB"
-    numbers = [*(VARIANTS[variant] for variant in variants), "kept by dcnet, MiB"]
-    columns = [Column("operator", code=True), *(Column(name, "right") for name in numbers)]
-    return Table(columns, lines, f"{base}; {spell(shape)}{_setting(record)}")
+    headings = ["operator", *(VARIANTS[variant] for variant in variants), "kept by dcnet, MiB"]
+    return Table.of_rows(headings, lines, code=["operator"], title=f"{base}; {spell(shape)}{_setting(record)}")
 
 
 def layers_cuda(record: Record) -> str:
@@ -158,12 +159,11 @@ def layers_cuda(record: Record) -> str:
             naive = means.get((operator, {"eager": "naive", "compiled": "naive-compiled"}[variant]))
             ratios = [_training_ratio(rows[shape]) for shape in config["shapes"]]
             lines.append([operator, VARIANTS[variant], *ratios, *_mean_cells(means[operator, variant], naive)])
-    numbers = [*map(spell, config["shapes"]), "mean", "forward", "launches", "memory", "naive"]
+    headings = ["operator", "form", *map(spell, config["shapes"]), "mean", "forward", "launches", "memory", "naive"]
     if not any(line[-1] for line in lines):
-        numbers, lines = numbers[:-1], [line[:-1] for line in lines]
-    columns = [Column("operator", code=True), Column("form"), *(Column(name, "right") for name in numbers)]
+        headings, lines = headings[:-1], [line[:-1] for line in lines]
     title = f"Forward and backward, x `nn.Conv2d`, by CUDA graphs{_setting(record)}"
-    return Table(columns, lines, title).markdown_section()
+    return Table.of_rows(headings, lines, names=2, code=["operator"], title=title).markdown_section()
 
 
 def _mean_cells(mean: Row, naive: Row | None) -> list[str]:
@@ -177,10 +177,10 @@ def _mean_cells(mean: Row, naive: Row | None) -> list[str]:
 
 def network(record: Record) -> str:
     """Training steps of each operator's network and of the plain one."""
-    return _network_tables(record)[0].markdown_section()
+    return _network_table(record).markdown_section()
 
 
-def _network_tables(record: Record) -> list[Table]:
+def _network_table(record: Record) -> Table:
     config, rows = record["config"], []
     for row in [row for row in record["results"] if row["operator"] != PLAIN]:
         (plain,) = [
@@ -196,7 +196,7 @@ def _network_tables(record: Record) -> list[Table]:
         Column("memory", "right"),
     ]
     title = f"Training step of {config['model']}, width {config['width']:g}, {config['precision']}, {_place(record)}"
-    return [Table(columns, rows, title)]
+    return Table(columns, rows, title)
 
 
 def _network_cells(row: Row, plain: Row) -> list[str]:
@@ -209,10 +209,10 @@ def _network_cells(row: Row, plain: Row) -> list[str]:
 
 def inference(record: Record) -> str:
     """The forward pass of each network in evaluation, trained and folded."""
-    return _inference_tables(record)[0].markdown_section()
+    return _inference_table(record).markdown_section()
 
 
-def _inference_tables(record: Record) -> list[Table]:
+def _inference_table(record: Record) -> Table:
     config, rows = record["config"], []
     for trained in [row for row in record["results"] if not row["folded"]]:
         same = {name: trained[name] for name in ("network", "operator", "compiled")}
@@ -228,7 +228,7 @@ def _inference_tables(record: Record) -> list[Table]:
         Column("quartiles", "right", detail=True),
     ]
     title = f"Forward pass in evaluation, batch {config['batch']}, width {config['width']:g}{_setting(record)}"
-    return [Table(columns, rows, title)]
+    return Table(columns, rows, title)
 
 
 def _folding_cells(trained: Row, folded: Row, plain: Row) -> list[str]:
@@ -250,16 +250,12 @@ def int8(record: Record) -> str:
         sizes = [f"{kind['bytes'] / 1024:.0f}" for kind in kinds]
         rows.append([operator, *cells, two_digits(kinds[1]["ms"] / kinds[0]["ms"]), *sizes])
     numbers = ("float32, %", "int8, %", "float32, ms", "int8, ms", "int8 / float32", "float32, KiB", "int8, KiB")
-    columns = [Column("operator", code=True), *(Column(name, "right") for name in numbers)]
     place = f"CPU, threads: {record['environment']['threads']}, onnxruntime {record['onnxruntime']}"
-    return Table(columns, rows, f"Digits, batch {record['batch']}, {place}").markdown_section()
+    title = f"Digits, batch {record['batch']}, {place}"
+    return Table.of_rows(["operator", *numbers], rows, code=["operator"], title=title).markdown_section()
 
 
 # Heads.
-
-
-def _head_tables(record: Record) -> list[Table]:
-    return [*(_batch_details(record, batch) for batch in record["config"]["batches"]), *_estimates(record)]
 
 
 def heads(record: Record) -> str:
@@ -285,7 +281,7 @@ def _batch_details(record: Record, batch: int) -> Table:
 
 
 def _head_cells(row: Row) -> list[str]:
-    if found := "skipped" if row["skipped"] else problem(row):
+    if found := problem(row):
         return [found]
     peak = "" if row["peak_mib"] is None else f"{row['peak_mib']:,.0f}"
     times = [three_digits(row["training"]["ms"]), two_digits(row["training"]["ratio"]), three_digits(row["floor_ms"])]
@@ -306,7 +302,7 @@ def _batch_table(record: Record, batch: int) -> Table:
 
 
 def _time_and_memory(row: Row) -> tuple[str, str]:
-    if found := "skipped" if row["skipped"] else problem(row):
+    if found := problem(row):
         return found, ""
     training, ratio = row["training"], row["training"]["ratio"]
     time = three_digits(training["ms"])

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from dcnet.report.robustness_report import percent
 from dcnet.table import Cells, Table
 from dcnet.terminal import literal
 from dcnet.verification import Calibration, Decision, Roc
@@ -50,11 +51,6 @@ def _retrieval_rows(found: Record | None) -> list[Record]:
     recall = [{"measure": f"recall@{at['k']}, {of}", "value": percent(at["recall"])} for at in found["recall"]]
     precision = {"measure": "mean average precision (mAP) of these", "value": percent(found["mean_average_precision"])}
     return [*recall, precision]
-
-
-def percent(share: float) -> str:
-    """A fraction as percent, without the sign."""
-    return f"{100 * share:.2f}"
 
 
 def thresholds(decision: Decision) -> Table:

@@ -94,12 +94,12 @@ def test_a_card_as_text_and_page(capsys: Capture, run: Run, tmp_path: Path):
         with Image.open(page.parent / picture) as opened:
             assert min(opened.size) > 600
     assert "pgd: " in told.err
-    assert f"`dcnet attack {run.folder} --images 30 --epsilon 0.1 --report {page} --device cpu --quick`" in text
+    assert f"`dcnet attack {run.folder} --device cpu --images 30 --epsilon 0.1 --quick --report {page}`" in text
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in table.splitlines()}) == 1
 
 
-def test_an_interrupted_card_goes_on(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_card_again(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):
     def interrupted(given: Any) -> dict[str, Any]:
         raise KeyboardInterrupt
 
@@ -109,8 +109,8 @@ def test_an_interrupted_card_goes_on(capsys: Capture, run: Run, monkeypatch: pyt
     told = capsys.readouterr()
     assert told.out == ""
     last = told.err.splitlines()[-1]
-    goes_on = f"dcnet attack {run.folder} --images 30 --device cpu --quick"
-    assert last == f"dcnet: interrupted; the measurements are stored, resume with: {goes_on}"
+    again = f"dcnet attack {run.folder} --device cpu --images 30 --quick"
+    assert last == f"dcnet: interrupted; the measurements are stored, resume with: {again}"
     kept = run.record().evaluations[NAME].to_json()
     assert list(kept["results"]) == ["clean", "gradients", "surface", "fgsm"]
     assert "verdict" not in kept

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dcnet.checks import is_number
 from dcnet.experiments import Experiment
 from dcnet.report.chart import Axis, Line, LineChart
 from dcnet.report.curves import labels
@@ -77,15 +78,11 @@ def _curve(where: Sequence[str], axis: str, points: Any) -> EvaluationCurve:
 
 
 def _numbers(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(_is_number(part) for part in value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, list) and bool(value) and all(map(is_number, value))
 
 
 def _by_number(value: Any) -> bool:
-    if not isinstance(value, Mapping) or not value or not all(_is_number(part) for part in value.values()):
+    if not isinstance(value, Mapping) or not value or not all(map(is_number, value.values())):
         return False
     try:
         return all(float(key) >= 0 for key in value)
@@ -148,7 +145,7 @@ class Measurement:
         words = ["dcnet", "attack", self.record.run_name]
         if self.settings["images"] != IMAGES:
             words += ["--images", str(self.settings["images"])]
-        if (epsilon := _exact(self.settings["epsilon"])) != EPSILON:
+        if (epsilon := format_epsilon(self.settings["epsilon"], exact=True)) != EPSILON:
             words += ["--epsilon", epsilon]
         source = ((self.values.results or {}).get("transfer") or {}).get("source") or {}
         words += ["--source", str(source["run"])] if source.get("run") else []
@@ -156,11 +153,6 @@ class Measurement:
 
     def _effort(self) -> dict[str, Any]:
         return {field.name: self.settings.get(field.name) for field in dataclasses.fields(STANDARD)}
-
-
-def _exact(epsilon: float) -> str:
-    """An epsilon as an option: a fraction if it is a multiple of 1/255, and all digits otherwise."""
-    return format_epsilon(epsilon) if abs(255 * epsilon - round(255 * epsilon)) < 1e-6 else repr(epsilon)
 
 
 @section("Robustness", order=50)
