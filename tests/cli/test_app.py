@@ -75,7 +75,7 @@ def test_help_explains_every_option(command: str, options: list[str], capsys: py
         (["inference", "--batch", "1"], "--batch must be 2 or more, not 1"),
     ],
 )
-def test_wrong_options_end_in_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+def test_wrong_options_give_a_one_line_error(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     assert app.main(["bench", arguments[0], "--device", "cpu", *arguments[1:]]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"dcnet: {message}")
@@ -84,12 +84,12 @@ def test_wrong_options_end_in_one_sentence(arguments: list[str], message: str, c
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize("command", ["layers", "network", "inference"])
-def test_cuda_is_refused_where_there_is_none(command: str, capsys: pytest.CaptureFixture[str]):
+def test_cuda_without_a_gpu_is_rejected(command: str, capsys: pytest.CaptureFixture[str]):
     assert app.main(["bench", command, "--device", "cuda"]) == 2
     assert capsys.readouterr().err == "dcnet: --device is 'cuda', but torch finds no GPU here: use --device cpu\n"
 
 
-def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch):
+def test_auto_device_uses_the_gpu_if_available(monkeypatch: pytest.MonkeyPatch):
     for there, expected in {True: "cuda", False: "cpu"}.items():
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
         assert choose_device("auto") == expected
@@ -99,7 +99,7 @@ def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     "arguments", [["bench"], ["bench", "layers", "--repeats", "x"], ["bench", "layers", "--dtype", "int8"]]
 )
-def test_what_cannot_be_parsed_ends_with_code_two(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+def test_parse_errors_exit_with_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit, match="2"):
         app.main(arguments)
     assert capsys.readouterr().err
@@ -113,7 +113,7 @@ def test_what_cannot_be_parsed_ends_with_code_two(arguments: list[str], capsys: 
         (["xyz"], "unknown command 'xyz': known are attack, bench, .*, verify"),
     ],
 )
-def test_an_unknown_command_is_one_sentence(
+def test_unknown_command_gives_a_one_line_error(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.main(arguments) == 2
@@ -121,7 +121,7 @@ def test_an_unknown_command_is_one_sentence(
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])
-def test_the_version_is_that_of_the_package(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_that_of_the_package(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main([option]) == 0
     assert capsys.readouterr().out.startswith(f"dcnet {dcnet.__version__} (torch {torch.__version__}, Python 3.")
 
@@ -139,7 +139,7 @@ def test_an_interruption_ends_in_one_line(
 
 
 @pytest.mark.parametrize("words", ["list operators", "bench heads --help"])
-def test_a_reader_who_has_seen_enough(words: str):
+def test_closed_pipe_ends_quietly(words: str):
     """As in `dcnet list operators | head -1`: the code of a broken pipe, and no complaint."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -149,12 +149,12 @@ def test_a_reader_who_has_seen_enough(words: str):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_a_name_that_the_system_refuses(capsys: pytest.CaptureFixture[str]):
+def test_file_name_that_is_too_long_gives_a_one_line_error(capsys: pytest.CaptureFixture[str]):
     assert app.main(["evaluate", "x" * 300]) == 2
     assert capsys.readouterr().err.startswith("dcnet: File name too long: 'xxx")
 
 
-def test_a_full_disk_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_full_disk_gives_a_one_line_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def full(self: object) -> int:
         raise OSError(28, "No space left on device", "bench.json")
 
@@ -163,7 +163,7 @@ def test_a_full_disk_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().err == "dcnet: No space left on device: 'bench.json'\n"
 
 
-def test_lack_of_memory_is_told_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_out_of_memory_gives_a_one_line_error(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     """A network of which the first filters alone would fill any memory."""
     words = ["train", "--width", "1e13", "--device", "cpu", "--runs", str(tmp_path)]
     assert app.main(words) == 1
@@ -172,7 +172,7 @@ def test_lack_of_memory_is_told_in_one_line(capsys: pytest.CaptureFixture[str], 
     assert "Traceback" not in told
 
 
-def test_errors_of_another_kind_are_not_hidden(monkeypatch: pytest.MonkeyPatch):
+def test_unexpected_errors_are_not_caught(monkeypatch: pytest.MonkeyPatch):
     def wrong(self: object) -> int:
         raise RuntimeError("shapes differ")
 
@@ -181,7 +181,7 @@ def test_errors_of_another_kind_are_not_hidden(monkeypatch: pytest.MonkeyPatch):
         app.main(["bench", "layers", "--device", "cpu"])
 
 
-def test_a_module_is_a_command_or_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_module_is_a_command_or_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     command = (
         "from dataclasses import dataclass\n@dataclass\nclass Command:\n    '''Adds.'''\n    number: int = 1\n"
         "    without_torch = True\n    def prepare(self):\n        return lambda: self.number + 1\n"
@@ -193,14 +193,14 @@ def test_a_module_is_a_command_or_a_group(tmp_path: Path, monkeypatch: pytest.Mo
     assert app.main(["group", "add-one", "--number", "4"]) == 5
 
 
-def test_the_module_is_the_command():
+def test_python_m_dcnet_runs_the_command():
     done = call("-m", "dcnet", "--help")
     assert done.returncode == 0
     assert done.stdout.startswith("usage: dcnet [-h]")
 
 
 @pytest.mark.parametrize("world", ["2", ""])
-def test_a_program_that_calls_the_command_goes_on_after_it(world: str):
+def test_main_returns_to_a_program_that_calls_it(world: str):
     """In a process of several, too, in which `dcnet` itself would have ended."""
     done = subprocess.run(
         [sys.executable, "-c", "from dcnet.cli.app import main; main(['list', 'margins']); print('goes on')"],
@@ -212,7 +212,7 @@ def test_a_program_that_calls_the_command_goes_on_after_it(world: str):
     assert done.stdout.endswith("goes on\n"), done.stderr
 
 
-def test_the_library_does_not_need_the_command_line_nor_help_the_plots():
+def test_library_does_not_import_the_cli_nor_help_the_plots():
     heavy = "print(sorted({'tyro', 'matplotlib', 'dcnet.cli', 'dcnet.bench'} & set(sys.modules)))"
     assert call("-c", f"import sys, dcnet; {heavy}").stdout == "[]\n"
     shown = "import sys; sys.argv = ['dcnet', 'bench', 'layers', '--help']\nfrom dcnet.cli.app import main\n"

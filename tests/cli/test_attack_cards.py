@@ -42,11 +42,11 @@ def run(tmp_path: Path) -> Run:
         (8.0000001 / 255, repr(8.0000001 / 255)),
     ],
 )
-def test_an_epsilon_is_written_so_that_it_can_be_read(epsilon: float, words: str):
+def test_epsilon_in_the_command_parses_to_the_same_number(epsilon: float, words: str):
     assert format_epsilon(epsilon, exact=True) == words
 
 
-def test_cards_of_epsilons_that_are_near_are_kept_apart(capsys: Capture, run: Run):
+def test_cards_of_close_epsilons_are_stored_separately(capsys: Capture, run: Run):
     options = ("--quick", "--images", "10", "--device", "cpu")
     for epsilon in ("0.05", "0.0501", "8/255"):
         answer(capsys, "attack", run.folder, "--epsilon", epsilon, *options)
@@ -66,14 +66,14 @@ def test_cards_of_epsilons_that_are_near_are_kept_apart(capsys: Capture, run: Ru
         ("surface", {"amounts": []}, "surface: done (1.5 s)"),
     ],
 )
-def test_a_line_says_what_its_measurement_is_about(capsys: Capture, name: str, found: dict[str, Any], line: str):
+def test_chart_describes_its_measurement(capsys: Capture, name: str, found: dict[str, Any], line: str):
     with Progress({}) as shown:
         shown.begins(name)
         shown.ends(name, {**found, "seconds": 1.5})
     assert capsys.readouterr().err == line + "\n"
 
 
-def test_a_network_that_is_right_about_nothing_has_a_page(capsys: Capture, run: Run, tmp_path: Path):
+def test_network_with_zero_accuracy_has_a_report(capsys: Capture, run: Run, tmp_path: Path):
     """It always answers 9, and the two images are a 0 and a 1."""
     tensors, notes = read_tensors(run.model_file)
     (weight,) = [name for name in tensors if name.endswith("classifier.weight")]

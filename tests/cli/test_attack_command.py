@@ -40,7 +40,7 @@ def source(tmp_path: Path) -> Run:
     return Run(shutil.copytree(trained()["conv"].folder, tmp_path / "plain"))
 
 
-def test_the_card_is_that_of_the_library_and_is_kept(capsys: Capture, run: Run, source: Run):
+def test_attack_stores_the_card_of_the_library(capsys: Capture, run: Run, source: Run):
     found = answer(capsys, "attack", run.folder, "--source", source.folder, *QUICK)
     test, (model, _) = load_dataset("digits").test.subset(30, 10), load_model(run)
     x, y = test.images, test.labels
@@ -65,7 +65,7 @@ def test_the_card_is_that_of_the_library_and_is_kept(capsys: Capture, run: Run, 
     assert run.record().results == trained()["tanh-cos"].record().results
 
 
-def test_a_card_as_text_and_page(capsys: Capture, run: Run, tmp_path: Path):
+def test_attack_prints_the_card_and_writes_it_as_markdown(capsys: Capture, run: Run, tmp_path: Path):
     page = tmp_path / "cards" / "digits.md"
     assert call("attack", run.folder, "--epsilon", "0.1", "--report", page, *QUICK) == 0
     told = capsys.readouterr()
@@ -99,7 +99,7 @@ def test_a_card_as_text_and_page(capsys: Capture, run: Run, tmp_path: Path):
         assert len({line.count("|") for line in table.splitlines()}) == 1
 
 
-def test_an_interrupted_card_again(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_interrupted_attack_resumes(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):
     def interrupted(given: Any) -> dict[str, Any]:
         raise KeyboardInterrupt
 
@@ -126,7 +126,7 @@ def test_an_interrupted_card_again(capsys: Capture, run: Run, monkeypatch: pytes
     assert "verdict" in run.record().evaluations[NAME].extra
 
 
-def test_other_weights_and_other_sources_are_measured_anew(capsys: Capture, run: Run, source: Run):
+def test_other_weights_and_sources_are_measured_again(capsys: Capture, run: Run, source: Run):
     first = answer(capsys, "attack", run.folder, "--source", source.folder, *QUICK)
     call("attack", run.folder, *QUICK)
     assert "12 of 13 measurements are in the record already" in capsys.readouterr().err
@@ -140,7 +140,7 @@ def test_other_weights_and_other_sources_are_measured_anew(capsys: Capture, run:
     assert "are in the record already" not in capsys.readouterr().err
 
 
-def test_other_images_are_measured_anew(capsys: Capture, tmp_path: Path):
+def test_other_images_are_measured_again(capsys: Capture, tmp_path: Path):
     run, images = colour_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
     options = (run.folder, "--data-dir", images, "--workers", "0", *QUICK)
     first = answer(capsys, "attack", *options)
@@ -152,7 +152,7 @@ def test_other_images_are_measured_anew(capsys: Capture, tmp_path: Path):
     assert "are in the record already" not in capsys.readouterr().err
 
 
-def test_without_the_package_there_is_a_sentence(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_missing_optional_package_gives_a_one_line_error(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
     monkeypatch.setattr(subject, "STANDARD", Effort(steps=2, restarts=1))
     # Wide enough for a sentence in a line.
@@ -163,7 +163,7 @@ def test_without_the_package_there_is_a_sentence(capsys: Capture, run: Run, monk
     assert "Trust these numbers with care" in out
 
 
-def test_a_run_that_one_may_only_read_is_attacked_as_well(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_read_only_run_can_be_attacked(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):
     def refused(*_: Any) -> None:
         raise PermissionError(13, "Permission denied", "record.json")
 
@@ -174,7 +174,7 @@ def test_a_run_that_one_may_only_read_is_attacked_as_well(capsys: Capture, run: 
     assert "stored in /" not in out
 
 
-def test_a_folder_of_images(capsys: Capture, tmp_path: Path):
+def test_evaluate_reads_a_folder_of_images(capsys: Capture, tmp_path: Path):
     run, images = colour_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
     options = ("--data-dir", images, "--workers", "0", "--device", "cpu", "--quick")
     assert answer(capsys, "attack", run.folder, "--images", "4", *options)["settings"]["images"] == 4
@@ -195,11 +195,11 @@ def test_a_folder_of_images(capsys: Capture, tmp_path: Path):
         (("--source", "nowhere"), "there is no run 'nowhere'"),
     ],
 )
-def test_wrong_options_are_one_sentence(capsys: Capture, run: Run, options: tuple[str, ...], message: str):
+def test_wrong_options_give_a_one_line_error(capsys: Capture, run: Run, options: tuple[str, ...], message: str):
     assert message in complaint(capsys, "attack", run.folder, *options, "--device", "cpu")
 
 
-def test_a_source_with_other_classes_is_refused(capsys: Capture, run: Run, source: Run, tmp_path: Path):
+def test_source_with_other_classes_is_rejected(capsys: Capture, run: Run, source: Run, tmp_path: Path):
     colour = colour_run(tmp_path / "colour", tmp_path / "images")
     told = complaint(capsys, "attack", run.folder, "--source", colour.folder, *QUICK)
     assert "source 'colour' was trained on 2 classes, dark, light, and not on the 10 of the run, 0, 1, 2, ..." in told
@@ -213,12 +213,12 @@ def test_a_source_with_other_classes_is_refused(capsys: Capture, run: Run, sourc
     assert "does not describe its network: it lacks data.classes" in told
 
 
-def test_a_run_without_weights_is_refused(capsys: Capture, run: Run):
+def test_run_without_weights_is_rejected(capsys: Capture, run: Run):
     run.model_file.unlink()
     assert "the run 'copied' is done, but its weights are not here" in complaint(capsys, "attack", run.folder, *QUICK)
 
 
-def test_a_network_for_other_pixels_is_refused(capsys: Capture, run: Run):
+def test_network_with_another_pixel_range_is_rejected(capsys: Capture, run: Run):
     """Its weights are those of pixels from 0 to 255."""
     tensors, notes = read_tensors(run.model_file)
     (deviation,) = [name for name in tensors if name.endswith(".std")]

@@ -39,14 +39,14 @@ def test_bash_completes(words: list[str], expected: list[str], tmp_path: Path, c
     assert done.stdout.split() == expected
 
 
-def test_zsh_gets_a_script_of_its_own(capsys: Capture):
+def test_zsh_has_its_own_script(capsys: Capture):
     assert call("completion", "zsh") == 0
     text = capsys.readouterr().out
     assert text.startswith("#compdef dcnet\n")
     assert "evaluate" in text
 
 
-def test_other_shells_are_refused_and_help_says_how_to_install(capsys: Capture):
+def test_unknown_shells_are_rejected_and_help_explains_installation(capsys: Capture):
     with pytest.raises(SystemExit, match="2"):
         call("completion", "fish")
     with pytest.raises(SystemExit):

@@ -21,7 +21,7 @@ from dcnet.training.conversion import Source
 Capture = pytest.CaptureFixture[str]
 
 
-def test_another_operator_keeps_the_weights_and_is_a_run(capsys: Capture, tmp_path: Path):
+def test_conversion_to_another_operator_keeps_the_weights_in_a_new_run(capsys: Capture, tmp_path: Path):
     source, out = trained()["tanh-cos"], tmp_path / "ball"
     assert answer(capsys, "convert", source.folder, "--operator", "ball-cos", "--out", out)["operator"] == "ball-cos"
     (model, record), (before, _) = load_model(Run(out)), load_model(source)
@@ -38,7 +38,7 @@ def test_another_operator_keeps_the_weights_and_is_a_run(capsys: Capture, tmp_pa
     assert find_run("ball", tmp_path).folder == out
 
 
-def test_the_new_run_is_evaluated_and_trained_from(capsys: Capture, tmp_path: Path):
+def test_converted_run_can_be_evaluated_and_trained(capsys: Capture, tmp_path: Path):
     assert call("convert", trained()["tanh-cos"].folder, "--operator", "conv", "--out", tmp_path / "plain") == 0
     text = capsys.readouterr().out
     assert text.startswith(f"wrote {tmp_path / 'plain'}\n")
@@ -49,7 +49,7 @@ def test_the_new_run_is_evaluated_and_trained_from(capsys: Capture, tmp_path: Pa
     assert "has no curves: its status is 'converted'" in complaint(capsys, "plot", "curves", tmp_path / "plain")
 
 
-def test_by_default_it_goes_beside_the_run_and_is_told_from_all_others(capsys: Capture, tmp_path: Path):
+def test_new_run_is_written_beside_its_source_under_a_unique_name(capsys: Capture, tmp_path: Path):
     source = Run(shutil.copytree(trained()["tanh-cos"].folder, tmp_path / trained()["tanh-cos"].folder.name))
     shutil.copytree(trained()["conv"].folder, tmp_path / trained()["conv"].folder.name)
     out = Path(answer(capsys, "convert", source.folder, "--operator", "conv")["out"])
@@ -61,7 +61,7 @@ def test_by_default_it_goes_beside_the_run_and_is_told_from_all_others(capsys: C
     assert "exists already" in complaint(capsys, "convert", source.folder, "--operator", "conv")
 
 
-def test_what_a_plain_network_lacks_is_named(capsys: Capture, tmp_path: Path):
+def test_radius_plot_of_a_plain_network_gives_the_reason(capsys: Capture, tmp_path: Path):
     found = answer(capsys, "convert", trained()["conv"].folder, "--operator", "tanh-cos", "--out", tmp_path / "new")
     assert "network.body.conv1.layer1.conv.radius" in found["new"]
     # Of each of ten layers the radius, the mean norm and how many batches this is of.
@@ -71,7 +71,7 @@ def test_what_a_plain_network_lacks_is_named(capsys: Capture, tmp_path: Path):
     assert not (tmp_path / "new.onnx").exists()
 
 
-def test_a_calibrated_network_does_what_the_plain_one_did(capsys: Capture, tmp_path: Path):
+def test_calibrated_conversion_keeps_the_outputs_of_the_plain_network(capsys: Capture, tmp_path: Path):
     accuracies, told = {}, {}
     for start in ("as-is", "calibrated"):
         options = ("--operator", "tanh-cos", "--start", start, "--out", tmp_path / start)
@@ -87,7 +87,7 @@ def test_a_calibrated_network_does_what_the_plain_one_did(capsys: Capture, tmp_p
     assert spec == "tanh(scale=Learnable(per_channel=True))-cos"
 
 
-def test_a_checkpoint_can_be_converted(capsys: Capture, tmp_path: Path):
+def test_convert_accepts_a_checkpoint(capsys: Capture, tmp_path: Path):
     run = Run(shutil.copytree(trained()["tanh-cos"].folder, tmp_path / "half"))
     tensors, notes = read_tensors(run.model_file)
     name = "model.network.classifier.weight"
@@ -113,7 +113,7 @@ def test_onnx_is_compared_with_torch(capsys: Capture, tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["grey", "colour"])
-def test_an_onnx_file_has_what_it_takes_to_predict(
+def test_onnx_file_has_the_metadata_to_predict(
     kind: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """As docs/inference.md reads it, in another program; the image is neither square nor small."""
@@ -140,7 +140,9 @@ def onnx_block() -> str:
     return code
 
 
-def test_a_file_that_differs_is_a_failure_in_one_line(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_onnx_file_with_other_outputs_gives_a_one_line_error(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def differ(*_: object, **__: object) -> None:
         raise ArithmeticError("output 0 of the ONNX model differs")
 
@@ -160,11 +162,11 @@ def test_a_file_that_differs_is_a_failure_in_one_line(capsys: Capture, tmp_path:
         (["--onnx", "a.onnx", "--out", "b"], "--out is for --operator, and cannot be used with --onnx 'a.onnx'"),
     ],
 )
-def test_wrong_options_are_refused(options: list[str], message: str, capsys: Capture):
+def test_wrong_options_are_rejected(options: list[str], message: str, capsys: Capture):
     assert message in complaint(capsys, "convert", "digits-cnn9-small-tanh-cos", *options, "--runs", root())
 
 
-def test_files_that_are_no_weights_of_a_run_are_refused(capsys: Capture, tmp_path: Path):
+def test_files_that_are_not_weights_of_a_run_are_rejected(capsys: Capture, tmp_path: Path):
     alone = tmp_path / "alone.safetensors"
     write_tensors(alone, {"a": torch.ones(1)}, {})
     assert "there is no record at" in complaint(capsys, "convert", alone, "--operator", "conv")

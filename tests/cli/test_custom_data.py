@@ -41,7 +41,7 @@ def only_run(tmp_path: Path) -> Run:
     return run
 
 
-def test_a_folder_of_classes_is_split_and_that_is_reported(tmp_path: Path, capsys: Capture):
+def test_folder_without_a_test_set_is_split_and_the_split_is_reported(tmp_path: Path, capsys: Capture):
     folder = photos(tmp_path / "photos")
     assert train(tmp_path, "--data-dir", folder, "--seeds", "0", "1") == 0
     told = f"{folder} has no train and val: split into 16 images to train on and 4 to test with, 20 % of each class"
@@ -52,7 +52,7 @@ def test_a_folder_of_classes_is_split_and_that_is_reported(tmp_path: Path, capsy
         assert run.record().command.endswith(f" --data-dir {folder}")
 
 
-def test_the_folder_of_a_run_is_found_by_itself(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
+def test_commands_find_the_folder_of_images_of_a_run(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("DCNET_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     photos(tmp_path / "photos")
@@ -74,7 +74,7 @@ def test_the_folder_of_a_run_is_found_by_itself(tmp_path: Path, capsys: Capture,
     assert "is done already" in capsys.readouterr().out
 
 
-def test_a_run_goes_on_with_the_images_it_began_with(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
+def test_resume_requires_the_images_of_the_run(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("DCNET_DATA", raising=False)
     folder = photos(tmp_path / "photos")
     (folder / "cat" / "2.png").write_bytes(b"")
@@ -102,7 +102,7 @@ def test_a_run_goes_on_with_the_images_it_began_with(tmp_path: Path, capsys: Cap
     assert (record.status, record.data.skipped) == ("done", ["cat/2.png"])
 
 
-def test_all_damaged_images_are_named_before_training(tmp_path: Path, capsys: Capture):
+def test_all_damaged_images_are_reported_before_training(tmp_path: Path, capsys: Capture):
     folder = photos(tmp_path / "photos")
     bad = ["cat/3.png", "dog/0.png", "dog/7.png"]
     for name in bad:
@@ -122,7 +122,7 @@ def test_all_damaged_images_are_named_before_training(tmp_path: Path, capsys: Ca
     assert "equal to the record" in capsys.readouterr().out
 
 
-def test_a_run_from_before_fingerprints_counts_for_its_images(tmp_path: Path, capsys: Capture):
+def test_run_without_a_fingerprint_is_used_for_the_same_images(tmp_path: Path, capsys: Capture):
     """Its folder is named by the config alone, and its record has classes and numbers of images."""
     folder = photos(tmp_path / "photos")
     assert train(tmp_path, "--data-dir", folder) == 0
@@ -169,7 +169,7 @@ def trained(tmp_path: Path, **given: Any) -> tuple[Run, Record]:
 
 
 @pytest.mark.parametrize("again", [[], ["--again"]])
-def test_no_command_takes_a_custom_network_for_its_own(tmp_path: Path, capsys: Capture, again: list[str]):
+def test_commands_reject_runs_of_unregistered_networks(tmp_path: Path, capsys: Capture, again: list[str]):
     run, record = trained(tmp_path, model=Mine())
     assert (record.name, record.command) == ("digits-Mine-seed0", None)
     assert call("train", *AS_COMMAND, "--runs", tmp_path, *again) == 2
@@ -198,7 +198,7 @@ def test_no_command_takes_a_custom_network_for_its_own(tmp_path: Path, capsys: C
     assert len(all_runs(tmp_path / "both")) == 2
 
 
-def test_no_command_takes_custom_data_for_its_own(tmp_path: Path, capsys: Capture):
+def test_commands_reject_runs_of_unregistered_datasets(tmp_path: Path, capsys: Capture):
     pixels = torch.randint(0, 256, (80, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     split = Split(pixels, torch.arange(80) % 10)
     data = Dataset("digits", split, split, tuple("0123456789"))
@@ -211,7 +211,7 @@ def test_no_command_takes_custom_data_for_its_own(tmp_path: Path, capsys: Captur
     assert model(pixels.float() / 255).shape == (80, 10)
 
 
-def test_the_data_of_a_name_are_no_custom_data(tmp_path: Path):
+def test_registered_dataset_is_not_custom_data(tmp_path: Path):
     _, record = trained(tmp_path, dataset=load_dataset("digits"))
     assert (record.hash, record.command) == (CONFIG.hash, command_of(CONFIG))
     assert call("train", *AS_COMMAND, "--runs", tmp_path) == 0

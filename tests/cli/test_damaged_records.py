@@ -96,7 +96,7 @@ def strange_files(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.name != "whole")
 
 
-def test_strange_records_are_named_and_the_others_are_shown(tmp_path: Path, capsys: Capture):
+def test_invalid_records_are_reported_and_the_others_listed(tmp_path: Path, capsys: Capture):
     runs = tmp_path / "runs"
     strange = strange_files(runs)
     code, out, err = outcome(capsys, "list", "runs", "--runs", runs)
@@ -119,7 +119,7 @@ def test_strange_records_are_named_and_the_others_are_shown(tmp_path: Path, caps
         assert (code, out, err.count("\n")) == (2, "", 1)
 
 
-def test_nothing_is_written_outside_of_the_folder_that_records_are_collected_in(tmp_path: Path, capsys: Capture):
+def test_collect_writes_only_to_its_folder(tmp_path: Path, capsys: Capture):
     config = get_experiment("table1").cells[0].config
     assert config is not None
     for name, given in (("a", "../../x"), ("b", "/tmp/x"), ("c", ".."), ("d", "x\0y"), ("e", "a\\b"), ("f", "")):
@@ -136,7 +136,7 @@ def test_nothing_is_written_outside_of_the_folder_that_records_are_collected_in(
 
 
 @pytest.mark.parametrize("each", [1, pytest.param(len(STRANGE), marks=pytest.mark.slow)])
-def test_a_record_with_a_strange_value_is_shown_or_named(tmp_path: Path, capsys: Capture, each: int):
+def test_record_with_an_invalid_value_is_shown_or_reported(tmp_path: Path, capsys: Capture, each: int):
     """All in one folder, since a single record that ends in an error ends all of it."""
     kept, original = 0, whole()["hash"]
     for at, record in enumerate(changed(each)):
@@ -157,7 +157,7 @@ def test_a_record_with_a_strange_value_is_shown_or_named(tmp_path: Path, capsys:
         assert (code, err) == (0, ""), err[-500:]
 
 
-def test_the_records_of_this_repository_are_all_read():
+def test_all_records_of_this_repository_are_read():
     found = [path for path in RESULTS.rglob("*.json") if "curves" in json.loads(path.read_text())]
     assert len(found) > 100
     assert all(read_record(path).status in ("done", "diverged") for path in found)

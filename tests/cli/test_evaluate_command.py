@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> Run:
     return Run(shutil.copytree(trained()["tanh-cos"].folder, tmp_path / "copied"))
 
 
-def test_it_says_what_the_record_says(capsys: Capture, run: Run):
+def test_evaluation_equals_the_record(capsys: Capture, run: Run):
     found, told = answer(capsys, "evaluate", run.folder, "--device", "cpu"), run.record().results
     assert found["record"] == {"test_accuracy": told.test_accuracy, "equal": True}
     assert found["accuracy"] == pytest.approx(told.test_accuracy)
@@ -30,7 +30,7 @@ def test_it_says_what_the_record_says(capsys: Capture, run: Run):
     assert (found["run"], found["dataset"], found["images"]) == ("copied", "digits", 1197)
 
 
-def test_classes_are_counted_one_by_one_the_worst_first(capsys: Capture, run: Run):
+def test_classes_are_evaluated_separately_and_sorted_by_accuracy(capsys: Capture, run: Run):
     found = answer(capsys, "evaluate", run.folder, "--device", "cpu")
     test, (model, _) = load_dataset("digits").test, load_model(run)
     with torch.no_grad():
@@ -43,7 +43,7 @@ def test_classes_are_counted_one_by_one_the_worst_first(capsys: Capture, run: Ru
     assert len(set(accuracies)) > 3
 
 
-def test_the_text_has_all_numbers_and_five_classes(capsys: Capture, run: Run):
+def test_evaluate_prints_all_numbers_and_five_classes(capsys: Capture, run: Run):
     assert call("evaluate", run.folder, "--device", "cpu") == 0
     text = capsys.readouterr().out
     told = run.record().results
@@ -52,7 +52,7 @@ def test_the_text_has_all_numbers_and_five_classes(capsys: Capture, run: Run):
     assert "lowest accuracy: 5 of 10 classes" in text
 
 
-def test_other_weights_are_told_from_those_of_the_record(capsys: Capture, run: Run):
+def test_evaluation_of_changed_weights_differs_from_the_record(capsys: Capture, run: Run):
     tensors, notes = read_tensors(run.model_file)
     write_tensors(run.model_file, {name: value * -1.0 for name, value in tensors.items()}, notes)
     assert call("evaluate", run.folder, "--device", "cpu") == 0
@@ -60,7 +60,7 @@ def test_other_weights_are_told_from_those_of_the_record(capsys: Capture, run: R
     assert f"the record has {accuracy:.2f} %, a difference of" in capsys.readouterr().out
 
 
-def test_the_precision_is_that_of_the_run(capsys: Capture, run: Run):
+def test_evaluation_uses_the_precision_of_the_run(capsys: Capture, run: Run):
     record = run.record()
     record.config["precision"] = "bfloat16"
     run.write(record)
@@ -69,7 +69,7 @@ def test_the_precision_is_that_of_the_run(capsys: Capture, run: Run):
     assert found["loss"] != pytest.approx(told.test_loss, rel=1e-5)
 
 
-def test_a_folder_of_images_is_read_as_in_training(capsys: Capture, tmp_path: Path):
+def test_folder_of_images_is_preprocessed_as_in_training(capsys: Capture, tmp_path: Path):
     run, images = colour_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
     options = ("--data-dir", images, "--workers", "0", "--device", "cpu")
     found = answer(capsys, "evaluate", run.folder, *options)
@@ -80,7 +80,7 @@ def test_a_folder_of_images_is_read_as_in_training(capsys: Capture, tmp_path: Pa
     assert "cannot be read as an image" in complaint(capsys, "evaluate", run.folder, *options)
 
 
-def test_other_classes_than_those_of_the_run_are_refused(capsys: Capture, tmp_path: Path):
+def test_data_with_other_classes_are_rejected(capsys: Capture, tmp_path: Path):
     run, images = colour_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
     for part in ("train", "val"):
         (images / part / "dark").rename(images / part / "dim")
@@ -89,7 +89,7 @@ def test_other_classes_than_those_of_the_run_are_refused(capsys: Capture, tmp_pa
     assert "imagefolder is not in" in complaint(capsys, "evaluate", run.folder, "--data-dir", tmp_path)
 
 
-def test_wrong_input_is_one_sentence(capsys: Capture, run: Run):
+def test_wrong_input_gives_a_one_line_error(capsys: Capture, run: Run):
     assert "--workers must be 0 or more, not -1" in complaint(capsys, "evaluate", run.folder, "--workers", "-1")
     record = run.record().to_json()
     write_json(run.record_file, record | {"config": record["config"] | {"model": None}})

@@ -52,7 +52,7 @@ def test_operators_are_those_of_the_registries(capsys: Capture, cube: None):
     assert {row["name"]: row["keeps_bound"] for row in listed["weightings"]}["linear"] is False
 
 
-def test_the_table_of_operators_has_equations_and_constants(capsys: Capture, monkeypatch: pytest.MonkeyPatch):
+def test_operators_table_has_equations_and_constants(capsys: Capture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert call("list", "operators") == 0
     text = capsys.readouterr().out
@@ -60,7 +60,7 @@ def test_the_table_of_operators_has_equations_and_constants(capsys: Capture, mon
         assert part in text
 
 
-def test_models_have_the_parameters_of_the_real_ones(capsys: Capture):
+def test_models_table_has_the_real_numbers_of_parameters(capsys: Capture):
     rows = {row["name"]: row for row in answer(capsys, "list", "models")}
     assert list(rows) == list(networks)
     for operator in ("conv", "tanh-cos"):
@@ -87,7 +87,7 @@ def test_tables_fit_a_terminal_of_80_columns(kind: str, capsys: Capture, monkeyp
     assert max(map(len, lines)) <= 80
 
 
-def test_runs_are_shown_with_what_they_reached(capsys: Capture):
+def test_list_runs_shows_progress_and_accuracy(capsys: Capture):
     rows = {row["operator"]: row for row in answer(capsys, "list", "runs", "--runs", root())}
     for operator, run in trained().items():
         record, row = run.record(), rows[operator]
@@ -106,7 +106,7 @@ def write(folder: Path, **values: object) -> None:
     (folder / "record.json").write_text(json.dumps(record | values))
 
 
-def test_a_run_that_was_interrupted_shows_its_last_evaluation(capsys: Capture, tmp_path: Path):
+def test_interrupted_run_shows_its_last_evaluation(capsys: Capture, tmp_path: Path):
     write(tmp_path / "half", steps=100, steps_done=40, environment={"date": "2026-02-01T10:00:00+00:00"})
     write(tmp_path / "afterwards", environment={"date": "2026-02-02T10:00:00+00:00"})
     write(tmp_path / "earlier", environment={"date": "2026-01-02T10:00:00+00:00"})
@@ -118,7 +118,7 @@ def test_a_run_that_was_interrupted_shows_its_last_evaluation(capsys: Capture, t
 
 
 @pytest.mark.parametrize("columns", ["40", "50", "60"])
-def test_nothing_is_cut_off_on_a_narrow_terminal(
+def test_narrow_terminal_truncates_nothing(
     columns: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", columns)
@@ -132,7 +132,7 @@ def test_nothing_is_cut_off_on_a_narrow_terminal(
     assert (steps, accuracy) == ("17200/42500", "33.25")
 
 
-def test_records_that_cannot_be_read_are_named_beside_the_others(capsys: Capture, tmp_path: Path):
+def test_unreadable_records_are_reported_and_the_others_listed(capsys: Capture, tmp_path: Path):
     write(tmp_path / "good")
     write(tmp_path / "odd", curves=[1, 2])
     (tmp_path / "broken").mkdir()
@@ -145,18 +145,18 @@ def test_records_that_cannot_be_read_are_named_beside_the_others(capsys: Capture
     assert "is not a record of a run" in told.err
 
 
-def test_an_empty_folder_says_how_to_make_a_run(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_empty_runs_folder_says_how_to_train(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert call("list", "runs", "--runs", tmp_path) == 0
     assert "train one with `dcnet train`" in capsys.readouterr().out
     monkeypatch.setenv("DCNET_RUNS", str(tmp_path / "none"))
     assert answer(capsys, "list", "runs") == []
 
 
-def test_a_folder_that_is_not_there_is_refused(capsys: Capture, tmp_path: Path):
+def test_missing_records_folder_is_rejected(capsys: Capture, tmp_path: Path):
     assert "--runs must be a folder" in complaint(capsys, "list", "runs", "--runs", tmp_path / "none")
 
 
-def test_the_stored_operators_are_those_of_the_registries():
+def test_stored_operators_match_the_registries():
     """`make results` writes them."""
     assert json.loads(listing.STORED.read_text())["rows"] == json.loads(json.dumps(listing.operator_rows()))
     assert not listing.store_operators()

@@ -45,14 +45,14 @@ def seen(capsys: Capture, *words: object) -> str:
     return told.out + told.err
 
 
-def test_what_steers_a_terminal_is_spelled_out():
+def test_control_characters_are_escaped():
     assert visible(f"a{STEERING}b") == f"a{SPELLED}b"
     assert visible("\ud800 \u2028 \0") == r"\ud800 \u2028 \x00"
     assert visible("grün, 猫, ‖w‖ ± 1 \\x1b") == "grün, 猫, ‖w‖ ± 1 \\x1b"
     assert visible("two\nlines", kept="\n") == "two\nlines"
 
 
-def test_classes_are_shown_by_commands(run: Run, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
+def test_commands_show_the_names_of_classes(run: Run, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "digit.png")
     assert SPELLED in seen(capsys, "predict", run.folder, tmp_path / "digit.png")
@@ -61,7 +61,7 @@ def test_classes_are_shown_by_commands(run: Run, tmp_path: Path, capsys: Capture
     assert SPELLED in seen(capsys, "evaluate", run.folder)
 
 
-def test_names_of_folders_are_shown(run: Run, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
+def test_names_of_folders_are_class_names(run: Run, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
     moved = run.folder.rename(run.folder.with_name(f"a{STEERING}"))
     assert SPELLED in seen(capsys, "list", "runs", "--runs", moved.parent)
@@ -73,7 +73,7 @@ def test_names_of_folders_are_shown(run: Run, tmp_path: Path, capsys: Capture, m
     assert "owned" in seen(capsys, "predict", moved, f"{STEERING}.png")
 
 
-def test_json_on_the_terminal_keeps_letters_and_escapes_the_rest(capsys: Capture):
+def test_json_keeps_letters_and_escapes_control_characters(capsys: Capture):
     value = {"name": f"grün {STEERING}\U000e0001"}
     print_json(value)
     text = capsys.readouterr().out
@@ -89,7 +89,7 @@ def drawn(figure: Figure) -> list[str]:
     return [string for text in found for string, math in [text._preprocess_math(text.get_text())] if math is not True]
 
 
-def test_dollars_in_names_are_no_equations():
+def test_dollars_in_names_are_literal():
     points, labels = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
     panel = Features(f"title {EQUATION}", points, labels, (EQUATION, "$a$"), points)
     texts = drawn(feature_plots([panel]))
@@ -104,5 +104,5 @@ def test_dollars_in_names_are_no_equations():
     assert "$b$" in texts
 
 
-def test_what_cannot_be_an_equation_stays_as_it_is():
+def test_components_without_a_formula_stay_fixed():
     assert literal("50 % ‖w‖") == "50 % ‖w‖"

@@ -39,7 +39,9 @@ BROKEN = pytest.mark.parametrize("kind", ["full", "cut off"])
 
 
 @BROKEN
-def test_training_goes_on_without_its_output(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_training_continues_if_the_output_cannot_be_written(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     with written_to(kind):
         assert main([*SMALL, "--runs", str(tmp_path)]) == (1 if kind == "full" else 141)
     (run,) = all_runs(tmp_path)
@@ -51,7 +53,9 @@ def test_training_goes_on_without_its_output(kind: str, tmp_path: Path, capsys: 
 
 @BROKEN
 @pytest.mark.parametrize("words", [["list", "margins"], ["--version"], ["train", "--help"]])
-def test_other_commands_end_in_one_sentence(kind: str, words: list[str], capsys: pytest.CaptureFixture[str]):
+def test_other_commands_report_unwritable_output_in_one_line(
+    kind: str, words: list[str], capsys: pytest.CaptureFixture[str]
+):
     with written_to(kind):
         code = main(words)
     err = capsys.readouterr().err
@@ -63,7 +67,7 @@ def test_other_commands_end_in_one_sentence(kind: str, words: list[str], capsys:
         assert (code, err) == (141, "")
 
 
-def test_a_stream_that_is_closed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_closed_stream_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "stdout", None)
     for words in (["list", "margins"], ["list", "margins", "--json"], [*SMALL, "--runs", str(tmp_path)]):
         assert main(words) == 0
@@ -71,7 +75,7 @@ def test_a_stream_that_is_closed_is_replaced(tmp_path: Path, monkeypatch: pytest
     assert all_runs(tmp_path)[0].done
 
 
-def test_what_a_stream_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch):
+def test_characters_that_a_stream_cannot_encode_are_escaped(monkeypatch: pytest.MonkeyPatch):
     content = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(content, encoding="ascii"))
     assert main(["list", "operators"]) == 0
@@ -92,7 +96,7 @@ def test_files_are_utf8_whatever_the_locale(tmp_path: Path):
     assert "‖" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def test_a_folder_that_is_gone_is_one_sentence(tmp_path: Path):
+def test_deleted_current_folder_gives_a_one_line_error(tmp_path: Path):
     script = f"mkdir gone; cd gone; rmdir ../gone; exec {sys.executable} -m dcnet list margins"
     paths = str(Path(__file__).parents[2])
     done = subprocess.run(
@@ -108,7 +112,7 @@ def test_a_folder_that_is_gone_is_one_sentence(tmp_path: Path):
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
 
 
-def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def nobody(number: int) -> None:
         raise KeyError(number)
 
@@ -122,7 +126,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "'~/data' needs a home folder, and none is known: set HOME" in capsys.readouterr().err
 
 
-def test_a_stream_may_outlive_the_one_it_writes_to():
+def test_flush_after_the_output_is_closed():
     below = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     stream = Lasting(below, "dcnet")
     stream.write("done\n")

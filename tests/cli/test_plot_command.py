@@ -17,14 +17,16 @@ def run(tmp_path: Path) -> Path:
     return shutil.copytree(trained()["tanh-cos"].folder, tmp_path / "runs" / "copied")
 
 
-def test_operators_are_drawn_here_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
+def test_operators_plot_is_written_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+):
     monkeypatch.chdir(tmp_path)
     assert call("plot", "operators") == 0
     assert capsys.readouterr().out == "wrote operators.png\n"
     assert Path("operators.png").read_bytes().startswith(PNG)
 
 
-def test_operators_of_ones_own_choice(tmp_path: Path):
+def test_operators_plot_draws_the_given_operators(tmp_path: Path):
     out = tmp_path / "new" / "some.svg"
     assert call("plot", "operators", "--operators", "conv", "seg(slope=0.2)-sqcos+product", "--out", out) == 0
     assert "seg(slope=0.2)+product" in out.read_text()
@@ -32,7 +34,7 @@ def test_operators_of_ones_own_choice(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["curves", "filters", "radius"])
-def test_a_picture_goes_beside_its_run(kind: str, run: Path, capsys: Capture):
+def test_picture_is_written_to_the_folder_of_its_run(kind: str, run: Path, capsys: Capture):
     assert call("plot", kind, "copied", "--runs", run.parent) == 0
     assert capsys.readouterr().out == f"wrote {run / kind}.png\n"
     assert (run / f"{kind}.png").read_bytes().startswith(PNG)
@@ -71,7 +73,7 @@ def test_filters_of_another_layer(tmp_path: Path):
         (["radius", "digits-cnn9-small-conv"], "a plain network has no radius"),
     ],
 )
-def test_what_cannot_be_drawn_is_one_sentence(arguments: list[str], message: str, capsys: Capture):
+def test_undrawable_records_give_a_one_line_error(arguments: list[str], message: str, capsys: Capture):
     runs = [] if arguments[0] == "operators" else ["--runs", root()]
     assert message in complaint(capsys, "plot", *arguments, *runs)
 
@@ -87,7 +89,7 @@ def test_what_cannot_be_drawn_is_one_sentence(arguments: list[str], message: str
         ("config", "operator", None),
     ],
 )
-def test_a_damaged_record_is_one_sentence(run: Path, capsys: Capture, place: str, name: str, value: object):
+def test_damaged_record_gives_a_one_line_error(run: Path, capsys: Capture, place: str, name: str, value: object):
     record = json.loads((run / "record.json").read_text())
     record[place][name] = value
     (run / "record.json").write_text(json.dumps(record))
@@ -97,7 +99,7 @@ def test_a_damaged_record_is_one_sentence(run: Path, capsys: Capture, place: str
     assert "is not a record of a run" in complaint(capsys, "plot", "curves", run)
 
 
-def test_a_run_without_curves_or_weights_is_refused(run: Path, capsys: Capture):
+def test_run_without_curves_or_weights_is_rejected(run: Path, capsys: Capture):
     (run / "model.safetensors").unlink()
     told = complaint(capsys, "plot", "filters", run)
     assert "is done, but its weights are not here: there is no" in told

@@ -34,13 +34,13 @@ def run(tmp_path: Path) -> Path:
     return shutil.copytree(small_run().folder, tmp_path / "runs" / "copied")
 
 
-def test_features_go_beside_their_run(run: Path, capsys: Capture):
+def test_features_are_written_to_the_folder_of_their_run(run: Path, capsys: Capture):
     assert call("plot", "features", "copied", "--runs", run.parent) == 0
     assert capsys.readouterr().out == f"wrote {run / 'features.png'}\n"
     assert (run / "features.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_is_drawn_is_written_down(run: Path, tmp_path: Path):
+def test_records_option_writes_the_features(run: Path, tmp_path: Path):
     out = tmp_path / "features.svg"
     assert call("plot", "features", run, "--records", tmp_path / "records", "--out", out) == 0
     file = tmp_path / "records" / "copied.json"
@@ -54,7 +54,7 @@ def test_what_is_drawn_is_written_down(run: Path, tmp_path: Path):
     assert f"conv, softmax: {told.results.test_accuracy:.2f} %" in out.read_text()
 
 
-def test_a_record_is_drawn_as_its_run(run: Path, tmp_path: Path):
+def test_record_of_features_gives_the_same_plot_as_its_run(run: Path, tmp_path: Path):
     files = [tmp_path / "run.svg", tmp_path / "record.svg"]
     assert call("plot", "features", run, "--records", tmp_path / "records", "--out", files[0]) == 0
     record = tmp_path / "records" / "copied.json"
@@ -64,14 +64,16 @@ def test_a_record_is_drawn_as_its_run(run: Path, tmp_path: Path):
     assert read_features(record).points.shape[1] == 2
 
 
-def test_several_runs_side_by_side(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
+def test_several_runs_are_drawn_side_by_side(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+):
     shutil.copytree(run, run.parent / "another")
     monkeypatch.chdir(tmp_path)
     assert call("plot", "features", "copied", "another", "--runs", run.parent) == 0
     assert capsys.readouterr().out == "wrote features.png\n"
 
 
-def test_features_over_epochs(run: Path, capsys: Capture):
+def test_features_are_animated_over_epochs(run: Path, capsys: Capture):
     assert call("plot", "features", run, "--animate") == 0
     assert capsys.readouterr().out == f"wrote {run / 'features.gif'}\n"
     with Image.open(run / "features.gif") as image:
@@ -86,11 +88,11 @@ def test_features_over_epochs(run: Path, capsys: Capture):
         (["--animate", "--records", "x"], "--animate uses the snapshots of a run and --records its network"),
     ],
 )
-def test_options_that_do_not_go_together(run: Path, arguments: list[str], message: str, capsys: Capture):
+def test_incompatible_options_are_rejected(run: Path, arguments: list[str], message: str, capsys: Capture):
     assert message in complaint(capsys, "plot", "features", run, *arguments)
 
 
-def test_nothing_to_draw(run: Path, tmp_path: Path, capsys: Capture):
+def test_plot_features_rejects_input_without_features(run: Path, tmp_path: Path, capsys: Capture):
     assert "give one or more runs" in complaint(capsys, "plot", "features")
     config = recipe("digits", steps=1, train_images=20, batch_size=20, width=0.1, operator="conv")
     plain = Run.of(config, tmp_path).folder
@@ -103,7 +105,7 @@ def test_nothing_to_draw(run: Path, tmp_path: Path, capsys: Capture):
     assert "is not a record of features" in complaint(capsys, "plot", "features", tmp_path / "missing.json")
 
 
-def test_a_record_has_no_record_to_write(run: Path, tmp_path: Path, capsys: Capture):
+def test_records_option_rejects_features_read_from_a_record(run: Path, tmp_path: Path, capsys: Capture):
     assert call("plot", "features", run, "--records", tmp_path / "records") == 0
     capsys.readouterr()
     file = tmp_path / "records" / "copied.json"

@@ -39,12 +39,12 @@ def wanted() -> list[float]:
     return expected(torch.from_numpy(digit()).float().view(1, 1, 8, 8) / 255)
 
 
-def test_an_image_as_in_the_data_gets_the_same_classes(capsys: Capture, tmp_path: Path, wanted: list[float]):
+def test_image_file_gets_the_same_classes_as_in_the_dataset(capsys: Capture, tmp_path: Path, wanted: list[float]):
     Image.fromarray(digit()).save(tmp_path / "digit.png")
     assert predicted(capsys, tmp_path / "digit.png") == pytest.approx(wanted, rel=1e-4)
 
 
-def test_files_of_other_kinds_show_the_same(capsys: Capture, tmp_path: Path, wanted: list[float]):
+def test_image_formats_give_the_same_classes(capsys: Capture, tmp_path: Path, wanted: list[float]):
     grey = digit()
     clear = np.stack([np.full_like(grey, 255)] * 3 + [grey], axis=2)
     files = {
@@ -62,7 +62,7 @@ def test_files_of_other_kinds_show_the_same(capsys: Capture, tmp_path: Path, wan
         )
 
 
-def test_a_large_image_is_averaged_and_not_sampled(capsys: Capture, tmp_path: Path):
+def test_large_image_is_resized_by_averaging(capsys: Capture, tmp_path: Path):
     stripes = np.zeros((80, 80), np.uint8)
     stripes[:, ::2] = 255
     Image.fromarray(stripes).save(tmp_path / "stripes.png")
@@ -70,13 +70,13 @@ def test_a_large_image_is_averaged_and_not_sampled(capsys: Capture, tmp_path: Pa
     assert predicted(capsys, tmp_path / "stripes.png") == pytest.approx(grey, abs=0.05)
 
 
-def test_dark_on_light_can_be_inverted(capsys: Capture, tmp_path: Path, wanted: list[float]):
+def test_invert_swaps_light_and_dark(capsys: Capture, tmp_path: Path, wanted: list[float]):
     Image.fromarray(255 - digit()).save(tmp_path / "paper.png")
     assert predicted(capsys, tmp_path / "paper.png", "--invert") == pytest.approx(wanted, rel=1e-4)
     assert predicted(capsys, tmp_path / "paper.png") != pytest.approx(wanted, abs=0.01)
 
 
-def test_images_in_colour_are_cut_as_in_training(capsys: Capture, tmp_path: Path):
+def test_color_images_are_cropped_as_in_training(capsys: Capture, tmp_path: Path):
     run = colour_run(tmp_path / "run", tmp_path / "images")
     files = sorted((tmp_path / "images" / "val").rglob("*.png"))
     found = answer(capsys, "predict", run.folder, *files, "--top", "2")
@@ -91,13 +91,13 @@ def test_images_in_colour_are_cut_as_in_training(capsys: Capture, tmp_path: Path
         )
 
 
-def test_of_two_classes_both_are_named(capsys: Capture, tmp_path: Path):
+def test_predict_works_with_two_classes(capsys: Capture, tmp_path: Path):
     run = colour_run(tmp_path / "run", tmp_path / "images")
     (found,) = answer(capsys, "predict", run.folder, tmp_path / "images" / "val" / "dark" / "0.png")
     assert sorted(best["class"] for best in found["classes"]) == ["dark", "light"]
 
 
-def test_the_table_has_three_classes_of_each_image(
+def test_predict_prints_three_classes_per_image(
     capsys: Capture, tmp_path: Path, wanted: list[float], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "300")
@@ -121,7 +121,7 @@ def bad_files(folder: Path) -> list[Path]:
     return [folder / "text.png", folder / "half.png"]
 
 
-def test_what_is_no_image_is_refused(capsys: Capture, tmp_path: Path):
+def test_unreadable_image_is_rejected(capsys: Capture, tmp_path: Path):
     bad = bad_files(tmp_path)
     run = trained()["conv"].folder
     for path in bad:
@@ -143,7 +143,7 @@ def photos(folder: Path) -> list[Path]:
     return files
 
 
-def test_a_folder_is_classified_at_any_depth(capsys: Capture, tmp_path: Path):
+def test_predict_classifies_nested_folders(capsys: Capture, tmp_path: Path):
     files = photos(tmp_path)
     found = answer(capsys, "predict", trained()["tanh-cos"].folder, tmp_path, "--top", "2")
     assert [entry["image"] for entry in found] == [str(file) for file in sorted(files)]
@@ -152,7 +152,7 @@ def test_a_folder_is_classified_at_any_depth(capsys: Capture, tmp_path: Path):
     assert all(len(entry["classes"]) == 2 for entry in found)
 
 
-def test_more_images_than_a_batch_keep_their_order(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_several_batches_of_images_keep_their_order(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     files = photos(tmp_path)
     run = trained()["tanh-cos"].folder
     expected = [entry for file in files for entry in answer(capsys, "predict", run, file)]
@@ -164,7 +164,7 @@ def test_more_images_than_a_batch_keep_their_order(capsys: Capture, tmp_path: Pa
         assert entry["classes"][0]["probability"] == pytest.approx(alone["classes"][0]["probability"], rel=1e-4)
 
 
-def test_bad_images_are_named_and_the_others_classified(capsys: Capture, tmp_path: Path):
+def test_bad_images_are_reported_and_the_others_classified(capsys: Capture, tmp_path: Path):
     files, bad = photos(tmp_path), bad_files(tmp_path / "b")
     run, out = trained()["tanh-cos"].folder, tmp_path / "out" / "found.csv"
     assert call("predict", run, tmp_path, "--json", "--csv", out) == 1
@@ -184,7 +184,7 @@ def test_bad_images_are_named_and_the_others_classified(capsys: Capture, tmp_pat
         assert (row["class_1"] == "") == (Path(row["image"]) in bad)
 
 
-def test_a_table_is_written_in_place_of_being_printed(capsys: Capture, tmp_path: Path):
+def test_csv_option_writes_a_table_instead_of_printing_it(capsys: Capture, tmp_path: Path):
     photos(tmp_path / "photos")
     run, out = trained()["tanh-cos"].folder, tmp_path / "found.csv"
     assert call("predict", run, tmp_path / "photos", "--csv", out, "--top", "1") == 0
@@ -196,7 +196,7 @@ def test_a_table_is_written_in_place_of_being_printed(capsys: Capture, tmp_path:
     assert "photos': it is a folder" in told
 
 
-def test_wrong_options_are_refused(capsys: Capture, tmp_path: Path):
+def test_wrong_options_are_rejected(capsys: Capture, tmp_path: Path):
     run = trained()["conv"].folder
     assert "give one or more images" in complaint(capsys, "predict", run)
     for top in ("0", "11"):

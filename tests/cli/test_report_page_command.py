@@ -9,14 +9,14 @@ RESULTS = Path(__file__).parent.parent.parent / "results"
 Capture = pytest.CaptureFixture[str]
 
 
-def test_a_page_of_records(tmp_path: Path, capsys: Capture):
+def test_page_from_folders_of_records(tmp_path: Path, capsys: Capture):
     out = tmp_path / "new" / "page.html"
     assert call("report", "--records", RESULTS, "--out", out) == 0
     assert capsys.readouterr().out.startswith(f"wrote {out}, ")
     assert "cifar100-resnet32-tanh-cos-seed0" in out.read_text()
 
 
-def test_a_page_of_one_run_and_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
+def test_page_of_one_run_and_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
     monkeypatch.chdir(tmp_path)
     conv, tanh = (trained()[operator].folder.name for operator in ("conv", "tanh-cos"))
     assert call("report", conv[-8:], "--runs", root()) == 0
@@ -30,7 +30,7 @@ def test_a_page_of_one_run_and_of_all(tmp_path: Path, monkeypatch: pytest.Monkey
     assert capsys.readouterr().out.endswith("from 2 runs\n")
 
 
-def test_without_any_run_the_page_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_page_without_runs_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DCNET_RUNS", raising=False)
     assert call("report") == 0
@@ -48,7 +48,7 @@ def test_without_any_run_the_page_says_what_to_do(tmp_path: Path, monkeypatch: p
         (["--out", "/proc/nothing/page.html"], "cannot write '/proc/nothing/page.html'"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(
+def test_wrong_input_gives_a_one_line_error(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ):
     monkeypatch.chdir(tmp_path)
@@ -56,7 +56,7 @@ def test_what_is_wrong_is_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_record_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
+def test_page_omits_a_damaged_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "broken.json").write_text("{")
     (tmp_path / "some" / "list.json").write_text("[1]")
@@ -64,7 +64,7 @@ def test_a_damaged_record_is_passed_over(tmp_path: Path, monkeypatch: pytest.Mon
     assert "from 0 runs" in capsys.readouterr().out
 
 
-def test_a_record_that_lacks_something_is_one_sentence(tmp_path: Path, capsys: Capture):
+def test_incomplete_record_gives_a_one_line_error(tmp_path: Path, capsys: Capture):
     (tmp_path / "half.json").write_text('{"kind": "features", "title": "half"}')
     told = complaint(capsys, "report", "--records", tmp_path, "--out", tmp_path / "page.html")
     assert "the section 'Features' cannot be drawn, since a record is damaged: KeyError" in told

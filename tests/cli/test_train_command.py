@@ -27,7 +27,7 @@ def test_networks_are_compared(tmp_path, capsys):
     assert len(all_runs(tmp_path)) == 4
 
 
-def test_what_is_done_is_not_done_again(tmp_path, capsys):
+def test_finished_measurements_are_not_repeated(tmp_path, capsys):
     assert train(tmp_path) == 0
     (run,) = all_runs(tmp_path)
     before = run.record()
@@ -72,7 +72,7 @@ def test_what_is_done_is_not_done_again(tmp_path, capsys):
         ),
     ],
 )
-def test_wrong_options_are_told_in_one_line(tmp_path, capsys, arguments, words):
+def test_wrong_options_give_a_one_line_error(tmp_path, capsys, arguments, words):
     assert train(tmp_path, *arguments) == 2
     err = capsys.readouterr().err
     assert words in err
@@ -81,7 +81,7 @@ def test_wrong_options_are_told_in_one_line(tmp_path, capsys, arguments, words):
 
 @pytest.mark.parametrize("words", [["train"], ["reproduce", "table1", "--status"]])
 @pytest.mark.parametrize("below", ["", "runs"])
-def test_runs_cannot_be_put_into_a_file(tmp_path, capsys, words, below):
+def test_runs_folder_must_not_be_a_file(tmp_path, capsys, words, below):
     file = tmp_path / "file"
     file.touch()
     assert main([*words, "--runs", str(file / below)]) == 2
@@ -89,13 +89,13 @@ def test_runs_cannot_be_put_into_a_file(tmp_path, capsys, words, below):
     assert capsys.readouterr() == ("", f"dcnet: {told}\n")
 
 
-def test_a_missing_dataset_says_how_to_get_it(tmp_path, capsys):
+def test_missing_dataset_error_says_how_to_get_it(tmp_path, capsys):
     assert train(tmp_path, "--dataset", "imagefolder", "--data-dir", str(tmp_path)) == 2
     assert "train" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["train-images", "pad", "cutout"])
-def test_what_a_folder_of_images_cannot_have_is_refused(tmp_path, capsys, option):
+def test_options_without_effect_on_a_folder_of_images_are_rejected(tmp_path, capsys, option):
     colour_run(tmp_path / "run", tmp_path / "images")
     small = ["--dataset", "imagefolder", "--data-dir", str(tmp_path / "images"), "--image-size", "14"]
     others = ["--batch-size", "2", "--width", "0.1", "--epochs", "1", "--device", "cpu", "--workers", "0"]
@@ -103,7 +103,7 @@ def test_what_a_folder_of_images_cannot_have_is_refused(tmp_path, capsys, option
     assert f"{option.replace('-', '_')}=4 does not apply to a folder of images" in capsys.readouterr().err
 
 
-def test_a_run_on_a_folder_of_images_is_not_taken_for_one_on_another(tmp_path, capsys):
+def test_runs_on_folders_with_different_images_are_different(tmp_path, capsys):
     for name in ("one", "two"):
         colour_run(tmp_path / f"run of {name}", tmp_path / name)
     for part in ("train", "val"):
@@ -138,7 +138,7 @@ def test_one_operator_in_two_spellings_is_one_run(tmp_path, capsys):
     assert out.count("wrote") == 1
 
 
-def test_a_package_that_is_not_there_is_told_in_one_line(tmp_path, capsys, monkeypatch):
+def test_missing_package_gives_a_one_line_error(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     assert train(tmp_path, "--model", "timm:resnet18", "--epochs", "1") == 2
     error = capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_a_package_that_is_not_there_is_told_in_one_line(tmp_path, capsys, monke
     assert error.count("\n") == 1
 
 
-def test_large_seeds(tmp_path):
+def test_train_accepts_large_seeds(tmp_path):
     assert train(tmp_path, "--seeds", str(2**63 - 1)) == 0
 
 
@@ -155,7 +155,7 @@ def test_large_seeds(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["renamed", "."])
-def test_a_run_goes_on_in_its_folder_whatever_that_is_called(tmp_path, capsys, monkeypatch, where):
+def test_resume_works_in_a_renamed_folder(tmp_path, capsys, monkeypatch, where):
     assert train(tmp_path) == 0
     (run,) = all_runs(tmp_path)
     folder = run.folder.rename(tmp_path / "renamed")
@@ -166,7 +166,7 @@ def test_a_run_goes_on_in_its_folder_whatever_that_is_called(tmp_path, capsys, m
     assert not list(tmp_path.rglob("digits-*"))
 
 
-def test_runs_that_cannot_go_on(tmp_path, capsys):
+def test_runs_that_cannot_be_resumed_are_rejected(tmp_path, capsys):
     assert train(tmp_path, "--operators", "conv") == 0
     assert (
         main(["convert", "digits", "--runs", str(tmp_path), "--operator", "tanh-cos", "--out", str(tmp_path / "x")])
@@ -180,7 +180,7 @@ def test_runs_that_cannot_go_on(tmp_path, capsys):
     assert "does not describe its network" in capsys.readouterr().err
 
 
-def test_a_start_by_the_name_of_a_run(tmp_path):
+def test_pretrained_accepts_the_name_of_a_run(tmp_path):
     assert train(tmp_path, "--operators", "conv") == 0
     (plain,) = all_runs(tmp_path)
     assert train(tmp_path, "--pretrained", plain.folder.name[-8:]) == 0

@@ -50,7 +50,7 @@ def calibrated(capsys: Capture, run: Run, pairs: Path, *options: str) -> dict:
     return answer(capsys, "verify", run.folder, "--calibrate", "--pairs", pairs, *RATES, *options)
 
 
-def test_thresholds_are_those_of_the_pairs_and_are_kept(capsys: Capture, run: Run, pairs: Path):
+def test_calibrate_stores_the_thresholds_of_the_pairs(capsys: Capture, run: Run, pairs: Path):
     found = calibrated(capsys, run, pairs, "--images", str(pairs.parent))
     scores, same = digit_scores(run, pairs)
     wanted = calibrate(scores[same], scores[~same], far=0.1, frr=0.1)
@@ -68,7 +68,7 @@ def test_thresholds_are_those_of_the_pairs_and_are_kept(capsys: Capture, run: Ru
 @pytest.mark.parametrize(
     ("above", "below", "verdict"), [(-0.1, -0.2, "same"), (0.2, 0.1, "different"), (0.1, -0.1, "too close to call")]
 )
-def test_two_images_get_an_answer(capsys: Capture, run: Run, pairs: Path, above: float, below: float, verdict: str):
+def test_two_images_are_compared(capsys: Capture, run: Run, pairs: Path, above: float, below: float, verdict: str):
     calibrated(capsys, run, pairs)
     images = [pairs.parent / "0.png", pairs.parent / "1.png"]
     score = digit_scores(run, listed(pairs.parent / "two.csv", [("0.png", "1.png", False)]))[0].item()
@@ -80,7 +80,7 @@ def test_two_images_get_an_answer(capsys: Capture, run: Run, pairs: Path, above:
     assert found["images"] == [str(image) for image in images]
 
 
-def test_the_answer_has_the_error_rates_at_its_thresholds(capsys: Capture, run: Run, pairs: Path):
+def test_comparison_shows_the_error_rates_at_its_thresholds(capsys: Capture, run: Run, pairs: Path):
     calibrated(capsys, run, pairs)
     found = answer(capsys, "verify", run.folder, pairs.parent / "0.png", pairs.parent / "0.png")
     assert (found["verdict"], found["score"]) == ("same", pytest.approx(1))
@@ -98,7 +98,7 @@ def test_the_answer_has_the_error_rates_at_its_thresholds(capsys: Capture, run: 
     assert "note: 120 impostor pairs are too few" not in text
 
 
-def test_mirror_images_are_left_out_on_request_and_that_is_remembered(capsys: Capture, run: Run, pairs: Path):
+def test_no_flip_is_stored_with_the_calibration(capsys: Capture, run: Run, pairs: Path):
     assert calibrated(capsys, run, pairs, "--no-flip")["flip"] is False
     two = listed(pairs.parent / "two.csv", [("0.png", "1.png", False)])
     found = answer(capsys, "verify", run.folder, pairs.parent / "0.png", pairs.parent / "1.png")
@@ -106,7 +106,7 @@ def test_mirror_images_are_left_out_on_request_and_that_is_remembered(capsys: Ca
     assert found["score"] != pytest.approx(digit_scores(run, two)[0].item(), abs=1e-4)
 
 
-def test_the_report_is_that_of_the_library(capsys: Capture, run: Run, pairs: Path):
+def test_report_equals_that_of_the_library(capsys: Capture, run: Run, pairs: Path):
     found = answer(capsys, "verify", run.folder, "--pairs", pairs)
     scores, same = digit_scores(run, pairs)
     folds = make_folds(same)
@@ -123,7 +123,7 @@ def test_the_report_is_that_of_the_library(capsys: Capture, run: Run, pairs: Pat
     assert not (run.folder / "verification.json").exists()
 
 
-def test_the_report_as_text_and_picture(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
+def test_report_is_printed_and_drawn(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
     assert call("verify", run.folder, "--pairs", pairs, "--out", tmp_path / "curve.svg") == 0
     text = capsys.readouterr().out
     assert f"run: {PAIRS} pairs, {PAIRS // 2} same and {PAIRS // 2} different, of {pairs}" in text
@@ -135,7 +135,7 @@ def test_the_report_as_text_and_picture(capsys: Capture, run: Run, pairs: Path, 
     assert "</svg>" in (tmp_path / "curve.svg").read_text()
 
 
-def test_a_head_with_a_margin_gives_the_features_it_sees(capsys: Capture, tmp_path: Path, pairs: Path):
+def test_features_are_the_input_of_a_margin_head(capsys: Capture, tmp_path: Path, pairs: Path):
     run = margin_run(tmp_path / "margin")
     calibrated(capsys, run, pairs)
     found = answer(capsys, "verify", run.folder, pairs.parent / "3.png", pairs.parent / "4.png")
@@ -145,7 +145,7 @@ def test_a_head_with_a_margin_gives_the_features_it_sees(capsys: Capture, tmp_pa
     assert found["score"] == pytest.approx(torch.cosine_similarity(*both, dim=0).item(), abs=1e-5)
 
 
-def test_lfw_is_read_as_the_images_of_the_run_are(capsys: Capture, tmp_path: Path):
+def test_lfw_images_are_preprocessed_as_in_the_run(capsys: Capture, tmp_path: Path):
     run = colour_run(tmp_path / "run", tmp_path / "images")
     # The loader of the run's own images cuts out the centre, and so must this.
     lfw = lfw_folder(tmp_path / "images" / "test", ("Ada", "Bob", "Cy", "Di"))
@@ -163,7 +163,7 @@ def test_lfw_is_read_as_the_images_of_the_run_are(capsys: Capture, tmp_path: Pat
     assert found["accuracy"]["thresholds"] == pytest.approx(accuracy.thresholds, abs=1e-5)
 
 
-def test_classes_of_training_are_pointed_out_and_can_be_left_out(capsys: Capture, tmp_path: Path):
+def test_classes_of_training_are_reported_and_can_be_excluded(capsys: Capture, tmp_path: Path):
     run = colour_run(tmp_path / "run", tmp_path / "images")
     lfw = lfw_folder(tmp_path / "lfw", ("Ada", "dark", "Cy", "Di"))
     options = ("verify", run.folder, "--data-dir", lfw)
@@ -183,7 +183,7 @@ def test_classes_of_training_are_pointed_out_and_can_be_left_out(capsys: Capture
     assert json.loads((run.folder / "verification.json").read_text())["data"]["images"] == str(lfw)
 
 
-def test_a_report_is_kept_in_the_record(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
+def test_report_is_stored_in_the_record(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
     before = run.record()
     found = answer(capsys, "verify", run.folder, "--pairs", pairs)
     answer(capsys, "verify", run.folder, "--pairs", pairs, "--no-flip")
@@ -203,7 +203,7 @@ def test_a_report_is_kept_in_the_record(capsys: Capture, run: Run, pairs: Path, 
     assert len(run.record().evaluations) == 4
 
 
-def test_a_run_whose_record_cannot_be_changed_is_reported_on(capsys: Capture, run: Run, pairs: Path):
+def test_read_only_run_gets_a_report(capsys: Capture, run: Run, pairs: Path):
     run.write(dataclasses.replace(run.record(), status="running"))
     assert call("verify", run.folder, "--pairs", pairs) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -211,7 +211,7 @@ def test_a_run_whose_record_cannot_be_changed_is_reported_on(capsys: Capture, ru
     assert not run.record().evaluations
 
 
-def test_of_original_faces_the_middle_is_looked_at(tmp_path: Path):
+def test_original_faces_are_cropped_to_the_center(tmp_path: Path):
     pixels = np.full((250, 250, 3), 255, dtype=np.uint8)
     pixels[61:189, 61:189] = 100
     Image.fromarray(pixels).save(tmp_path / "face.png")
@@ -222,7 +222,7 @@ def test_of_original_faces_the_middle_is_looked_at(tmp_path: Path):
     assert seen["cifar10"].max() == 1
 
 
-def test_folds_of_a_list_that_lack_a_kind_are_made_anew():
+def test_folds_without_one_kind_of_pair_are_replaced():
     rows = [("a", "b", True), ("a", "c", True), ("b", "d", False), ("c", "d", False)]
     as_listed, anew = (Folds.of(Pairs.of_names(rows, folds)) for folds in ([0, 1, 0, 1], [0, 0, 1, 1]))
     assert (as_listed.numbers.tolist(), as_listed.note) == ([0, 1, 0, 1], "")
@@ -230,7 +230,7 @@ def test_folds_of_a_list_that_lack_a_kind_are_made_anew():
     assert anew.note == "the folds are random, since a fold of the list has only one kind of pairs"
 
 
-def test_help_says_what_there_is_to_do(capsys: Capture):
+def test_verify_help_names_all_options(capsys: Capture):
     with pytest.raises(SystemExit):
         call("verify", "--help")
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
@@ -240,7 +240,7 @@ def test_help_says_what_there_is_to_do(capsys: Capture):
     assert "None" not in text
 
 
-def test_a_report_has_recall_and_precision_where_folders_are_classes(capsys: Capture, run: Run, pairs: Path):
+def test_report_has_recall_and_precision_if_folders_are_classes(capsys: Capture, run: Run, pairs: Path):
     """Those of the embeddings, in the table, as JSON and in the record; without such folders there are none."""
     test = load_dataset("digits").test
     assert answer(capsys, "verify", run.folder, "--pairs", pairs)["retrieval"] is None
@@ -278,6 +278,6 @@ def test_a_report_has_recall_and_precision_where_folders_are_classes(capsys: Cap
         ([("a/1", "b/1", False), ("a/1", "c/1", False)], None),
     ],
 )
-def test_folders_are_classes_where_all_answers_agree(rows: list[tuple[str, str, bool]], labels: list[int] | None):
+def test_folders_are_classes_if_all_pairs_agree(rows: list[tuple[str, str, bool]], labels: list[int] | None):
     found = labels_by_folder(Pairs.of_names(rows))
     assert (None if found is None else found.tolist()) == labels

@@ -31,13 +31,13 @@ def with_zeros(run: Run) -> None:
     write_tensors(run.model_file, tensors | zeros, notes)
 
 
-def test_a_run_without_a_calibration_says_how_to_make_one(capsys: Capture, run: Run, pairs: Path):
+def test_missing_calibration_error_says_how_to_calibrate(capsys: Capture, run: Run, pairs: Path):
     told = complaint(capsys, "verify", run.folder, pairs.parent / "0.png", pairs.parent / "1.png")
     assert "the run 'run' is not calibrated, so it has no thresholds" in told
     assert f"use `dcnet verify {run.folder} --calibrate --pairs FILE --images FOLDER`" in told
 
 
-def test_a_calibration_of_other_weights_or_none_at_all_is_refused(capsys: Capture, run: Run, pairs: Path):
+def test_comparison_requires_a_calibration_of_the_same_weights(capsys: Capture, run: Run, pairs: Path):
     images = (pairs.parent / "0.png", pairs.parent / "1.png")
     answer(capsys, "verify", run.folder, "--calibrate", "--pairs", pairs)
     tensors, notes = read_tensors(run.model_file)
@@ -50,7 +50,7 @@ def test_a_calibration_of_other_weights_or_none_at_all_is_refused(capsys: Captur
         assert f"{str(run.folder / 'verification.json')!r} is not a calibration: " in told
 
 
-def test_what_is_no_image_is_named_and_the_calibration_stays(capsys: Capture, run: Run, pairs: Path):
+def test_unreadable_image_is_reported_and_the_calibration_stays(capsys: Capture, run: Run, pairs: Path):
     answer(capsys, "verify", run.folder, "--calibrate", "--pairs", pairs)
     before = (run.folder / "verification.json").read_bytes()
     broken = pairs.parent / "7.png"
@@ -62,7 +62,7 @@ def test_what_is_no_image_is_named_and_the_calibration_stays(capsys: Capture, ru
     assert not (run.folder / "roc.png").exists()
 
 
-def test_a_list_with_a_missing_image_is_told_by_its_line(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
+def test_missing_image_is_reported_with_its_line_in_the_list(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
     file = listed(pairs.parent / "missing.csv", [("0.png", "1.png", True), ("2.png", "none.png", False)])
     for option in ((), ("--calibrate",)):
         told = complaint(capsys, "verify", run.folder, "--pairs", file, *option)
@@ -73,7 +73,7 @@ def test_a_list_with_a_missing_image_is_told_by_its_line(capsys: Capture, run: R
     assert f"{lfw / 'pairs.txt'}, line 4: " in told
 
 
-def test_lists_that_have_too_little_are_refused(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
+def test_lists_with_too_few_pairs_are_rejected(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
     for same, kind in ((True, "different"), (False, "the same")):
         file = listed(pairs.parent / "one.csv", [("0.png", "1.png", same)] * 3)
         told = complaint(capsys, "verify", run.folder, "--pairs", file)
@@ -90,7 +90,7 @@ def test_lists_that_have_too_little_are_refused(capsys: Capture, run: Run, pairs
     )
 
 
-def test_an_embedding_of_zero_is_told_by_its_image(capsys: Capture, run: Run, pairs: Path):
+def test_zero_embedding_is_reported_with_its_image(capsys: Capture, run: Run, pairs: Path):
     with_zeros(run)
     told = complaint(capsys, "verify", run.folder, "--pairs", pairs)
     first = pairs.read_text().partition(",")[0]
@@ -103,7 +103,7 @@ class NoFeatures(nn.Module):
         return input.flatten(1)
 
 
-def test_a_network_without_features_is_refused(capsys: Capture, run: Run, pairs: Path, monkeypatch: pytest.MonkeyPatch):
+def test_network_without_features_is_rejected(capsys: Capture, run: Run, pairs: Path, monkeypatch: pytest.MonkeyPatch):
     model = blocks.Normalized(NoFeatures(), [0.0], [1.0])
     monkeypatch.setattr("dcnet.training.load_model", lambda run: (model, run.record()))
     told = complaint(capsys, "verify", run.folder, "--pairs", pairs)
@@ -131,10 +131,10 @@ def test_a_network_without_features_is_refused(capsys: Capture, run: Run, pairs:
         (["--lfw", "none"], "there is no folder 'none'"),
     ],
 )
-def test_options_that_do_not_go_together(capsys: Capture, run: Run, options: list[str], message: str):
+def test_incompatible_options_are_rejected(capsys: Capture, run: Run, options: list[str], message: str):
     assert message in complaint(capsys, "verify", run.folder, *options)
 
 
-def test_pictures_of_other_kinds_are_refused(capsys: Capture, run: Run, pairs: Path):
+def test_other_picture_formats_are_rejected(capsys: Capture, run: Run, pairs: Path):
     told = complaint(capsys, "verify", run.folder, "--pairs", pairs, "--out", "a.gif")
     assert "--out must be a file such as .png or .svg, not 'a.gif'" in told

@@ -46,9 +46,7 @@ def other_list(pairs: Path, rows: int) -> Path:
     return file
 
 
-def test_a_report_on_another_list_of_the_same_name_is_not_replaced_without_a_word(
-    capsys: Capture, run: Run, pairs: Path
-):
+def test_replacing_the_report_on_another_list_is_reported(capsys: Capture, run: Run, pairs: Path):
     kept = f"stored in {run.record_file} as 'pairs-pairs'"
     assert f"{kept}wrote" in said(capsys, run.folder, "--pairs", pairs)
     # The same list again is a newer report, and no loss.
@@ -63,7 +61,9 @@ def test_a_report_on_another_list_of_the_same_name_is_not_replaced_without_a_wor
     assert "replaced" not in answer(capsys, "verify", run.folder, "--pairs", pairs)
 
 
-def test_lists_are_told_apart_wherever_one_is(capsys: Capture, run: Run, pairs: Path, monkeypatch: pytest.MonkeyPatch):
+def test_lists_of_the_same_name_are_distinguished_by_their_paths(
+    capsys: Capture, run: Run, pairs: Path, monkeypatch: pytest.MonkeyPatch
+):
     """By their places, since the names that are given may be the same."""
     other = other_list(pairs, 120)
     images = ("--images", pairs.parent)
@@ -76,7 +76,7 @@ def test_lists_are_told_apart_wherever_one_is(capsys: Capture, run: Run, pairs: 
 
 
 @pytest.mark.parametrize("name", ["lfw-deepfunneled", "lfw_funneled", "lfw"])
-def test_lfw_is_found_in_the_folder_that_training_takes(capsys: Capture, tmp_path: Path, name: str):
+def test_lfw_is_found_in_the_data_folder(capsys: Capture, tmp_path: Path, name: str):
     run = colour_run(tmp_path / "run", tmp_path / "images")
     lfw = lfw_folder(tmp_path / "data" / name, PEOPLE)
     found = [answer(capsys, "verify", run.folder, "--data-dir", folder) for folder in (lfw, tmp_path / "data")]
@@ -87,14 +87,14 @@ def test_lfw_is_found_in_the_folder_that_training_takes(capsys: Capture, tmp_pat
     assert answer(capsys, "verify", run.folder, *options)["data"]["pairs"] == 4
 
 
-def test_too_few_pairs_leave_no_folder_behind(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
+def test_too_few_pairs_create_no_folder(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
     few = listed(pairs.parent / "few.csv", [("0.png", "1.png", True), ("2.png", "3.png", False)])
     told = complaint(capsys, "verify", run.folder, "--pairs", few, "--out", tmp_path / "new" / "x.png")
     assert "folds need two pairs or more" in told
     assert not (tmp_path / "new").exists()
 
 
-def test_an_image_in_no_folder_is_unseen(capsys: Capture, run: Run, pairs: Path):
+def test_image_outside_of_class_folders_counts_as_unseen(capsys: Capture, run: Run, pairs: Path):
     found = answer(capsys, "verify", run.folder, "--pairs", pairs, "--unseen")
     assert found["data"]["left_out"] == 0
     # Class 3 of the digits, by the name of its folder.
@@ -107,7 +107,7 @@ def test_an_image_in_no_folder_is_unseen(capsys: Capture, run: Run, pairs: Path)
     assert answer(capsys, "verify", run.folder, "--pairs", some, "--unseen")["data"]["left_out"] == 2
 
 
-def test_a_report_with_mirror_images_after_a_calibration_without_them_says_so(capsys: Capture, run: Run, pairs: Path):
+def test_report_notes_mirror_images_that_the_calibration_lacks(capsys: Capture, run: Run, pairs: Path):
     report = ("verify", run.folder, "--pairs", pairs)
     assert answer(capsys, *report)["flip_note"] == ""
     answer(capsys, *report, "--calibrate", "--no-flip")
@@ -123,7 +123,7 @@ def test_a_report_with_mirror_images_after_a_calibration_without_them_says_so(ca
     assert answer(capsys, *report, "--no-flip")["flip_note"] == ""
 
 
-def test_a_list_with_one_fold_is_said_to_have_one():
+def test_list_with_one_fold_is_reported_as_such():
     rows = [("a", "b", True), ("a", "c", True), ("b", "d", False), ("c", "d", False)]
     found = Folds.of(Pairs.of_names(rows, [0, 0, 0, 0]))
     assert found.note == "the folds are random, since all pairs are in one fold of the list"

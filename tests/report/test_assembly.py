@@ -17,7 +17,7 @@ EXPERIMENTS = select_experiments(["all"])
 LOADING = ("src", "srcset", "data", "action", "poster")
 
 
-def test_the_page_is_small_and_loads_nothing():
+def test_page_is_small_and_self_contained():
     text, tree = real_page(), real_tree()
     assert len(text.encode()) < 5_000_000
     for node in tree.walk():
@@ -32,7 +32,7 @@ def test_the_page_is_small_and_loads_nothing():
     assert not re.search(r"\b(fetch|XMLHttpRequest|import)\(", text)
 
 
-def test_names_are_unique_and_lead_somewhere():
+def test_ids_are_unique_and_links_have_targets():
     nodes = list(real_tree().walk())
     ids = [node.attributes["id"] for node in nodes if "id" in node.attributes]
     assert len(ids) == len(set(ids))
@@ -53,7 +53,7 @@ def test_headings_are_in_order():
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
 
-def test_everything_that_is_operated_has_a_name():
+def test_every_control_has_an_accessible_name():
     tree = real_tree()
     labelled = {node.attributes["for"] for node in tree.all("label")}
     assert {node.attributes["id"] for node in tree.all("input")} <= labelled
@@ -68,7 +68,7 @@ def test_everything_that_is_operated_has_a_name():
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.name)
-def test_every_number_of_the_tables_is_there(experiment):
+def test_page_has_every_number_of_the_tables(experiment):
     (box,) = [one for one in real_tree().all("div", class_="scroll") if experiment.name in _caption(one)]
     rows = {row.all("th")[0].text: row.all("td") for row in box.one("tbody").all("tr")}
     assert list(rows) == experiment.rows
@@ -103,11 +103,11 @@ def _caption(box):
     return [name.removesuffix("-table-caption")]
 
 
-def test_the_same_records_give_the_same_page():
+def test_page_is_deterministic():
     assert page(Sources((RESULTS,))) == real_page()
 
 
-def test_without_records_every_section_says_what_would_fill_it(tmp_path: Path):
+def test_sections_without_records_show_the_command(tmp_path: Path):
     tree = drawn(tmp_path)
     for name in ("curves", "features", "robustness", "speed", "heads", "records"):
         empty = tree.one("section", id=name).all("p", class_="empty")
@@ -117,7 +117,7 @@ def test_without_records_every_section_says_what_would_fill_it(tmp_path: Path):
     assert not any(re.search(r"\d", node.text) for node in tree.all("summary"))
 
 
-def test_what_a_record_says_is_text_and_never_markup(tmp_path: Path):
+def test_text_of_records_is_escaped(tmp_path: Path):
     evil = '</script><script>alert(1)</script><b title="\'">'
     record = a_run(name=evil.replace("/", ""), command=evil)
     record["config"]["operator"] = evil
@@ -129,12 +129,12 @@ def test_what_a_record_says_is_text_and_never_markup(tmp_path: Path):
     assert any(evil in node.text for node in tree.all("code"))
 
 
-def test_more_seeds_than_an_experiment_asks_for_are_a_mean_with_its_deviation():
+def test_additional_seeds_count_in_the_mean_and_deviation():
     summary = [node.text for node in real_tree().all("summary")]
     assert any("±" in text for text in summary)
 
 
-def test_the_title_claims_no_more_than_was_done():
+def test_title_mentions_seeds_only_if_there_are_several():
     tree = real_tree()
     assert tree.one("head").one("title").text == tree.one("h1").text == "dcnet: the paper's tables, run again"
 
@@ -150,7 +150,7 @@ def with_error(folder: Path, row: str, column: str, error: float) -> None:
 @pytest.mark.parametrize(
     ("difference", "place"), [(-5.0, "apart"), (-1.1, "apart"), (-0.9, "ahead"), (0.5, "behind"), (5.0, "behind")]
 )
-def test_what_is_far_from_the_paper_is_no_plain_success(tmp_path: Path, difference: float, place: str):
+def test_large_improvement_on_the_paper_is_not_marked_as_success(tmp_path: Path, difference: float, place: str):
     with_error(tmp_path, "seg", "sqcos, no ReLU", 24.29 + difference)
     tree = drawn(tmp_path)
     (shown,) = [node for node in tree.all("span") if node.text == f"{difference:+.2f}"]
@@ -160,13 +160,13 @@ def test_what_is_far_from_the_paper_is_no_plain_success(tmp_path: Path, differen
     assert f"{difference:+.2f} ({word}): seg, sqcos, no ReLU" in overview
 
 
-def test_the_overview_has_the_furthest_either_way(tmp_path: Path):
+def test_overview_has_the_largest_difference_in_either_direction(tmp_path: Path):
     with_error(tmp_path, "seg", "sqcos, no ReLU", 24.29 + 2.0)
     with_error(tmp_path, "baseline", "cos, no ReLU", 58.24 - 20.0)
     assert "-20.00 (better): baseline, cos, no ReLU" in drawn(tmp_path).one("section", id="overview").text
 
 
-def test_a_section_is_one_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_section_is_registered_by_one_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(registry, "_entries", dict(registry))
 
     @section("One more", order=5)
@@ -179,7 +179,7 @@ def test_a_section_is_one_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         section("Again", order=6)(one_more)
 
 
-def test_colours_can_be_told_from_the_page_in_light_and_dark():
+def test_colors_have_contrast_in_light_and_dark_mode():
     """By the contrast that WCAG asks for: 4.5 for text, 3 for lines."""
     for block in re.findall(r"--paper: .*?--s9: #\w+;", real_page(), re.DOTALL):
         colors = dict(re.findall(r"--(\w+): (#\w{6})", block))

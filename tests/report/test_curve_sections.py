@@ -26,7 +26,7 @@ def lines(folder: Path) -> dict[str, list[str]]:
     return {figure.attributes["id"]: [line["name"] for line in values_of(figure)["lines"]] for figure in figures}
 
 
-def test_a_table_of_few_runs_is_one_chart_with_the_names_of_its_cells(tmp_path: Path):
+def test_table_with_few_runs_is_one_chart_labeled_by_cell(tmp_path: Path):
     table3 = get_experiment("table3")
     plain, *_, last = table3.cells
     for seed in (0, 1):
@@ -35,13 +35,13 @@ def test_a_table_of_few_runs_is_one_chart_with_the_names_of_its_cells(tmp_path: 
     assert lines(tmp_path) == {"chart-table3": ["baseline, cos, no ReLU, mean of 2", "mix, sqcos, ReLU"]}
 
 
-def test_as_many_lines_as_can_be_seen_are_still_one_chart(tmp_path: Path):
+def test_maximum_number_of_lines_is_one_chart(tmp_path: Path):
     for cell in get_experiment("table3").cells[:8]:
         trained(tmp_path, cell)
     assert {key: len(names) for key, names in lines(tmp_path).items()} == {"chart-table3": 8}
 
 
-def test_columns_that_differ_in_a_sign_have_charts_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_columns_that_differ_in_a_symbol_have_separate_charts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With one id for both, the buttons of the second moved the lines of the first."""
     epochs = {"+1": 2, "-1": 3}
     cells = [Cell(f"{lr}", sign, recipe("digits", lr=lr, epochs=epochs[sign])) for lr in LRS for sign in epochs]
@@ -51,7 +51,7 @@ def test_columns_that_differ_in_a_sign_have_charts_of_their_own(tmp_path: Path, 
     assert {key: len(names) for key, names in lines(tmp_path).items()} == {"chart-signs--1": 5, "chart-signs--1-2": 5}
 
 
-def test_what_is_measured_of_trained_networks_is_no_table_of_curves(tmp_path: Path):
+def test_tables_of_evaluations_have_no_training_curves(tmp_path: Path):
     """A network has several cells there."""
     clean = get_experiment("table7").cells[0]
     assert clean.metric == ("evaluations", "attacks", "clean")
@@ -59,7 +59,7 @@ def test_what_is_measured_of_trained_networks_is_no_table_of_curves(tmp_path: Pa
     assert list(lines(tmp_path)) == ["chart-cifar10-cnn9-small"]
 
 
-def test_nearness_and_the_order_of_the_rows_are_told_below_the_title(tmp_path: Path):
+def test_findings_are_shown_below_the_title(tmp_path: Path):
     plain, _, sphere, *_ = get_experiment("table3").cells
     for cell, seed, error in ((plain, 0, 50.0), (plain, 1, 51.0), (sphere, 0, 33.0)):
         trained(tmp_path, cell, seed, results={"test_error": error})
@@ -75,7 +75,7 @@ def test_nearness_and_the_order_of_the_rows_are_told_below_the_title(tmp_path: P
         ("fair_trials", {"plain--ReLU": 6, "seg-sqcos--no-ReLU": 6}),
     ],
 )
-def test_a_table_of_many_has_one_for_each_column_or_row(tmp_path: Path, name: str, charts: dict[str, int]):
+def test_table_with_many_runs_has_a_chart_per_column_or_row(tmp_path: Path, name: str, charts: dict[str, int]):
     experiment = get_experiment(name)
     for cell in experiment.cells:
         trained(tmp_path, cell)
@@ -89,14 +89,14 @@ def test_a_table_of_many_has_one_for_each_column_or_row(tmp_path: Path, name: st
     ("name", "words"),
     [("table3", "Test error in % by step"), ("fair_trials", "Validation error in % by step")],
 )
-def test_what_is_measured_on_training_images_is_not_called_a_test_error(tmp_path: Path, name: str, words: str):
+def test_error_on_held_out_training_images_is_called_validation_error(tmp_path: Path, name: str, words: str):
     trained(tmp_path, get_experiment(name).cells[0])
     figure = drawn(tmp_path).one("section", id="curves").one("figure")
     assert figure.one("strong").text == words
     assert f"{words.split(' in ')[0].lower()}, %" in [text.text for text in figure.all("text")]
 
 
-def test_no_run_is_drawn_twice_and_those_of_no_table_come_last(tmp_path: Path):
+def test_runs_are_drawn_once_and_runs_without_a_table_last(tmp_path: Path):
     table4, table5 = get_experiment("table4"), get_experiment("table5")
     shared = {cell.config for cell in table4.cells} & {cell.config for cell in table5.cells} - {None}
     assert shared
@@ -107,7 +107,7 @@ def test_no_run_is_drawn_twice_and_those_of_no_table_come_last(tmp_path: Path):
     assert list(lines(tmp_path)) == ["chart-figure4", "chart-digits-cnn9-small"]
 
 
-def test_a_network_that_still_guesses_did_not_converge_before_it_is_measured_as_well(tmp_path: Path):
+def test_network_at_chance_level_did_not_converge_even_before_evaluation(tmp_path: Path):
     """It was missing on the page, where `dcnet reproduce` says that it did not converge."""
     trained(tmp_path, get_experiment("table7").cells[0], results={"test_error": 90.0})
     shown = [node.text for node in drawn(tmp_path).one("section", id="tables").all("summary")]

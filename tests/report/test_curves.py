@@ -34,7 +34,7 @@ def drawn(axes: Axes) -> dict[str, list[tuple[float, float]]]:
     return {str(line.get_label()): list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in lines}
 
 
-def test_runs_that_differ_in_the_seed_are_a_mean_in_a_band():
+def test_seeds_are_drawn_as_mean_and_band():
     records = [record([50.0, 90.0], [1.0, 0.5], seed=0), record([70.0, 94.0], [2.0, 0.7], seed=1)]
     test, loss, _ = run_curves(records).axes
     assert drawn(test) == {"tanh-cos, mean of 2": [(1, 40), (2, 8)]}
@@ -43,14 +43,14 @@ def test_runs_that_differ_in_the_seed_are_a_mean_in_a_band():
     assert (band.ymin, band.ymax) == (6, 50)
 
 
-def test_accuracy_in_place_of_error():
+def test_accuracy_instead_of_error():
     test, _, _ = run_curves([record([50.0, 90.0])], "accuracy").axes
     assert drawn(test) == {"tanh-cos": [(1, 50), (2, 90)]}
     assert test.get_ylabel() == "test accuracy, %"
     assert not test.collections
 
 
-def test_a_shorter_run_counts_as_far_as_it_got_and_what_is_not_finite_not_at_all():
+def test_mean_uses_the_runs_that_reached_a_point_and_only_finite_values():
     records = [record([50.0, 90.0, 92.0], seed=0), record([70.0], [None], seed=1)]
     test, loss, _ = run_curves(records, "accuracy").axes
     assert drawn(test) == {"tanh-cos, mean of 1 to 2": [(1, 60), (2, 90), (3, 92)]}
@@ -63,7 +63,7 @@ def names(*records: Record) -> list[str]:
     return labels(list(group_by_seed(records).values()))
 
 
-def test_labels_are_what_differs():
+def test_labels_show_the_differing_settings():
     flat = [50.0, 60.0]
     assert names(record(flat, operator="conv"), record(flat)) == ["conv", "tanh-cos"]
     assert names(record(flat, lr=0.01), record(flat, lr=0.02)) == ["lr=0.01", "lr=0.02"]
@@ -77,19 +77,19 @@ def test_labels_are_what_differs():
     assert names(part, record(flat)) == ["conv, train_images=60", "tanh-cos"]
 
 
-def test_a_fraction_in_an_adversary_is_no_path():
+def test_label_keeps_the_fraction_of_an_adversary():
     attacked = [record([60.0], adversary=f"{kind}(epsilon=6/255)") for kind in ("fgsm", "pgd")]
     assert names(*attacked) == ["adversary=fgsm(epsilon=6/255)", "adversary=pgd(epsilon=6/255)"]
 
 
-def test_what_has_one_name_and_differs_is_told_apart_by_what_it_is():
+def test_settings_of_the_same_name_are_labeled_by_all_values():
     drops = [record([60.0], schedule=Steps((2, 3), drop)) for drop in (0.1, 0.5)]
     assert names(*drops) == [f"schedule=step(milestones=[2, 3],drop={drop})" for drop in (0.1, 0.5)]
     started = [record([60.0], pretrained=f"runs/{run}/weights.safetensors") for run in "ab"]
     assert names(*started) == [f"pretrained=runs/{run}/weights.safetensors" for run in "ab"]
 
 
-def test_what_is_spelled_alike_in_all_is_left_out_where_the_rest_tells_them_apart():
+def test_labels_omit_settings_with_equal_text():
     lengths = [record([60.0], steps=steps, epochs=None, schedule=Steps((steps // 2,))) for steps in (20, 40)]
     assert names(*lengths) == ["steps=20", "steps=40"]
 
@@ -100,7 +100,7 @@ def older(found: Record) -> Record:
     return dataclasses.replace(found, config=config)
 
 
-def test_what_an_older_version_did_not_know_is_as_by_default():
+def test_missing_settings_of_old_records_have_their_defaults():
     old, new = older(record([50.0], seed=0)), record([70.0], seed=1)
     assert names(old, new) == names(new, old) == ["tanh-cos, mean of 2"]
     attacked = record([60.0], adversary="fgsm")
@@ -110,20 +110,20 @@ def test_what_an_older_version_did_not_know_is_as_by_default():
     assert names(new, newer) == ["of_later=None", "of_later=1"]
 
 
-def test_what_a_plain_network_has_not_is_no_difference():
+def test_labels_ignore_settings_without_effect_on_a_plain_network():
     pair = [record([50.0], recipe="paper-cifar", operator=operator) for operator in ("conv", "tanh-cos", "seg-cos")]
     assert pair[0].config["orthonormal"] != pair[1].config["orthonormal"]
     assert names(*pair) == ["conv", "tanh-cos", "seg-cos"]
 
 
-def test_the_title_is_what_all_have():
+def test_title_has_the_common_settings():
     both = [[record([50.0], operator="conv")], [record([50.0])]]
     assert common_words(both) == "digits, cnn9-small"
     assert common_words(both[1:]) == "digits, cnn9-small, tanh-cos"
     assert run_curves([record([50.0], seed=seed) for seed in (0, 1)]).get_suptitle().endswith("over seeds")
 
 
-def test_drops_of_the_learning_rate_are_seen_in_all_panels():
+def test_drops_of_the_learning_rate_are_marked_in_all_panels():
     figure = run_curves([record([50.0] * 8, schedule=Steps((0.5, 0.75)))])
     for axes in figure.axes:
         dotted = [line for line in axes.get_lines() if line.get_linestyle() == ":"]
@@ -131,13 +131,13 @@ def test_drops_of_the_learning_rate_are_seen_in_all_panels():
     assert figure.axes[2].get_yscale() == "log"
 
 
-def test_a_cosine_has_no_drops_and_a_linear_scale():
+def test_cosine_schedule_has_a_linear_scale_and_no_drop_lines():
     figure = run_curves([record([50.0] * 30)])
     assert not [line for axes in figure.axes for line in axes.get_lines() if line.get_linestyle() == ":"]
     assert figure.axes[2].get_yscale() == "linear"
 
 
-def test_equal_learning_rates_are_drawn_once_and_others_in_the_colours_of_their_runs():
+def test_equal_learning_rates_are_drawn_once():
     same = run_curves([record([50.0, 60.0]), record([50.0, 60.0], operator="conv")]).axes[2]
     assert len(same.get_lines()) == 1
     other = run_curves([record([50.0, 60.0]), record([50.0, 60.0], lr=0.1)]).axes
@@ -145,25 +145,25 @@ def test_equal_learning_rates_are_drawn_once_and_others_in_the_colours_of_their_
 
 
 @pytest.mark.parametrize(("losses", "scale"), [([2.0, 0.01], "log"), ([2.0, 0.5], "linear"), ([2.0, 0.0], "linear")])
-def test_the_loss_is_on_a_log_scale_where_it_pays(losses: list[float | None], scale: str):
+def test_loss_has_a_log_scale_if_it_varies_by_a_factor_of_ten(losses: list[float | None], scale: str):
     assert run_curves([record([50.0, 60.0], losses)]).axes[1].get_yscale() == scale
 
 
-def test_the_rise_from_chance_does_not_flatten_the_rest():
+def test_axis_ignores_the_rise_from_chance_level():
     error, _, _ = run_curves([record([10.0, 90.0, 94.0, 95.0])]).axes
     assert error.get_ylim()[1] < 12
     accuracy, _, _ = run_curves([record([10.0, 90.0, 94.0, 95.0])], "accuracy").axes
     assert accuracy.get_ylim()[0] > 88
 
 
-def test_eight_curves_have_colours_of_their_own_and_one_legend():
+def test_eight_curves_have_distinct_colors_and_one_legend():
     specs = ["conv", "tanh-cos", "ball-cos", "seg-cos", "log-cos", "mix-cos", "linear-cos", "sphere-cos"]
     figure = run_curves([record([50.0 + i, 60.0], operator=spec) for i, spec in enumerate(specs)])
     assert len({line.get_color() for line in figure.axes[0].get_lines()}) == 8
     assert [text.get_text() for text in figure.legends[0].get_texts()] == specs
 
 
-def test_one_evaluation_is_a_point_that_can_be_seen():
+def test_one_evaluation_is_a_visible_point():
     (line,) = run_curves([record([50.0])]).axes[0].get_lines()
     assert line.get_marker() == "o"
     assert math.isfinite(line.get_ydata()[0])

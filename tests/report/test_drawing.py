@@ -17,19 +17,19 @@ def test_save_writes_the_format_of_the_suffix_into_a_new_folder(name: str, start
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_save_gives_the_same_svg_again(tmp_path: Path):
+def test_save_is_deterministic_for_svg(tmp_path: Path):
     for name in ("a.svg", "b.svg"):
         save(operator_curves(), tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_save_refuses_an_unknown_suffix_and_writes_nothing(tmp_path: Path):
+def test_save_rejects_an_unknown_suffix(tmp_path: Path):
     with pytest.raises(ValueError, match=r"\.png or \.svg, not '\.xyz'"):
         save(Figure(), tmp_path / "a.xyz")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_save_that_fails_leaves_the_old_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_failed_save_keeps_the_old_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*_: object) -> None:
         raise OSError("disk full")
 

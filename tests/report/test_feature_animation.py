@@ -31,7 +31,7 @@ def pixels(image, frame):
 
 
 @pytest.mark.parametrize("dimensions", [2, 3])
-def test_a_frame_for_each_evaluation(dimensions):
+def test_animation_has_a_frame_per_evaluation(dimensions):
     image = opened(feature_plots.feature_animation([moving(3, dimensions=dimensions)]))
     assert (image.n_frames, image.info["loop"]) == (3, 0)
     durations = []
@@ -41,7 +41,7 @@ def test_a_frame_for_each_evaluation(dimensions):
     assert durations == [feature_plots.MILLISECONDS] * 2 + [feature_plots.LAST_MILLISECONDS]
 
 
-def test_axes_stay_where_they_are():
+def test_axes_are_fixed_during_the_animation():
     image = opened(feature_plots.feature_animation([moving(3)]))
     # What is black in all frames alike is the frame around the axes: four long lines.
     black = torch.stack([(pixels(image, i) < 80).all(2) for i in range(3)]).all(0)
@@ -49,7 +49,7 @@ def test_axes_stay_where_they_are():
     assert (black.float().mean(0) > 0.5).sum() >= 2
 
 
-def test_a_shorter_run_waits_at_its_end():
+def test_shorter_run_stays_at_its_last_frame():
     image = opened(feature_plots.feature_animation([moving(3, "long"), moving(2, "short")]))
     assert image.n_frames == 3
     half = image.width // 2
@@ -57,14 +57,14 @@ def test_a_shorter_run_waits_at_its_end():
     assert not torch.equal(pixels(image, 1)[:, : half - 20], pixels(image, 2)[:, : half - 20])
 
 
-def test_of_many_evaluations_some_are_left_out():
+def test_many_evaluations_are_thinned_out():
     found = feature_plots._some(1000, feature_plots.MOST_FRAMES)
     assert len(found) == feature_plots.MOST_FRAMES
     assert found[-1] == 999
     assert feature_plots._some(3, 40) == [0, 1, 2]
 
 
-def test_frames_are_left_out_until_it_is_small(monkeypatch):
+def test_frames_are_dropped_until_the_file_is_small(monkeypatch):
     whole = len(feature_plots.feature_animation([moving(4)]))
     monkeypatch.setattr(feature_plots, "MOST_BYTES", whole - 1)
     content = feature_plots.feature_animation([moving(4)])

@@ -38,7 +38,7 @@ RECORDS = [
 ]
 
 
-def test_a_row_for_each_record_in_order():
+def test_table_has_a_row_per_record_in_order():
     rows = [line.split(" | ") for line in feature_plots.features(RECORDS).splitlines() if line.startswith("| `")]
     assert [(row[0], row[1]) for row in rows] == [
         ("| `conv`", "`softmax`"),
@@ -53,7 +53,7 @@ def test_a_row_for_each_record_in_order():
     assert rows[0][4] == f"{RECORDS[5]['spread']['within']:.1f}"
 
 
-def test_losses_on_the_plain_network_and_networks_by_one_loss(tmp_path: Path):
+def test_pictures_compare_losses_and_operators(tmp_path: Path):
     for i, record in enumerate(RECORDS):
         write_features(tmp_path / "features" / f"{i}.json", record)
     found = feature_plots.pictures(tmp_path)
@@ -65,11 +65,11 @@ def test_losses_on_the_plain_network_and_networks_by_one_loss(tmp_path: Path):
     }
 
 
-def test_no_records_no_pictures(tmp_path: Path):
+def test_pictures_are_empty_without_records(tmp_path: Path):
     assert feature_plots.pictures(tmp_path) == {}
 
 
-def test_records_are_small(tmp_path: Path):
+def test_record_of_features_is_small(tmp_path: Path):
     many = Features("x", torch.randn(1000, 2) * 30, torch.arange(1000) % 10, tuple("0123456789"), torch.randn(10, 2))
     path = tmp_path / "x.json"
     write_features(path, record_of(many, Record()))
@@ -78,7 +78,7 @@ def test_records_are_small(tmp_path: Path):
     torch.testing.assert_close(points, many.points, rtol=5e-4, atol=0)
 
 
-def test_frames_have_the_epoch_and_the_accuracy_of_their_step():
+def test_frames_have_epoch_and_accuracy_in_the_title():
     history = History(torch.tensor([5, 9]), torch.arange(4) % 2, torch.randn(2, 4, 2), torch.randn(2, 2, 2))
     curves = {"step": [5, 9], "epoch": [0.5, 0.9], "test_accuracy": [60.0, 70.0]}
     config = {"operator": "conv", "margin": "softmax", "annealing": None}

@@ -16,7 +16,7 @@ def panel(name="one", count=2, classes=CLASSES, **given):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_panel_for_each_network(count):
+def test_figure_has_a_panel_per_network(count):
     names = ("one", "two", "three", "four", "five")
     figure = feature_plots([panel(name, count, accuracy=98.765) for name in names])
     assert [axes.get_title() for axes in figure.axes] == [f"{name}: 98.77 %" for name in names]
@@ -26,7 +26,7 @@ def test_a_panel_for_each_network(count):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(CLASSES)
 
 
-def test_the_legend_has_the_angles():
+def test_legend_shows_the_angles():
     shown = panel()
     legend = feature_plots([shown]).axes[0].get_legend().get_title().get_text()
     found = spread_of(shown.points, shown.labels)
@@ -34,14 +34,14 @@ def test_the_legend_has_the_angles():
         assert words in legend
 
 
-def test_directions_point_where_the_weights_do():
+def test_directions_of_classes_follow_the_weights():
     line = feature_plots([panel()]).axes[0].get_lines()[0]
     (x0, x1), (y0, y1) = line.get_data()
     assert (x0, y0) == (0, 0)
     assert y1 / x1 == pytest.approx(0.1 / 1.1)
 
 
-def test_points_have_the_colours_of_their_classes():
+def test_points_have_the_colors_of_their_classes():
     figure = feature_plots([panel()])
     colours = [matplotlib.colors.to_hex(dots.get_facecolor()[0]) for dots in figure.axes[0].collections]
     assert colours == [matplotlib.colors.to_hex(f"C{i}") for i in range(4)]
@@ -53,17 +53,17 @@ def test_three_features_are_drawn_on_the_sphere():
     assert norms.tolist() == pytest.approx([1.0] * len(norms))
 
 
-def test_a_few_far_out_do_not_make_the_others_small():
+def test_outliers_do_not_set_the_limits_of_the_axes():
     points = torch.cat([torch.ones(999, 2), torch.full((1, 2), 1000.0)])
     assert reach_of([Features("x", points, torch.arange(1000) % 2, CLASSES)]) == pytest.approx(2**0.5)
 
 
-def test_networks_of_other_classes_do_not_share_a_picture():
+def test_networks_with_different_classes_are_rejected():
     with pytest.raises(ValueError, match="one and two have different classes: draw them one by one"):
         feature_plots([panel(), panel("two", classes=("e", "f", "g", "h"))])
 
 
-def test_more_features_than_can_be_drawn():
+def test_more_than_three_features_are_rejected():
     says = "only 2 or 3 features can be drawn, and x has 512: train with --margin softmax --features 2"
     with pytest.raises(ValueError, match=says):
         Features("x", torch.randn(5, 512), torch.arange(5), CLASSES)

@@ -26,7 +26,7 @@ def cosine(a, b):
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
-def test_angles_and_scores_in_loops():
+def test_spread_matches_plain_loops():
     torch.manual_seed(0)
     points, labels = torch.randn(30, 3) + 2 * torch.eye(3).repeat(10, 1), torch.arange(30) % 3
     unit = [direction([row]) for row in points.tolist()]
@@ -43,24 +43,24 @@ def test_angles_and_scores_in_loops():
     assert found.fisher == pytest.approx(fisher, rel=1e-4)
 
 
-def test_labels_need_not_be_all_there():
+def test_spread_accepts_missing_classes():
     points = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
     found = spread_of(points, torch.tensor([2, 2, 7]))
     assert (found.within, found.between, found.nearest) == pytest.approx((0, 90, 90), abs=1e-4)
 
 
-def test_one_class_has_nothing_between():
+def test_one_class_has_no_angle_between_classes():
     found = spread_of(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([3, 3]))
     assert found.within == pytest.approx(22.5)
     assert math.isnan(found.between)
 
 
-def test_angles_to_the_weights_of_the_own_class():
+def test_target_angle_matches_plain_loops():
     points, directions = torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([[0.0, 5.0], [1.0, 1.0]])
     assert target_angle(points, torch.tensor([1, 0]), directions) == pytest.approx((45 + 0) / 2)
 
 
-def test_norms_do_not_count():
+def test_spread_ignores_norms():
     torch.manual_seed(0)
     points, labels = torch.randn(20, 2), torch.arange(20) % 2
     longer = points * torch.rand(20, 1).add(0.5)
@@ -101,7 +101,7 @@ def told(capsys: Capture, *words: Any) -> str:
 
 
 @pytest.mark.parametrize(("change", "says"), DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_record_is_one_sentence(tmp_path: Path, capsys: Capture, change: dict[str, Any], says: str):
+def test_damaged_record_gives_a_one_line_error(tmp_path: Path, capsys: Capture, change: dict[str, Any], says: str):
     put(tmp_path, "bad", features() | change)
     seen = told(capsys, "plot", "features", tmp_path / "bad.json", "--out", tmp_path / "drawn.png")
     assert seen.startswith(f"dcnet: {str(tmp_path / 'bad.json')!r} is not a record of features: ")
@@ -112,7 +112,7 @@ def test_a_damaged_record_is_one_sentence(tmp_path: Path, capsys: Capture, chang
     assert says in seen
 
 
-def test_what_a_record_lacks_is_named(tmp_path: Path):
+def test_missing_keys_of_a_record_are_reported(tmp_path: Path):
     record = features()
     del record["points"]
     put(tmp_path, "half", record)
@@ -121,7 +121,7 @@ def test_what_a_record_lacks_is_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize("change", [{"accuracy": None}, {"directions": None}, {"points": [[1, 0], [0, 1], [1, 1]]}])
-def test_what_need_not_be_there_is_not_missed(tmp_path: Path, change: dict[str, Any]):
+def test_optional_keys_of_a_record_may_be_missing(tmp_path: Path, change: dict[str, Any]):
     found = features_in(features() | change)
     assert found.points.is_floating_point()
     put(tmp_path, "some", features() | change)
@@ -134,7 +134,7 @@ def tiny_run(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_two_runs_of_one_name_are_not_written_to_one_record(tmp_path: Path, capsys: Capture):
+def test_runs_with_the_same_name_are_not_written_to_one_record(tmp_path: Path, capsys: Capture):
     first = tiny_run(tmp_path / "a" / "run", margin="softmax", features=2)
     second = shutil.copytree(first, tmp_path / "b" / "run")
     out, records = ("--out", tmp_path / "drawn.png"), tmp_path / "records"
@@ -150,8 +150,6 @@ def test_two_runs_of_one_name_are_not_written_to_one_record(tmp_path: Path, caps
     ("changes", "advice"),
     [({}, "--margin softmax --features 2"), ({"margin": "softmax", "features": 8}, "--features 2")],
 )
-def test_the_advice_is_a_command_that_train_takes(
-    tmp_path: Path, capsys: Capture, changes: dict[str, Any], advice: str
-):
+def test_advised_command_is_valid(tmp_path: Path, capsys: Capture, changes: dict[str, Any], advice: str):
     run = tiny_run(tmp_path / "run", **changes)
     assert f": train with {advice}\n" in told(capsys, "plot", "features", run)

@@ -22,7 +22,7 @@ def tiles(filters: torch.Tensor) -> torch.Tensor:
     return torch.stack([torch.stack(row) for row in found])
 
 
-def test_filters_of_one_channel_are_grey_and_scaled_to_their_largest_weight():
+def test_filters_of_one_channel_are_gray_and_scaled_to_their_largest_weight():
     filters = torch.tensor([[1.0, -2.0], [0.5, 0.0]]).view(1, 1, 2, 2) * torch.tensor([1.0, 100.0]).view(2, 1, 1, 1)
     expected = torch.tensor([[0.75, 0.0], [0.625, 0.5]])
     found = tiles(filters)
@@ -31,31 +31,31 @@ def test_filters_of_one_channel_are_grey_and_scaled_to_their_largest_weight():
         torch.testing.assert_close(tile, expected[..., None].expand(2, 2, 3))
 
 
-def test_filters_of_three_channels_are_in_colour():
+def test_filters_of_three_channels_are_in_color():
     filters = torch.randn(4, 3, 3, 3)
     found = tiles(filters).flatten(0, 1)
     for tile, weights in zip(found, filters, strict=True):
         torch.testing.assert_close(tile, (weights / (2 * weights.abs().max()) + 0.5).permute(1, 2, 0))
 
 
-def test_filters_of_more_channels_are_a_row_each():
+def test_filters_of_many_channels_are_one_row_each():
     found = tiles(torch.randn(5, 8, 3, 3))
     assert found.shape[:2] == (5, 8)
     many = filter_images(torch.randn(40, 20, 3, 3), "title").axes[0].get_title()
     assert "the first 16 of 40 filters, a row each, by the first 16 of 20 channels" in many
 
 
-def test_empty_places_have_the_colour_of_the_lines():
+def test_empty_tiles_have_the_color_of_the_lines():
     found = tiles(torch.randn(7, 1, 3, 3))
     assert found.shape[:2] == (2, 4)
     torch.testing.assert_close(found[1, 3], torch.tensor(LINE).expand(3, 3, 3))
 
 
-def test_a_filter_of_zeros_is_grey():
+def test_filter_of_zeros_is_gray():
     assert tiles(torch.zeros(1, 1, 3, 3)).unique().tolist() == [0.5]
 
 
-def test_the_first_convolution_is_taken_or_the_one_of_that_name():
+def test_filters_are_of_the_first_or_the_named_convolution():
     model = dcnet.create_model("cnn9-small", "tanh-cos", 10, width=0.1)
     name, filters = convolution(model)
     assert name == "body.conv1.layer1.conv"
@@ -71,7 +71,7 @@ def network(operator: str) -> torch.nn.Module:
     return dcnet.create_model("cnn9-small", operator, 10, width=0.1)
 
 
-def test_the_radii_are_those_of_the_layers_in_the_order_of_depth():
+def test_radii_are_in_the_order_of_the_layers():
     model = network("tanh-cos")
     layer = model.get_submodule("body.conv2.layer1.conv")
     with torch.no_grad():
@@ -86,7 +86,7 @@ def test_the_radii_are_those_of_the_layers_in_the_order_of_depth():
     assert (found[0].start, found[0].relative) == (1.0, True)
 
 
-def test_parts_of_a_sum_have_radii_of_their_own_and_fixed_ones_are_left_out():
+def test_magnitudes_of_a_sum_have_separate_radii_without_fixed_ones():
     found = learned_radii(network("ball(radius=Radius(init=2.0,per_channel=False,relative=False))&tanh-cos"))
     assert [radii.layer for radii in found[:2]] == [f"body.conv1.layer1.conv, radius_{i}" for i in (0, 1)]
     assert (found[0].values, found[0].relative) == (pytest.approx([2.0]), False)
@@ -101,12 +101,12 @@ def test_parts_of_a_sum_have_radii_of_their_own_and_fixed_ones_are_left_out():
         ("tanh(radius=8.0)-cos", "the radius of 'tanh\\(radius=8.0\\)-cos' is fixed at 8"),
     ],
 )
-def test_where_nothing_is_learned_it_says_why(operator: str, message: str):
+def test_plot_without_learned_radii_gives_the_reason(operator: str, message: str):
     with pytest.raises(ValueError, match=message):
         learned_radii(network(operator))
 
 
-def test_every_layer_has_its_points_its_box_and_its_start():
+def test_every_layer_has_points_a_box_and_its_initial_value():
     found = learned_radii(network("tanh-cos"))
     (axes,) = radius_boxes(found, "title").axes
     assert [label.get_text() for label in axes.get_yticklabels()] == [radii.layer for radii in found]

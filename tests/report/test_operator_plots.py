@@ -70,7 +70,7 @@ def test_angles_are_drawn_over_the_angle(name: str):
     assert values == pytest.approx([math.cos(theta) for theta in thetas], abs=1e-6)
 
 
-def test_a_new_magnitude_appears_by_itself(cube: str):
+def test_registered_magnitude_appears_in_the_plots(cube: str):
     assert cube in names(operator_curves().axes[0])
     assert cube in [axes.get_title() for axes in geometry().axes]
 
@@ -92,7 +92,7 @@ def test_magnitudes_and_angles_that_operators_share_are_drawn_once():
     assert list(curves(right)) == ["cos", "sqcos"]
 
 
-def test_the_curves_are_the_equations():
+def test_curves_match_the_equations():
     left, right = operator_curves(["conv", "tanh(radius=2.0)-cos+product", "linear&log-sqcos"]).axes
     expected = {
         "conv, plain": lambda n: n,
@@ -120,14 +120,14 @@ def test_every_margin_is_drawn_from_0_to_pi():
     assert middle.get_lines()[-1].get_ydata() == pytest.approx(psi["a-softmax"])
 
 
-def test_slopes_are_those_of_the_gradient():
+def test_slopes_match_the_gradient():
     _, _, right = margin_curves(["m-softmax", "sphereface-r"]).axes
     slopes = lines(right)
     assert slopes["m-softmax"][360] == pytest.approx(1)
     assert slopes["sphereface-r"] == pytest.approx(slopes["m-softmax"], abs=1e-6)
 
 
-def test_margins_of_one_name_are_told_apart(tmp_path, monkeypatch):
+def test_margins_of_one_name_are_labeled_by_their_specs(tmp_path, monkeypatch):
     """By their specs, each of which is drawn once however it is written."""
     from dcnet.report import operator_plots
 
@@ -147,7 +147,7 @@ def test_margins_of_one_name_are_told_apart(tmp_path, monkeypatch):
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == list(found)
 
 
-def test_the_command(tmp_path, capsys):
+def test_plot_margins_command(tmp_path, capsys):
     assert main(["plot", "margins", "--margins", "a-softmax", "arcface", "--out", str(tmp_path / "x.svg")]) == 0
     assert (tmp_path / "x.svg").exists()
     capsys.readouterr()

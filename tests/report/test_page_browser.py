@@ -55,7 +55,7 @@ def path_of(browser: chromium.Chromium, part: str) -> Any:
     return pytest.approx([float(number) for number in re.split("[ ML]", text)[1:]], abs=0.15)
 
 
-def test_a_slider_moves_the_curves_that_have_its_constant(opened: chromium.Chromium):
+def test_slider_moves_the_curves_with_its_constant(opened: chromium.Chromium):
     before = {part: path_of(opened, part) for part in ("tanh", "linear", "sharp")}
     opened.value("document.getElementById('slider-rho').focus()")
     for _ in range(5):
@@ -68,7 +68,7 @@ def test_a_slider_moves_the_curves_that_have_its_constant(opened: chromium.Chrom
     assert opened.complaints() == []
 
 
-def test_the_formulas_of_the_page_are_those_of_the_library(opened: chromium.Chromium):
+def test_javascript_formulas_match_the_library(opened: chromium.Chromium):
     norms, angles = [0.1 * i for i in range(31)], [math.pi * i / 30 for i in range(31)]
     table = "(table, at) => Object.fromEntries(Object.entries(table).map(([name, f]) => [name, at.map(x => f(x, c))]))"
     told = opened.value(
@@ -113,7 +113,7 @@ def test_light_and_dark(opened: chromium.Chromium, shots: Path):
     assert opened.complaints() == []
 
 
-def test_a_number_opens_and_shows_its_command(opened: chromium.Chromium):
+def test_click_on_a_number_shows_its_command(opened: chromium.Chromium):
     number = "#tables details.number:not(.missing)"
     hidden = f"!document.querySelector('{number} code').checkVisibility()"
     assert opened.value(hidden)
@@ -125,7 +125,7 @@ def test_a_number_opens_and_shows_its_command(opened: chromium.Chromium):
     assert opened.complaints() == []
 
 
-def test_the_legend_hides_a_line_and_the_reader_reads_the_others(opened: chromium.Chromium):
+def test_legend_hides_a_line_and_the_reader_reads_the_others(opened: chromium.Chromium):
     figure = "#chart-figure4"
     output = f"document.querySelector('{figure} output').textContent"
     name = opened.value(f"document.querySelector('{figure} .legend button').textContent")
@@ -144,7 +144,7 @@ def test_the_legend_hides_a_line_and_the_reader_reads_the_others(opened: chromiu
 
 
 @pytest.mark.parametrize("everything_open", [False, True])
-def test_on_a_phone_the_page_does_not_scroll_sideways(opened: chromium.Chromium, shots: Path, everything_open: bool):
+def test_page_does_not_scroll_sideways_on_a_phone(opened: chromium.Chromium, shots: Path, everything_open: bool):
     opened.size(*PHONE)
     if everything_open:
         opened.value("for (const one of document.querySelectorAll('details')) one.open = true")
@@ -158,9 +158,7 @@ def test_on_a_phone_the_page_does_not_scroll_sideways(opened: chromium.Chromium,
 
 
 @pytest.mark.parametrize("width", [320, 390])
-def test_on_a_phone_there_is_room_beside_the_names_of_runs_to_read_their_commands(
-    opened: chromium.Chromium, width: int
-):
+def test_commands_are_readable_beside_run_names_on_a_phone(opened: chromium.Chromium, width: int):
     """The first cell of a row may stay where it is while the others scroll, unless it hides them."""
     opened.size(width, PHONE[1])
     box = "document.querySelector('#records .scroll')"
@@ -172,7 +170,7 @@ def test_on_a_phone_there_is_room_beside_the_names_of_runs_to_read_their_command
     assert opened.value(f"{seen}({box})") == pytest.approx(0, abs=1)
 
 
-def test_the_keyboard_begins_with_the_skip_link_and_shows_where_it_is(opened: chromium.Chromium):
+def test_keyboard_starts_at_the_skip_link_with_visible_focus(opened: chromium.Chromium):
     opened.press("Tab", 9)
     assert opened.value("document.activeElement.className") == "skip"
     assert opened.value("document.activeElement.getBoundingClientRect().left") >= 0
@@ -181,12 +179,12 @@ def test_the_keyboard_begins_with_the_skip_link_and_shows_where_it_is(opened: ch
     assert opened.value("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-def test_nothing_is_asked_of_the_network(opened: chromium.Chromium):
+def test_page_makes_no_network_requests(opened: chromium.Chromium):
     assert all(address.startswith("file:") for address in opened.requests())
     assert len(opened.requests()) == 1
 
 
-def test_a_small_epsilon_is_not_read_off_as_none(browser: chromium.Chromium, tmp_path: Path):
+def test_small_epsilon_is_not_shown_as_zero(browser: chromium.Chromium, tmp_path: Path):
     card = {"by_epsilon": {"epsilons": [0.0, 0.5 / 8 / 255, 8 / 255], "accuracies": [0.9, 0.8, 0.5]}}
     put(tmp_path / "some", "run", a_run(evaluations={"card": card}))
     (tmp_path / "page.html").write_text(page(Sources((tmp_path / "some",))))
@@ -199,14 +197,14 @@ def test_a_small_epsilon_is_not_read_off_as_none(browser: chromium.Chromium, tmp
     assert told == ["epsilon 0", "epsilon 0.0002451", "epsilon 0.03137"]
 
 
-def test_on_paper_no_word_is_larger_than_the_number_that_it_is_about(opened: chromium.Chromium):
+def test_print_shows_notes_no_larger_than_numbers(opened: chromium.Chromium):
     opened.call("Emulation.setEmulatedMedia", media="print")
     size = "parseFloat(getComputedStyle(document.querySelector('#tables td {}')).fontSize)"
     assert opened.value(size.format("> .paper")) <= opened.value(size.format(".number > summary"))
     opened.call("Emulation.setEmulatedMedia", media="")
 
 
-def test_what_no_record_of_the_repository_has(browser: chromium.Chromium, tmp_path: Path):
+def test_page_of_synthetic_records_fits_a_phone(browser: chromium.Chromium, tmp_path: Path):
     card = {"by_epsilon": {"epsilons": [0.0, 0.1], "accuracies": [0.9, 0.25]}}
     once = a_run(evaluations={"card": card})
     once["curves"] = {name: values[:1] for name, values in once["curves"].items()}
@@ -225,7 +223,7 @@ def test_what_no_record_of_the_repository_has(browser: chromium.Chromium, tmp_pa
     assert browser.complaints() == []
 
 
-def test_a_long_name_of_a_run_does_not_make_the_page_wider_than_a_phone(browser: chromium.Chromium, tmp_path: Path):
+def test_long_run_names_wrap_on_a_phone(browser: chromium.Chromium, tmp_path: Path):
     record = a_run()
     for operator in ("tanh-cos", f"long({'a' * 200})-cos"):
         config = record["config"] | {"operator": operator}

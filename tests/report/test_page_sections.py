@@ -43,7 +43,7 @@ def test_figure_4_has_the_errors_of_the_records_by_step(tmp_path: Path):
     assert [node.text for node in figure.one("ul", class_="legend").all("button")] == list(lines)
 
 
-def test_more_lines_than_can_be_seen_wait_for_their_button(tmp_path: Path):
+def test_lines_beyond_the_maximum_start_hidden(tmp_path: Path):
     for i in range(10):
         record = a_run(hash=f"{i:08d}")
         record["config"] = record["config"] | {"lr": 0.1 * (i + 1)}
@@ -55,7 +55,7 @@ def test_more_lines_than_can_be_seen_wait_for_their_button(tmp_path: Path):
     assert hidden == [None] * 8 + ["hidden"] * 2
 
 
-def test_all_operators_are_drawn_and_all_sliders_are_there():
+def test_all_operators_and_sliders_are_shown():
     part = real_tree().one("section", id="operators")
     assert (
         {node.attributes["data-symbol"] for node in part.all("input")}
@@ -79,7 +79,7 @@ def test_features_are_points_with_their_numbers_and_command(tmp_path: Path, dime
     assert all(node.attributes["title"] == features()["command"] for node in part.all("summary"))
 
 
-def test_what_lacks_seeds_is_told_apart_from_what_is_missing():
+def test_cells_with_fewer_seeds_differ_from_missing_cells():
     cells = tuple(Cell(name, "error", recipe("digits", width=width)) for name, width in (("a", 1.0), ("b", 0.5)))
     experiment = Experiment("two", "two", cells, seeds=2)
     told = {"2 cells, 1 missing and 1 with fewer seeds: run dcnet reproduce two.": [(5.0,), ()]}
@@ -91,7 +91,7 @@ def test_what_lacks_seeds_is_told_apart_from_what_is_missing():
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_a_line_of_one_evaluation_is_a_dot(tmp_path: Path, seeds: int):
+def test_line_of_one_evaluation_is_a_dot(tmp_path: Path, seeds: int):
     for seed in range(seeds):
         record = a_run(hash=f"{seed:08d}")
         record["config"] = record["config"] | {"seed": seed}
@@ -104,9 +104,7 @@ def test_a_line_of_one_evaluation_is_a_dot(tmp_path: Path, seeds: int):
 
 
 @pytest.mark.parametrize(("accuracy", "marks"), [(0.0, ("99", "100")), (100.0, ("0", "1")), (50.0, ("50", "51"))])
-def test_a_line_that_never_moves_has_an_axis_of_errors_that_there_can_be(
-    tmp_path: Path, accuracy: float, marks: tuple[str, str]
-):
+def test_constant_error_has_an_axis_within_0_and_100(tmp_path: Path, accuracy: float, marks: tuple[str, str]):
     run = a_run()
     run["curves"]["test_accuracy"] = [accuracy] * len(run["curves"]["step"])
     put(tmp_path, "run", run)
@@ -115,12 +113,12 @@ def test_a_line_that_never_moves_has_an_axis_of_errors_that_there_can_be(
     assert (errors[0], errors[-1]) == marks
 
 
-def test_a_line_of_more_evaluations_has_no_dots(tmp_path: Path):
+def test_line_of_several_evaluations_has_no_dots(tmp_path: Path):
     put(tmp_path, "run", a_run())
     assert not drawn(tmp_path).one("figure", id="chart-digits-cnn9-small").all("circle")
 
 
-def test_curves_are_found_in_all_forms_and_nothing_else_is():
+def test_curves_in_finds_exactly_the_three_forms():
     found = list(
         curves_in(
             {
@@ -137,7 +135,7 @@ def test_curves_are_found_in_all_forms_and_nothing_else_is():
     ]
 
 
-def test_speed_has_the_ratios_of_the_records():
+def test_speed_section_has_the_ratios_of_the_records():
     part = real_tree().one("section", id="speed")
     record = json.loads((RESULTS / "layers_cpu.json").read_text())
     own = part.one("figure", id="speed-layers_cpu-0")
@@ -147,7 +145,7 @@ def test_speed_has_the_ratios_of_the_records():
 
 
 @pytest.mark.parametrize("most", [0.4, 1.4, 2.7, 10.0, 300.0])
-def test_the_line_that_all_are_compared_with_is_there_whatever_the_marks(most: float):
+def test_base_line_is_drawn_without_a_tick(most: float):
     chart = read(
         bar_chart("some", BarChart("Some", "x", [BarGroup("one", {"eager": most, "compiled": most / 2})], base=1.0))
     )
@@ -157,7 +155,7 @@ def test_the_line_that_all_are_compared_with_is_there_whatever_the_marks(most: f
     assert float(line.attributes["x1"]) == pytest.approx(start + width / most, abs=0.2)
 
 
-def test_heads_have_times_and_memory():
+def test_heads_section_has_times_and_memory():
     part = real_tree().one("section", id="heads")
     lines = {line["name"]: line for line in values_of(part.one("figure", id="heads-heads_cpu-128-ms"))["lines"]}
     record = json.loads((RESULTS / "heads_cpu.json").read_text())
@@ -166,7 +164,7 @@ def test_heads_have_times_and_memory():
 
 
 @pytest.mark.parametrize("name", ["layers_cpu", "inference_cpu", "heads_cpu"])
-def test_the_command_of_a_benchmark_gives_its_config(name: str):
+def test_bench_command_parses_to_the_config_of_the_record(name: str):
     record = json.loads((RESULTS / f"{name}.json").read_text())
     words = shlex.split(bench_command(record))[1:]
     command = parse(words)
@@ -174,7 +172,7 @@ def test_the_command_of_a_benchmark_gives_its_config(name: str):
     assert session.benchmark.described() == record["config"]
 
 
-def test_scales_and_their_marks():
+def test_scale_has_round_ticks():
     scale = Scale(0, 10, 0, 100)
     assert (scale(0), scale(5), scale(10)) == (0, 50, 100)
     assert scale.ticks() == [0, 2, 4, 6, 8, 10]
@@ -185,7 +183,7 @@ def test_scales_and_their_marks():
     assert {value: spelled(value) for value in words} == words
 
 
-def test_what_scripts_are_given_is_json_whatever_the_names_are():
+def test_data_for_scripts_is_json_for_any_names():
     """With a word that is none of JSON's, every reader below the chart on the page stood still."""
     names = ["<!-- a", "</script>", "a < b"]
     text = re.sub("<[^>]*>", "", data(names))

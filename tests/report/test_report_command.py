@@ -10,7 +10,7 @@ from dcnet.cli.app import main
 Capture = pytest.CaptureFixture[str]
 
 
-def test_the_runs_of_smoke_tests_are_not_on_the_page(tmp_path: Path, capsys: Capture):
+def test_page_omits_the_runs_of_smoke_tests(tmp_path: Path, capsys: Capture):
     put(tmp_path / "runs" / "whole", "record", a_run(hash="11111111"))
     put(tmp_path / "runs" / "smoke" / "small", "record", a_run(hash="22222222"))
     out = tmp_path / "page.html"
@@ -22,7 +22,7 @@ def test_the_runs_of_smoke_tests_are_not_on_the_page(tmp_path: Path, capsys: Cap
     assert capsys.readouterr().out.endswith("from 2 runs\n")
 
 
-def test_runs_that_are_not_at_their_end(tmp_path: Path, capsys: Capture):
+def test_report_names_unfinished_runs(tmp_path: Path, capsys: Capture):
     put(tmp_path / "whole", "record", a_run())
     put(tmp_path / "begun", "record", a_run(status="interrupted", hash="22222222"))
     (tmp_path / "cut").mkdir()
@@ -34,7 +34,7 @@ def test_runs_that_are_not_at_their_end(tmp_path: Path, capsys: Capture):
     assert capsys.readouterr().out.endswith("from 1 runs, without unfinished runs: begun, cut\n")
 
 
-def test_records_that_were_copied_in_part_are_named(tmp_path: Path, capsys: Capture):
+def test_truncated_records_are_reported(tmp_path: Path, capsys: Capture):
     put(tmp_path / "brought", "whole", a_run())
     cut = tmp_path / "brought" / "cut.json"
     cut.write_text("{")
@@ -42,7 +42,7 @@ def test_records_that_were_copied_in_part_are_named(tmp_path: Path, capsys: Capt
     assert capsys.readouterr().out.endswith(f"from 1 runs, without unreadable files: {cut}\n")
 
 
-def test_a_folder_without_runs_gives_a_page_that_says_so(tmp_path: Path, capsys: Capture):
+def test_folder_without_runs_gives_an_empty_page(tmp_path: Path, capsys: Capture):
     (tmp_path / "runs").mkdir()
     out = tmp_path / "page.html"
     assert main(["report", "--runs", str(tmp_path / "runs"), "--out", str(out)]) == 0

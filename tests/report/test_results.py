@@ -34,7 +34,7 @@ def line(end: float) -> Figure:
     return figure
 
 
-def test_what_is_stale_is_named_once_and_made_anew(place: Path, capsys: pytest.CaptureFixture[str]):
+def test_stale_files_are_reported_and_updated(place: Path, capsys: pytest.CaptureFixture[str]):
     assert results.main() == 1
     told = capsys.readouterr().err
     assert told.splitlines() == [
@@ -58,7 +58,7 @@ def test_what_is_stale_is_named_once_and_made_anew(place: Path, capsys: pytest.C
         ("<!-- digit -->\n<!-- /digit -->\n", "unknown table in a mark 'digit'"),
     ],
 )
-def test_marks_that_hold_no_table_are_told_and_nothing_is_written(place: Path, capsys, text: str, said: str):
+def test_wrong_marks_are_reported_and_nothing_is_written(place: Path, capsys, text: str, said: str):
     """A table whose end had been lost stayed as it was, without a word."""
     (place / "README.md").write_text(text)
     assert results.main() == 2
@@ -66,13 +66,13 @@ def test_marks_that_hold_no_table_are_told_and_nothing_is_written(place: Path, c
     assert (place / "README.md").read_text() == text
 
 
-def test_in_a_folder_without_the_files_one_is_named(place: Path, capsys):
+def test_missing_file_is_reported_by_name(place: Path, capsys):
     (place / "README.md").unlink()
     assert results.main() == 2
     assert "README.md" in capsys.readouterr().err
 
 
-def test_another_picture_is_stale_and_another_shade_is_not(place: Path, monkeypatch: pytest.MonkeyPatch):
+def test_picture_is_stale_if_it_differs_by_more_than_a_shade(place: Path, monkeypatch: pytest.MonkeyPatch):
     results.main()
     file = place / "docs/images/line.png"
     pixels = Image.open(file).convert("RGB")
@@ -82,7 +82,7 @@ def test_another_picture_is_stale_and_another_shade_is_not(place: Path, monkeypa
     assert results.main() == 1
 
 
-def test_pictures_of_other_sizes_are_not_the_same():
+def test_pictures_of_different_sizes_differ():
     contents = []
     for width in (3, 4):
         content = io.BytesIO()
@@ -93,12 +93,12 @@ def test_pictures_of_other_sizes_are_not_the_same():
 
 
 @pytest.mark.parametrize("file", results.FILES)
-def test_files_hold_the_tables_of_the_records(file: str):
+def test_files_have_the_tables_of_the_records(file: str):
     text = (ROOT / file).read_text()
     assert results.fill(text, ROOT / "results") == text
 
 
-def test_every_page_that_has_a_table_is_kept_up_to_date():
+def test_every_page_with_a_table_is_in_files():
     names = {*results.TABLES, *experiments}
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     marked = {page for page in pages for name in re.findall(r"<!-- (\w+) -->\n", page.read_text()) if name in names}
@@ -128,7 +128,7 @@ def test_a_changed_record_changes_the_table(tmp_path: Path):
     assert filled.endswith("y\n")
 
 
-def test_an_experiment_has_all_seeds_that_there_are(tmp_path: Path):
+def test_experiment_uses_all_available_seeds(tmp_path: Path):
     (tmp_path / "brought").mkdir()
     (cell,) = [cell for cell in get_experiment("table3").cells if (cell.row, cell.column) == ("seg", "sqcos, no ReLU")]
     for config, error in zip(cell.configs(2), (24.0, 26.0), strict=True):
@@ -140,11 +140,11 @@ def test_an_experiment_has_all_seeds_that_there_are(tmp_path: Path):
     assert "old" not in filled
 
 
-def test_a_table_without_a_record_is_left_out(tmp_path: Path):
+def test_table_without_a_record_is_unchanged(tmp_path: Path):
     assert results.fill("text\n", tmp_path) == "text\n"
 
 
-def test_the_record_of_an_interrupted_run_is_no_record(tmp_path: Path):
+def test_record_of_an_interrupted_run_is_rejected(tmp_path: Path):
     (tmp_path / "layers_cpu.json").write_text(json.dumps({"benchmark": "layers", "complete": False}))
     with pytest.raises(ValueError, match=r"layers_cpu.json' is the record of an interrupted run"):
         results.fill("", tmp_path)

@@ -36,7 +36,7 @@ def commands_in(part: Node) -> set[str]:
     return {node.text for node in part.all("code")}
 
 
-def test_a_card_is_drawn_in_words_and_with_the_command_that_made_it(tmp_path: Path):
+def test_attack_card_chart_has_a_description_and_its_command(tmp_path: Path):
     part = robustness(tmp_path, **{"attack-8/255-1000-images": card()})
     headings = [node.text for node in part.all("h3")]
     assert headings == ["cnn9-small on digits: PGD by epsilon", "cnn9-small on digits: corrupted by noise"]
@@ -51,7 +51,7 @@ def test_a_card_is_drawn_in_words_and_with_the_command_that_made_it(tmp_path: Pa
     assert QUICK_NOTE not in part.text
 
 
-def test_runs_that_differ_in_something_else_have_lines_of_other_names(tmp_path: Path):
+def test_runs_with_other_differences_have_distinct_names(tmp_path: Path):
     for i, changes in enumerate(({"width": 0.5}, {"width": 1.0}, {"seed": 3})):
         config = a_run()["config"] | changes
         put(tmp_path, str(i), a_run(evaluations={"attack-8/255-1000-images": card()}, config=config, hash=str(i)))
@@ -61,7 +61,7 @@ def test_runs_that_differ_in_something_else_have_lines_of_other_names(tmp_path: 
     assert {line["name"] for line in values_of(figure)["lines"]} == expected
 
 
-def test_a_quick_card_says_that_it_is_one(tmp_path: Path):
+def test_quick_card_has_a_note(tmp_path: Path):
     part = robustness(tmp_path, **{"attack-8/255-1000-images-quick": card(QUICK)})
     # Corruptions are the same on any card.
     assert [QUICK_NOTE in figure.one("figcaption").text for figure in part.all("figure")] == [True, False]
@@ -78,7 +78,7 @@ def test_a_quick_card_says_that_it_is_one(tmp_path: Path):
         (card(QUICK, transfer={"skipped": "needs another"}), "--quick"),
     ],
 )
-def test_the_command_has_what_is_not_as_by_default(tmp_path: Path, found: dict[str, Any], options: str):
+def test_attack_command_has_the_options_that_differ_from_defaults(tmp_path: Path, found: dict[str, Any], options: str):
     (command,) = commands_in(robustness(tmp_path, card=found))
     assert command == f"dcnet attack {run_name()} {options}"
     words = shlex.split(command)[1:]
@@ -86,12 +86,12 @@ def test_the_command_has_what_is_not_as_by_default(tmp_path: Path, found: dict[s
     assert (asked.run, asked.quick) == (run_name(), found["settings"]["steps"] == QUICK.steps)
 
 
-def test_a_command_that_the_record_holds_is_the_one(tmp_path: Path):
+def test_command_in_the_record_takes_precedence(tmp_path: Path):
     part = robustness(tmp_path, card=card() | {"command": "dcnet attack this --workers 7"})
     assert commands_in(part) == {"dcnet attack this --workers 7"}
 
 
-def test_what_experiments_measure_is_made_by_them(tmp_path: Path):
+def test_evaluation_of_an_experiment_has_its_reproduce_command(tmp_path: Path):
     found = {"epsilon": 8 / 255, "images": 10_000, "by_epsilon": {"0.1": 0.5}, "by_steps": {"20": 0.1, "5": 0.2}}
     part = robustness(tmp_path, attacks=found)
     headings = [node.text for node in part.all("h3")]
@@ -100,13 +100,13 @@ def test_what_experiments_measure_is_made_by_them(tmp_path: Path):
     assert commands_in(part) == {"dcnet reproduce table7 table8"}
 
 
-def test_of_others_it_is_said_that_nobody_knows(tmp_path: Path):
+def test_unknown_evaluation_has_no_command(tmp_path: Path):
     part = robustness(tmp_path, card={"by_epsilon": CURVE}, verify={"accuracy": 0.5})
     assert part.one("h3").text == "cnn9-small on digits: card by epsilon"
     assert commands_in(part) == {UNKNOWN}
 
 
-def test_cards_of_other_efforts_share_no_chart(tmp_path: Path):
+def test_cards_of_different_efforts_have_separate_charts(tmp_path: Path):
     part = robustness(tmp_path, **{"attack-8/255-1000-images": card(), "attack-8/255-1000-images-quick": card(QUICK)})
     assert len(part.all("figure")) == 4
     assert [QUICK_NOTE in one.text for one in part.all("figcaption")] == [False, False, True, False]
@@ -123,7 +123,7 @@ def lines_of(folder: Path, count: int) -> dict[str, list[str]]:
     return dict(zip((heading.text for heading in part.all("h3")), names, strict=True))
 
 
-def test_many_lines_are_parted_by_what_networks_were_trained_with(tmp_path: Path):
+def test_many_lines_are_split_by_type_of_training(tmp_path: Path):
     operator, trained = a_run()["config"]["operator"], "trained with fgsm(epsilon=8/255)"
     few = [f"{operator}, {trained}, seed {seed}" for seed in (0, 1)] + [
         f"{operator}, seed {seed}" for seed in range(2, 8)

@@ -18,7 +18,7 @@ def browser() -> Iterator[chromium.Chromium]:
 
 
 @chromium.NEEDED
-def test_the_sliders_are_moved_and_all_that_matters_is_in_the_window(browser: chromium.Chromium, tmp_path: Path):
+def test_screenshot_shows_moved_sliders_and_both_charts(browser: chromium.Chromium, tmp_path: Path):
     (tmp_path / "report.html").write_text(real_page())
     screenshot.show(browser, tmp_path / "report.html")
     for name, value in screenshot.CONSTANTS.items():
@@ -31,14 +31,14 @@ def test_the_sliders_are_moved_and_all_that_matters_is_in_the_window(browser: ch
 
 
 @chromium.NEEDED
-def test_the_picture_is_as_large_as_the_one_in_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_screenshot_has_the_size_of_the_one_in_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     screenshot.take(tmp_path / "report.png")
     with Image.open(tmp_path / "report.png") as taken, Image.open(screenshot.PICTURE) as shown:
         assert taken.size == shown.size == screenshot.WINDOW
         assert len(taken.convert("RGB").getcolors(maxcolors=1000)) > 50
 
 
-def test_make_takes_it():
+def test_make_screenshot_runs_the_script():
     rule = re.search(r"^screenshot:.*\n\t(.*)$", (screenshot.ROOT / "Makefile").read_text(), re.MULTILINE)
     assert rule is not None
     assert rule[1] == "$(RUN) tests/report/screenshot.py"

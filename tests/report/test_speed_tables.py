@@ -92,7 +92,7 @@ def test_layers_on_a_gpu_have_a_column_for_each_shape():
     assert "| `seg-sqcos` | dcnet, compiled | 1.12 | 1.12 | 1.12 | 1.23 | 4.00 | 1.50 | 2.00 |" in table
 
 
-def test_what_was_wrong_is_said_in_its_cell():
+def test_wrong_results_are_marked_in_their_cell():
     record = layers()
     record["results"][1] = {**layer_row(SHAPES[0], "tanh-cos", "eager", 1.0), "wrong": "output is off by 1"}
     del record["results"][1]["training"]
@@ -101,7 +101,7 @@ def test_what_was_wrong_is_said_in_its_cell():
     assert speed_plots.speed_plot(record).axes
 
 
-def test_variants_that_were_not_timed_have_no_row():
+def test_variants_without_times_have_no_row():
     record = layers()
     record["config"]["variants"] = ["eager"]
     record["means"] = [row for row in record["means"] if row["variant"] in ("conv", "eager")]
@@ -135,7 +135,7 @@ def test_inference_compares_compiled_with_compiled():
     assert "| `cnn9` | `tanh-cos` | compiled | 10.0 | 6.00 | 0.60 | 1.50 |" in speed_tables.inference(record)
 
 
-def test_the_picture_of_layers_has_a_panel_for_each_operator_and_a_bar_for_each_variant():
+def test_layer_plot_has_a_panel_per_operator_and_a_bar_per_variant():
     figure = speed_plots.speed_plot(layers())
     assert [axes.get_title() for axes in figure.axes] == ["tanh-cos", "seg-sqcos"]
     for axes in figure.axes:
@@ -149,13 +149,13 @@ def test_the_picture_of_layers_has_a_panel_for_each_operator_and_a_bar_for_each_
     assert figure.get_suptitle() == "Forward and backward of one layer, bfloat16, NVIDIA X"
 
 
-def test_of_one_shape_the_operators_stand_side_by_side():
+def test_one_shape_has_one_panel_with_all_operators():
     (axes,) = speed_plots.speed_plot(layers(shapes=SHAPES[:1])).axes
     assert axes.get_title() == "N512 C64 32x32"
     assert [label.get_text() for label in axes.get_xticklabels()] == ["tanh-cos", "seg-sqcos"]
 
 
-def test_the_pictures_of_networks():
+def test_network_plots():
     (axes,) = speed_plots.speed_plot(network()).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["batch 512", "batch 128"]
     assert [bar.get_height() for bar in axes.containers[0]] == [1.2, 1.2]
@@ -164,13 +164,13 @@ def test_the_pictures_of_networks():
 
 
 @pytest.mark.parametrize("record", [layers(), network(), inference()], ids=lambda record: record["benchmark"])
-def test_a_picture_is_drawn_from_what_was_written(record: Row, tmp_path: Path):
+def test_plot_is_drawn_from_a_stored_record(record: Row, tmp_path: Path):
     (tmp_path / "record.json").write_text(json.dumps(record))
     drawing.save(speed_plots.speed_plot(json.loads((tmp_path / "record.json").read_text())), tmp_path / "speed.png")
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_of_nothing_there_is_no_picture():
+def test_speed_plot_requires_times():
     record = {**layers(), "results": []}
     with pytest.raises(ValueError, match="the record of 'layers' has no times to draw"):
         speed_plots.speed_plot(record)
@@ -180,11 +180,11 @@ def test_of_nothing_there_is_no_picture():
     ("shape", "text"),
     [("N8xC3x32", "N8 C3 32x32"), ("N8xC3x32x48", "N8 C3 32x48"), ("N8xC3x32xK5", "N8 C3 32x32, 5x5 filters")],
 )
-def test_shapes_are_spelled_out(shape: str, text: str):
+def test_spell_formats_shapes(shape: str, text: str):
     assert speed_tables.spell(shape) == text
 
 
-def test_numbers_have_the_digits_that_count():
+def test_numbers_have_significant_digits():
     assert [speed_tables.three_digits(ms) for ms in (0.01234, 1.234, 12.34, 123.4)] == [
         "0.012",
         "1.23",
@@ -221,7 +221,7 @@ def skip(record: dict[str, Any], index: int) -> None:
     del row["training"], row["peak_mib"]
 
 
-def test_the_picture_has_time_and_memory_of_each_batch_by_class_count():
+def test_head_plot_has_time_and_memory_of_each_batch():
     figure = speed_plots.benchmark_plot(made_record((128, 512)))
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["Time, batch 128", "Memory, batch 128", "Time, batch 512", "Memory, batch 512"]
@@ -234,7 +234,7 @@ def test_the_picture_has_time_and_memory_of_each_batch_by_class_count():
     assert "ShardedMarginSoftmax, 10% sampled" in drawn
 
 
-def test_what_did_not_fit_is_drawn_where_it_was_predicted():
+def test_skipped_heads_are_drawn_at_their_predicted_memory():
     record = made_record()
     skip(record, 5)
     time, memory = speed_plots.benchmark_plot(record).axes
@@ -243,7 +243,7 @@ def test_what_did_not_fit_is_drawn_where_it_was_predicted():
     assert len(next(line for line in time.lines if line.get_label() == "MarginSoftmax").get_xdata()) == 1
 
 
-def test_a_record_without_times_is_no_picture():
+def test_plot_of_heads_requires_times():
     record = made_record()
     for index in range(len(record["results"])):
         skip(record, index)
@@ -251,7 +251,7 @@ def test_a_record_without_times_is_no_picture():
         speed_plots.benchmark_plot(record)
 
 
-def test_the_table_has_a_row_for_each_class_count():
+def test_head_table_has_a_row_per_class_count():
     record = made_record()
     skip(record, 5)
     record["results"][6] |= {"failed": "RuntimeError: x"}
@@ -262,7 +262,7 @@ def test_the_table_has_a_row_for_each_class_count():
     assert second.startswith("| 1,000,000 | 10000.0 | skipped | failed | 40000.0 (x 4.00) | 1000.0 | 9.8 |  |  | 9.8 |")
 
 
-def test_the_estimate_follows_with_its_assumptions():
+def test_estimate_is_followed_by_its_assumptions():
     row = {"head": "sharded", "classes": 10_000_000, "gpus": 100, "joint_batch": 12_800, "memory_gib": 3.14}
     row |= {"compute_ms": 1234.5, "gathered_bytes": 26_000_000, "reduced_bytes": 52_000_000}
     row |= {"link_ms": 1.9, "total_ms": 1236.4}
