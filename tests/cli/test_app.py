@@ -1,4 +1,4 @@
-"""The command line: help that helps, errors in one sentence, exit codes."""
+"""The command line: help, one-line errors, exit codes."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
         app.main([*arguments])
     assert ended.value.code in (0, None)
-    # As words, whatever the width of the terminal and the frames in it.
+    # Only the words, for any width of the terminal.
     return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
@@ -140,7 +140,7 @@ def test_an_interruption_ends_in_one_line(
 
 @pytest.mark.parametrize("words", ["list operators", "bench heads --help"])
 def test_closed_pipe_ends_quietly(words: str):
-    """As in `dcnet list operators | head -1`: the code of a broken pipe, and no complaint."""
+    """As in `dcnet list operators | head -1`: the exit code of a broken pipe, and no message."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as pipe:
@@ -164,12 +164,12 @@ def test_full_disk_gives_a_one_line_error(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_out_of_memory_gives_a_one_line_error(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """A network of which the first filters alone would fill any memory."""
+    """A network whose first filters alone exceed any memory."""
     words = ["train", "--width", "1e13", "--device", "cpu", "--runs", str(tmp_path)]
     assert app.main(words) == 1
-    told = capsys.readouterr().err
-    assert "dcnet: out of memory; use a smaller batch or a smaller network: " in told
-    assert "Traceback" not in told
+    message = capsys.readouterr().err
+    assert "dcnet: out of memory; use a smaller batch or a smaller network: " in message
+    assert "Traceback" not in message
 
 
 def test_unexpected_errors_are_not_caught(monkeypatch: pytest.MonkeyPatch):
@@ -201,7 +201,7 @@ def test_python_m_dcnet_runs_the_command():
 
 @pytest.mark.parametrize("world", ["2", ""])
 def test_main_returns_to_a_program_that_calls_it(world: str):
-    """In a process of several, too, in which `dcnet` itself would have ended."""
+    """Also in one process of several, where the command `dcnet` ends the process."""
     done = subprocess.run(
         [sys.executable, "-c", "from dcnet.cli.app import main; main(['list', 'margins']); print('goes on')"],
         env={**os.environ, "WORLD_SIZE": world},

@@ -1,4 +1,4 @@
-"""Cards of `dcnet attack`: what they are called, what is told on the way, and that of a network without an answer."""
+"""Report cards of `dcnet attack`: names, progress messages, and a network with zero accuracy."""
 
 import re
 import shutil
@@ -74,7 +74,7 @@ def test_chart_describes_its_measurement(capsys: Capture, name: str, found: dict
 
 
 def test_network_with_zero_accuracy_has_a_report(capsys: Capture, run: Run, tmp_path: Path):
-    """It always answers 9, and the two images are a 0 and a 1."""
+    """The network always predicts 9, and the images are a 0 and a 1."""
     tensors, notes = read_tensors(run.model_file)
     (weight,) = [name for name in tensors if name.endswith("classifier.weight")]
     bias = weight.replace("weight", "bias")

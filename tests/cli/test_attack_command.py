@@ -1,4 +1,4 @@
-"""`dcnet attack`: the report card of a run, what is kept of it, and what is wrong with its input."""
+"""`dcnet attack`: the report card of a run, its storage in the record, and wrong input."""
 
 import re
 import shutil
@@ -26,7 +26,7 @@ NAME = "attack-8/255-30-images-quick"
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch):
-    """A network of digits is small, but these cards are many."""
+    """Weaker attacks: these tests make many cards."""
     monkeypatch.setattr(subject, "QUICK", Effort(steps=3, restarts=1, bim_steps=3, queries=5, autoattack=False))
 
 
@@ -68,7 +68,7 @@ def test_attack_stores_the_card_of_the_library(capsys: Capture, run: Run, source
 def test_attack_prints_the_card_and_writes_it_as_markdown(capsys: Capture, run: Run, tmp_path: Path):
     page = tmp_path / "cards" / "digits.md"
     assert call("attack", run.folder, "--epsilon", "0.1", "--report", page, *QUICK) == 0
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     text = page.read_text()
     for words in (
         "FGSM",
@@ -80,12 +80,12 @@ def test_attack_prints_the_card_and_writes_it_as_markdown(capsys: Capture, run: 
         "contrast",
         "severity 5",
     ):
-        assert words in told.out
+        assert words in output.out
         assert words in text
     verdict = run.record().evaluations["attack-25.5/255-30-images-quick"].extra["verdict"]["words"]
-    assert all(sentence in told.out for sentence in verdict)
+    assert all(sentence in output.out for sentence in verdict)
     assert all(f"- {sentence}\n" in text for sentence in verdict)
-    assert told.out.endswith(
+    assert output.out.endswith(
         f"wrote {page}\nwrote {page.parent}/digits-accuracy.png\nwrote {page.parent}/digits-loss.png\n"
     )
     pictures = re.findall(r"!\[.+\]\((.+)\)", text)
@@ -93,7 +93,7 @@ def test_attack_prints_the_card_and_writes_it_as_markdown(capsys: Capture, run: 
     for picture in pictures:
         with Image.open(page.parent / picture) as opened:
             assert min(opened.size) > 600
-    assert "pgd: " in told.err
+    assert "pgd: " in output.err
     assert f"`dcnet attack {run.folder} --device cpu --images 30 --epsilon 0.1 --quick --report {page}`" in text
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in table.splitlines()}) == 1
@@ -106,9 +106,9 @@ def test_interrupted_attack_resumes(capsys: Capture, run: Run, monkeypatch: pyte
     with monkeypatch.context() as context:
         context.setitem(measurements, "bim", interrupted)
         assert call("attack", run.folder, *QUICK) == 130
-    told = capsys.readouterr()
-    assert told.out == ""
-    last = told.err.splitlines()[-1]
+    output = capsys.readouterr()
+    assert output.out == ""
+    last = output.err.splitlines()[-1]
     again = f"dcnet attack {run.folder} --device cpu --images 30 --quick"
     assert last == f"dcnet: interrupted; the measurements are stored, resume with: {again}"
     kept = run.record().evaluations[NAME].to_json()
@@ -155,7 +155,7 @@ def test_other_images_are_measured_again(capsys: Capture, tmp_path: Path):
 def test_missing_optional_package_gives_a_one_line_error(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
     monkeypatch.setattr(subject, "STANDARD", Effort(steps=2, restarts=1))
-    # Wide enough for a sentence in a line.
+    # Wide enough for a sentence per line.
     monkeypatch.setenv("COLUMNS", "200")
     assert call("attack", run.folder, "--images", "20", "--device", "cpu") == 0
     out = capsys.readouterr().out
@@ -201,16 +201,18 @@ def test_wrong_options_give_a_one_line_error(capsys: Capture, run: Run, options:
 
 def test_source_with_other_classes_is_rejected(capsys: Capture, run: Run, source: Run, tmp_path: Path):
     colour = colour_run(tmp_path / "colour", tmp_path / "images")
-    told = complaint(capsys, "attack", run.folder, "--source", colour.folder, *QUICK)
-    assert "source 'colour' was trained on 2 classes, dark, light, and not on the 10 of the run, 0, 1, 2, ..." in told
+    message = complaint(capsys, "attack", run.folder, "--source", colour.folder, *QUICK)
+    assert (
+        "source 'colour' was trained on 2 classes, dark, light, and not on the 10 of the run, 0, 1, 2, ..." in message
+    )
     record = source.record()
     record.data.channels = 3
     source.write(record)
-    told = complaint(capsys, "attack", run.folder, "--source", source.folder, *QUICK)
-    assert "source 'plain' takes images of 8 pixels and 3 channels, not of 8 pixels and 1 channels" in told
+    message = complaint(capsys, "attack", run.folder, "--source", source.folder, *QUICK)
+    assert "source 'plain' takes images of 8 pixels and 3 channels, not of 8 pixels and 1 channels" in message
     write_json(source.record_file, {key: value for key, value in record.to_json().items() if key != "data"})
-    told = complaint(capsys, "attack", run.folder, "--source", source.folder, *QUICK)
-    assert "does not describe its network: it lacks data.classes" in told
+    message = complaint(capsys, "attack", run.folder, "--source", source.folder, *QUICK)
+    assert "does not describe its network: it lacks data.classes" in message
 
 
 def test_run_without_weights_is_rejected(capsys: Capture, run: Run):
@@ -219,10 +221,10 @@ def test_run_without_weights_is_rejected(capsys: Capture, run: Run):
 
 
 def test_network_with_another_pixel_range_is_rejected(capsys: Capture, run: Run):
-    """Its weights are those of pixels from 0 to 255."""
+    """Its weights expect pixels in [0, 255]."""
     tensors, notes = read_tensors(run.model_file)
     (deviation,) = [name for name in tensors if name.endswith(".std")]
     write_tensors(run.model_file, tensors | {deviation: 255 * tensors[deviation]}, notes)
-    told = complaint(capsys, "attack", run.folder, *QUICK)
-    assert "the network takes pixels from 0 to 255, not from 0 to 1" in told
+    message = complaint(capsys, "attack", run.folder, *QUICK)
+    assert "the network takes pixels from 0 to 255, not from 0 to 1" in message
     assert torch.equal(read_tensors(run.model_file)[0][deviation], 255 * tensors[deviation])

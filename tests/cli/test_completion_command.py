@@ -1,4 +1,4 @@
-"""`dcnet completion`: a script that a shell can use."""
+"""`dcnet completion`: scripts for bash and zsh."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ from helpers.cli_runs import call
 
 Capture = pytest.CaptureFixture[str]
 
-# What bash itself does when Tab is pressed after some words.
+# What bash does when Tab is pressed.
 PRESS_TAB = """
 source "$1"
 shift

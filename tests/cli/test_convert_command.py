@@ -1,4 +1,4 @@
-"""`dcnet convert`: a run with another operator is a run, and an ONNX file computes what torch computes."""
+"""`dcnet convert`: a new run with another operator, and ONNX files with the same outputs as torch."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def test_conversion_to_another_operator_keeps_the_weights_in_a_new_run(capsys: C
     (model, record), (before, _) = load_model(Run(out)), load_model(source)
     assert {str(layer.operator) for layer in model.modules() if isinstance(layer, Decoupled)} == {"ball-cos"}
     for name, value in before.state_dict().items():
-        # Statistics are those of another operator, and count as if they were none where training goes on.
+        # The statistics are of another operator; training starts them again.
         expected = torch.zeros_like(value) if name.endswith("norm.num_batches_tracked") else value
         torch.testing.assert_close(model.state_dict()[name], expected, rtol=0, atol=0)
     assert record.status == "converted"
@@ -64,26 +64,26 @@ def test_new_run_is_written_beside_its_source_under_a_unique_name(capsys: Captur
 def test_radius_plot_of_a_plain_network_gives_the_reason(capsys: Capture, tmp_path: Path):
     found = answer(capsys, "convert", trained()["conv"].folder, "--operator", "tanh-cos", "--out", tmp_path / "new")
     assert "network.body.conv1.layer1.conv.radius" in found["new"]
-    # Of each of ten layers the radius, the mean norm and how many batches this is of.
+    # Radius, mean norm and number of batches of each of ten layers.
     assert len(found["new"]) == 30
-    told = complaint(capsys, "convert", tmp_path / "new", "--onnx", tmp_path / "new.onnx")
-    assert "'new' has not seen data since it was converted: train it first" in told
+    message = complaint(capsys, "convert", tmp_path / "new", "--onnx", tmp_path / "new.onnx")
+    assert "'new' has not seen data since it was converted: train it first" in message
     assert not (tmp_path / "new.onnx").exists()
 
 
 def test_calibrated_conversion_keeps_the_outputs_of_the_plain_network(capsys: Capture, tmp_path: Path):
-    accuracies, told = {}, {}
+    accuracies, printed = {}, {}
     for start in ("as-is", "calibrated"):
         options = ("--operator", "tanh-cos", "--start", start, "--out", tmp_path / start)
         assert call("convert", trained()["conv"].folder, *options) == 0
-        told[start] = capsys.readouterr().out
+        printed[start] = capsys.readouterr().out
         accuracies[start] = answer(capsys, "evaluate", tmp_path / start, "--device", "cpu")["accuracy"]
     plain = trained()["conv"].record().results.test_accuracy
     assert accuracies["calibrated"] > plain - 15
     assert accuracies["as-is"] < plain - 30
     spec = Run(tmp_path / "calibrated").record().config["operator"]
-    assert told["as-is"].count("--operators") == 0
-    assert f"train it with --operators '{spec}'" in told["calibrated"]
+    assert printed["as-is"].count("--operators") == 0
+    assert f"train it with --operators '{spec}'" in printed["calibrated"]
     assert spec == "tanh(scale=Learnable(per_channel=True))-cos"
 
 
@@ -116,7 +116,7 @@ def test_onnx_is_compared_with_torch(capsys: Capture, tmp_path: Path):
 def test_onnx_file_has_the_metadata_to_predict(
     kind: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """As docs/inference.md reads it, in another program; the image is neither square nor small."""
+    """Reads the file with the code of docs/inference.md; the image is large and not square."""
     monkeypatch.chdir(tmp_path)
     run = trained()["tanh-cos"] if kind == "grey" else colour_run(tmp_path / "run", tmp_path / "images")
     noise = np.random.default_rng(0).integers(0, 255, (7, 5, 3), np.uint8)
@@ -178,5 +178,5 @@ def test_files_that_are_not_weights_of_a_run_are_rejected(capsys: Capture, tmp_p
     full = tmp_path / "full"
     full.mkdir()
     (full / "file").touch()
-    told = complaint(capsys, "convert", trained()["conv"].folder, "--operator", "ball-cos", "--out", full)
-    assert "exists already" in told
+    message = complaint(capsys, "convert", trained()["conv"].folder, "--operator", "ball-cos", "--out", full)
+    assert "exists already" in message

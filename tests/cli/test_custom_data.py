@@ -1,4 +1,4 @@
-"""Runs on folders of the user's images, and with networks and data of the user, on the command line."""
+"""Commands for runs on folders of images, and for runs of custom networks and datasets."""
 
 import shutil
 from pathlib import Path
@@ -44,8 +44,8 @@ def only_run(tmp_path: Path) -> Run:
 def test_folder_without_a_test_set_is_split_and_the_split_is_reported(tmp_path: Path, capsys: Capture):
     folder = photos(tmp_path / "photos")
     assert train(tmp_path, "--data-dir", folder, "--seeds", "0", "1") == 0
-    told = f"{folder} has no train and val: split into 16 images to train on and 4 to test with, 20 % of each class"
-    assert capsys.readouterr().out.count(told) == 1
+    message = f"{folder} has no train and val: split into 16 images to train on and 4 to test with, 20 % of each class"
+    assert capsys.readouterr().out.count(message) == 1
     for run in all_runs(tmp_path / "runs"):
         data = run.record().data
         assert (data.folder, data.held_out, data.train_images, data.test_images) == (str(folder), 0.2, 16, 4)
@@ -62,14 +62,14 @@ def test_commands_find_the_folder_of_images_of_a_run(tmp_path: Path, capsys: Cap
     assert call("evaluate", run.folder, "--device", "cpu", "--workers", "0") == 0
     assert "equal to the record" in capsys.readouterr().out
     moved = (tmp_path / "photos").rename(tmp_path / "moved")
-    told = complaint(capsys, "evaluate", run.folder)
-    assert f"the folder of the images of the run, '{tmp_path / 'photos'}', does not exist" in told
+    message = complaint(capsys, "evaluate", run.folder)
+    assert f"the folder of the images of the run, '{tmp_path / 'photos'}', does not exist" in message
     assert call("evaluate", run.folder, "--device", "cpu", "--workers", "0", "--data-dir", moved) == 0
     assert "equal to the record" in capsys.readouterr().out
     other = photos(tmp_path / "other", seed=1)
-    told = complaint(capsys, "evaluate", run.folder, "--data-dir", other)
-    assert f"'{other}' has other images than the run was trained on (16 + 4 of 2 classes, cat, dog, but with" in told
-    # What is done is done, wherever its images are by now.
+    message = complaint(capsys, "evaluate", run.folder, "--data-dir", other)
+    assert f"'{other}' has other images than the run was trained on (16 + 4 of 2 classes, cat, dog, but with" in message
+    # A finished run stays finished if its images move.
     assert call("train", "--resume", run.folder) == 0
     assert "is done already" in capsys.readouterr().out
 
@@ -108,8 +108,8 @@ def test_all_damaged_images_are_reported_before_training(tmp_path: Path, capsys:
     for name in bad:
         (folder / name).write_bytes(b"no image")
     assert train(tmp_path, "--data-dir", folder) == 2
-    told = f"dcnet train: 3 of 20 images in {folder} cannot be read: {', '.join(bad)}; replace or delete them, or "
-    assert capsys.readouterr().err == f"{told}leave them out with --skip-bad-images\n"
+    message = f"dcnet train: 3 of 20 images in {folder} cannot be read: {', '.join(bad)}; replace or delete them, or "
+    assert capsys.readouterr().err == f"{message}leave them out with --skip-bad-images\n"
     assert not all_runs(tmp_path / "runs")
     assert train(tmp_path, "--data-dir", folder, "--skip-bad-images") == 0
     out = capsys.readouterr().out
@@ -123,7 +123,7 @@ def test_all_damaged_images_are_reported_before_training(tmp_path: Path, capsys:
 
 
 def test_run_without_a_fingerprint_is_used_for_the_same_images(tmp_path: Path, capsys: Capture):
-    """Its folder is named by the config alone, and its record has classes and numbers of images."""
+    """The name of its folder depends on the config only; its record has the classes and numbers of images."""
     folder = photos(tmp_path / "photos")
     assert train(tmp_path, "--data-dir", folder) == 0
     run = only_run(tmp_path)
@@ -145,11 +145,11 @@ def test_run_without_a_fingerprint_is_used_for_the_same_images(tmp_path: Path, c
     assert len(all_runs(tmp_path / "runs")) == 2
 
 
-# --- networks and data that no command can make ---
+# --- networks and data that are not registered ---
 
 
 class Mine(nn.Module):
-    """A network of the user."""
+    """A custom network."""
 
     def __init__(self, hidden: int = 4):
         super().__init__()
@@ -190,7 +190,7 @@ def test_commands_reject_runs_of_unregistered_networks(tmp_path: Path, capsys: C
         assert custom in complaint(capsys, *words, run.folder, *([image] if words == ["predict"] else []))
     assert call("train", "--resume", run.folder) == 2
     assert custom in capsys.readouterr().err
-    # In a folder of its own it stands in nobody's way.
+    # In its own folder it does not affect the others.
     own = Run.of(CONFIG, tmp_path / "both", model=Mine())
     assert own.folder.name == record.run_name
     assert Trainer(CONFIG, own, Execution(device="cpu"), model=Mine()).run().status == "done"

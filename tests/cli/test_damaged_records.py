@@ -1,4 +1,4 @@
-"""Records from strangers: what is wrong with one is named, it is left out, and the others are shown."""
+"""Damaged records: they are reported and omitted, and the others are shown."""
 
 import copy
 import json
@@ -23,19 +23,19 @@ ESCAPE = "\x1b]0;owned\x07"
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Away from the records of this repository, which would count."""
+    """Outside of this repository, whose records would count."""
     monkeypatch.chdir(tmp_path)
 
 
 def whole() -> dict[str, Any]:
-    """A record with evaluations, as an attack left it, with short curves."""
+    """A record with the evaluations of an attack, and short curves."""
     found = json.loads(next(iter(sorted((RESULTS / "attacks").glob("*tanh-cos-seed0*.json")))).read_text())
     found["curves"] = {name: values[:3] for name, values in found["curves"].items()}
     return found
 
 
 def changed(each: int) -> Iterator[dict[str, Any]]:
-    """The record with one value after the other replaced by `each` of the strange ones in turn, and left out."""
+    """Copies of the record in which one value is replaced by each invalid value, or removed."""
     original = whole()
     for at, path in enumerate(places(original)):
         for strange in [*STRANGE, *STRANGE][at % len(STRANGE) :][:each]:
@@ -51,7 +51,7 @@ def changed(each: int) -> Iterator[dict[str, Any]]:
 
 
 def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The names that lead to each value, the first of a list for all of them."""
+    """The keys that lead to each value; only the first entry of a list."""
     inside = (
         list(value.items()) if isinstance(value, dict) else list(enumerate(value if isinstance(value, list) else []))
     )
@@ -75,7 +75,7 @@ def outcome(capsys: Capture, *words: object) -> tuple[int, str, str]:
 
 
 def strange_files(root: Path) -> list[str]:
-    """One run of each kind that once ended in a traceback or never, beside one that is whole."""
+    """One damaged run of each kind, and one intact run."""
     put(root, "whole", json.dumps(whole()))
     put(root, "deep", "[" * 100_000)
     put(
@@ -137,11 +137,11 @@ def test_collect_writes_only_to_its_folder(tmp_path: Path, capsys: Capture):
 
 @pytest.mark.parametrize("each", [1, pytest.param(len(STRANGE), marks=pytest.mark.slow)])
 def test_record_with_an_invalid_value_is_shown_or_reported(tmp_path: Path, capsys: Capture, each: int):
-    """All in one folder, since a single record that ends in an error ends all of it."""
+    """All in one folder: an error in one record would fail the whole command."""
     kept, original = 0, whole()["hash"]
     for at, record in enumerate(changed(each)):
         if record_problem(record) is None:
-            # Each as a run of its own, unless the hash itself is strange.
+            # Each as a separate run, unless the hash itself is invalid.
             own = {"hash": f"{at:08x}"} if record.get("hash") == original else {}
             put(tmp_path / "runs", f"run{at}", json.dumps(record | own))
             kept += 1

@@ -1,4 +1,4 @@
-"""`dcnet evaluate`: the numbers of the record once more, by class, and a word where they differ."""
+"""`dcnet evaluate`: accuracy in total and per class, compared with the record."""
 
 import json
 import shutil
@@ -22,11 +22,11 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_evaluation_equals_the_record(capsys: Capture, run: Run):
-    found, told = answer(capsys, "evaluate", run.folder, "--device", "cpu"), run.record().results
-    assert found["record"] == {"test_accuracy": told.test_accuracy, "equal": True}
-    assert found["accuracy"] == pytest.approx(told.test_accuracy)
-    assert found["error"] == pytest.approx(told.test_error)
-    assert found["loss"] == pytest.approx(told.test_loss, rel=1e-5)
+    found, recorded = answer(capsys, "evaluate", run.folder, "--device", "cpu"), run.record().results
+    assert found["record"] == {"test_accuracy": recorded.test_accuracy, "equal": True}
+    assert found["accuracy"] == pytest.approx(recorded.test_accuracy)
+    assert found["error"] == pytest.approx(recorded.test_error)
+    assert found["loss"] == pytest.approx(recorded.test_loss, rel=1e-5)
     assert (found["run"], found["dataset"], found["images"]) == ("copied", "digits", 1197)
 
 
@@ -46,8 +46,11 @@ def test_classes_are_evaluated_separately_and_sorted_by_accuracy(capsys: Capture
 def test_evaluate_prints_all_numbers_and_five_classes(capsys: Capture, run: Run):
     assert call("evaluate", run.folder, "--device", "cpu") == 0
     text = capsys.readouterr().out
-    told = run.record().results
-    assert f"accuracy {told.test_accuracy:.2f} %, error {told.test_error:.2f} %, loss {told.test_loss:.4f}" in text
+    recorded = run.record().results
+    assert (
+        f"accuracy {recorded.test_accuracy:.2f} %, error {recorded.test_error:.2f} %, loss {recorded.test_loss:.4f}"
+        in text
+    )
     assert "equal to the record" in text
     assert "lowest accuracy: 5 of 10 classes" in text
 
@@ -64,9 +67,9 @@ def test_evaluation_uses_the_precision_of_the_run(capsys: Capture, run: Run):
     record = run.record()
     record.config["precision"] = "bfloat16"
     run.write(record)
-    found, told = answer(capsys, "evaluate", run.folder, "--device", "cpu"), record.results
-    assert found["loss"] == pytest.approx(told.test_loss, rel=0.1)
-    assert found["loss"] != pytest.approx(told.test_loss, rel=1e-5)
+    found, recorded = answer(capsys, "evaluate", run.folder, "--device", "cpu"), record.results
+    assert found["loss"] == pytest.approx(recorded.test_loss, rel=0.1)
+    assert found["loss"] != pytest.approx(recorded.test_loss, rel=1e-5)
 
 
 def test_folder_of_images_is_preprocessed_as_in_training(capsys: Capture, tmp_path: Path):
@@ -84,8 +87,8 @@ def test_data_with_other_classes_are_rejected(capsys: Capture, tmp_path: Path):
     run, images = colour_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
     for part in ("train", "val"):
         (images / part / "dark").rename(images / part / "dim")
-    told = complaint(capsys, "evaluate", run.folder, "--data-dir", images, "--device", "cpu")
-    assert "imagefolder has 2 classes, dim, light, here, but the run was trained on 2, dark, light" in told
+    message = complaint(capsys, "evaluate", run.folder, "--data-dir", images, "--device", "cpu")
+    assert "imagefolder has 2 classes, dim, light, here, but the run was trained on 2, dark, light" in message
     assert "imagefolder is not in" in complaint(capsys, "evaluate", run.folder, "--data-dir", tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""`dcnet list`: all that the registries and the folder of runs have, as tables and as JSON."""
+"""`dcnet list`: registries and runs as tables and as JSON."""
 
 import json
 from collections.abc import Iterator
@@ -138,11 +138,11 @@ def test_unreadable_records_are_reported_and_the_others_listed(capsys: Capture, 
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "record.json").write_bytes(b"\xff{")
     assert call("list", "runs", "--runs", tmp_path) == 0
-    told = capsys.readouterr()
-    assert told.out.count("unreadable") == 2
-    assert "interrupted" in told.out
-    assert "broken" in told.err
-    assert "is not a record of a run" in told.err
+    output = capsys.readouterr()
+    assert output.out.count("unreadable") == 2
+    assert "interrupted" in output.out
+    assert "broken" in output.err
+    assert "is not a record of a run" in output.err
 
 
 def test_empty_runs_folder_says_how_to_train(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -157,6 +157,6 @@ def test_missing_records_folder_is_rejected(capsys: Capture, tmp_path: Path):
 
 
 def test_stored_operators_match_the_registries():
-    """`make results` writes them."""
+    """`make results` writes the stored rows."""
     assert json.loads(listing.STORED.read_text())["rows"] == json.loads(json.dumps(listing.operator_rows()))
     assert not listing.store_operators()

@@ -1,4 +1,4 @@
-"""Names from files on the terminal and in pictures: shown as they are, with nothing in them that steers either."""
+"""Names from files on the terminal and in plots: control characters and markup have no effect."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from dcnet.terminal import literal, print_json, visible
 from dcnet.training import Run
 
 Capture = pytest.CaptureFixture[str]
-# A title of the window, red text, a colour by one byte, and text that is written from the right.
+# A window title, red text, a color by one byte, and text from right to left.
 STEERING = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202e\r"
 SPELLED = r"\x1b]0;owned\x07\x1b[31m\x9b31m\u202e\r"
 EQUATION = "$x^2$ or $"
@@ -28,7 +28,7 @@ EQUATION = "$x^2$ or $"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run with classes that steer the terminal."""
+    """A run whose class names have control characters."""
     copied = Run(tmp_path / "runs" / "copied")
     shutil.copytree(trained()["conv"].folder, copied.folder)
     record = copied.record()
@@ -39,10 +39,10 @@ def run(tmp_path: Path) -> Run:
 
 def seen(capsys: Capture, *words: object) -> str:
     call(*words)
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     for sign in STEERING:
-        assert sign not in told.out + told.err or sign.isprintable()
-    return told.out + told.err
+        assert sign not in output.out + output.err or sign.isprintable()
+    return output.out + output.err
 
 
 def test_control_characters_are_escaped():
@@ -83,7 +83,7 @@ def test_json_keeps_letters_and_escapes_control_characters(capsys: Capture):
 
 
 def drawn(figure: Figure) -> list[str]:
-    """All texts of a picture that are not taken for equations."""
+    """All texts of a picture that are not equations."""
     figure.canvas.draw()
     found = [text for text in figure.findobj(Text) if text.get_text()]
     return [string for text in found for string, math in [text._preprocess_math(text.get_text())] if math is not True]

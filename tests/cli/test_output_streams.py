@@ -1,4 +1,4 @@
-"""Output that is closed, full, cut off or not UTF-8, a user without a home, and a folder that is gone."""
+"""Output that is closed, full or not UTF-8, a user without a home folder, and a deleted current folder."""
 
 import io
 import json
@@ -23,14 +23,14 @@ SMALL = ["train", "--train-images", "60", "--batch-size", "20", "--width", "0.1"
 
 @contextmanager
 def written_to(kind: str) -> Iterator[None]:
-    """Inside, standard output cannot be written."""
+    """A context in which standard output cannot be written."""
     if kind == "full":
         stream = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115
     else:
         reader, writer = os.pipe()
         os.close(reader)
         stream = os.fdopen(writer, "w", encoding="utf-8")
-    # It raises when it is closed if something is left in it that could not be written.
+    # Closing it raises if buffered text could not be written.
     with stream, redirect_stdout(stream):
         yield
 
@@ -47,8 +47,8 @@ def test_training_continues_if_the_output_cannot_be_written(
     (run,) = all_runs(tmp_path)
     assert run.record().status == "done"
     reason = "No space left on device" if kind == "full" else "the reader has gone"
-    told = f"dcnet train: the output cannot be written: {reason}; the work continues\n"
-    assert capsys.readouterr().err == told
+    message = f"dcnet train: the output cannot be written: {reason}; the work continues\n"
+    assert capsys.readouterr().err == message
 
 
 @BROKEN

@@ -1,4 +1,4 @@
-"""`dcnet plot`: pictures where they are asked for, or beside the run, and one sentence where nothing can be drawn."""
+"""`dcnet plot`: pictures in the given file or beside the run, and one-line errors."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A copy of a run, into which pictures may go."""
+    """A writable copy of a run."""
     return shutil.copytree(trained()["tanh-cos"].folder, tmp_path / "runs" / "copied")
 
 
@@ -101,12 +101,12 @@ def test_damaged_record_gives_a_one_line_error(run: Path, capsys: Capture, place
 
 def test_run_without_curves_or_weights_is_rejected(run: Path, capsys: Capture):
     (run / "model.safetensors").unlink()
-    told = complaint(capsys, "plot", "filters", run)
-    assert "is done, but its weights are not here: there is no" in told
+    message = complaint(capsys, "plot", "filters", run)
+    assert "is done, but its weights are not here: there is no" in message
     record = json.loads((run / "record.json").read_text())
     (run / "record.json").write_text(json.dumps(record | {"status": "running"}))
-    told = complaint(capsys, "plot", "filters", run)
-    assert f"has no weights yet: its status is 'running'; `dcnet train --resume {run}` resumes it" in told
+    message = complaint(capsys, "plot", "filters", run)
+    assert f"has no weights yet: its status is 'running'; `dcnet train --resume {run}` resumes it" in message
     (run / "record.json").write_text(json.dumps(record | {"status": "diverged"}))
     assert complaint(capsys, "plot", "filters", run).strip().endswith("its status is 'diverged'")
     (run / "record.json").write_text('{"config": {}, "status": "running", "curves": {}}')

@@ -1,4 +1,4 @@
-"""`dcnet plot features`: of runs, of records and over epochs, and one sentence where nothing can be drawn."""
+"""`dcnet plot features`: of runs, of records and as animations, and one-line errors."""
 
 import functools
 import json
@@ -16,7 +16,7 @@ from dcnet.training import Execution, Run, Trainer, load_model, recipe
 
 SMALL = {"dataset": "digits", "epochs": 2, "train_images": 60, "batch_size": 20, "evaluate_every": 3}
 Capture = pytest.CaptureFixture[str]
-# Kept until the process ends, which removes it.
+# The end of the process removes it.
 _folder = tempfile.TemporaryDirectory(prefix="dcnet-features-")
 
 
@@ -30,7 +30,7 @@ def small_run() -> Run:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A copy of a run, into which pictures may go."""
+    """A writable copy of a run."""
     return shutil.copytree(small_run().folder, tmp_path / "runs" / "copied")
 
 
@@ -45,13 +45,13 @@ def test_records_option_writes_the_features(run: Path, tmp_path: Path):
     assert call("plot", "features", run, "--records", tmp_path / "records", "--out", out) == 0
     file = tmp_path / "records" / "copied.json"
     record = json.loads(file.read_text())
-    model, told = load_model(Run(run))
-    assert record["accuracy"] == pytest.approx(told.results.test_accuracy)
-    assert record["config"] == told.config
-    assert len(record["points"]) == len(record["labels"]) == min(1000, told.data.test_images)
+    model, source = load_model(Run(run))
+    assert record["accuracy"] == pytest.approx(source.results.test_accuracy)
+    assert record["config"] == source.config
+    assert len(record["points"]) == len(record["labels"]) == min(1000, source.data.test_images)
     assert torch.allclose(torch.tensor(record["directions"]), model.network.head.weight, rtol=1e-3)
     assert max(len(str(abs(value)).replace(".", "").lstrip("0")) for row in record["points"] for value in row) <= 4
-    assert f"conv, softmax: {told.results.test_accuracy:.2f} %" in out.read_text()
+    assert f"conv, softmax: {source.results.test_accuracy:.2f} %" in out.read_text()
 
 
 def test_record_of_features_gives_the_same_plot_as_its_run(run: Path, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""`dcnet predict`: any image file becomes what the network was trained on, and gets its classes."""
+"""`dcnet predict`: preprocessing of image files, and their classes."""
 
 import csv
 import json
@@ -56,7 +56,7 @@ def test_image_formats_give_the_same_classes(capsys: Capture, tmp_path: Path, wa
     }
     for name, image in files.items():
         image.save(tmp_path / name)
-        # Large pixels are blurred where they meet.
+        # Large pixels are blurred at their edges.
         assert predicted(capsys, tmp_path / name) == pytest.approx(wanted, abs=0.2 if name == "large.png" else 0.01), (
             name
         )
@@ -111,7 +111,7 @@ def test_predict_prints_three_classes_per_image(
 
 
 def bad_files(folder: Path) -> list[Path]:
-    """A text, half an image, and a folder that is called like one."""
+    """A text file, a truncated image, and a folder named like an image."""
     folder.mkdir(exist_ok=True)
     (folder / "text.png").write_text("no image")
     whole = folder / "whole"
@@ -125,8 +125,8 @@ def test_unreadable_image_is_rejected(capsys: Capture, tmp_path: Path):
     bad = bad_files(tmp_path)
     run = trained()["conv"].folder
     for path in bad:
-        told = complaint(capsys, "predict", run, path)
-        assert f"{str(path)!r} cannot be read as an image: " in told
+        message = complaint(capsys, "predict", run, path)
+        assert f"{str(path)!r} cannot be read as an image: " in message
     assert complaint(capsys, "predict", run, tmp_path).endswith("; and none of the 1 others can\n")
     assert "there is no file or folder" in complaint(capsys, "predict", run, tmp_path / "none.png")
     (tmp_path / "empty").mkdir()
@@ -134,7 +134,7 @@ def test_unreadable_image_is_rejected(capsys: Capture, tmp_path: Path):
 
 
 def photos(folder: Path) -> list[Path]:
-    """Images at several depths, hidden ones and other files, and two that are damaged."""
+    """A folder with nested and hidden images, other files, and two damaged images."""
     files = [folder / name for name in ("a.png", "b/c.JPG", "b/d/e.bmp", 'ü,"x".png')]
     for place, file in enumerate([*files, folder / ".hidden" / "f.png", folder / "._a.png"]):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -168,11 +168,11 @@ def test_bad_images_are_reported_and_the_others_classified(capsys: Capture, tmp_
     files, bad = photos(tmp_path), bad_files(tmp_path / "b")
     run, out = trained()["tanh-cos"].folder, tmp_path / "out" / "found.csv"
     assert call("predict", run, tmp_path, "--json", "--csv", out) == 1
-    told = capsys.readouterr()
-    lines = told.err.splitlines()
+    output = capsys.readouterr()
+    lines = output.err.splitlines()
     assert len(lines) == 2
     assert all(line.startswith("dcnet predict: '") and "cannot be read as an image" in line for line in lines)
-    found = {entry["image"]: entry for entry in json.loads(told.out)}
+    found = {entry["image"]: entry for entry in json.loads(output.out)}
     assert found.keys() == {str(file) for file in (*files, *bad)}
     rows = list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
     assert list(rows[0]) == ["image", *(f"{name}_{i}" for i in (1, 2, 3) for name in ("class", "probability")), "error"]
@@ -191,15 +191,15 @@ def test_csv_option_writes_a_table_instead_of_printing_it(capsys: Capture, tmp_p
     assert capsys.readouterr().out == f"wrote {out}: 4 of 4 images classified\n"
     assert out.read_text(encoding="utf-8").startswith("image,class_1,probability_1,error\n")
     assert sorted(tmp_path.iterdir()) == [out, tmp_path / "photos"]
-    # A file that cannot be written is known before anything is classified, and the old one stays as it was.
-    told = complaint(capsys, "predict", run, tmp_path / "photos", "--csv", tmp_path / "photos")
-    assert "photos': it is a folder" in told
+    # An unwritable file is reported before anything is classified, and the old file stays.
+    message = complaint(capsys, "predict", run, tmp_path / "photos", "--csv", tmp_path / "photos")
+    assert "photos': it is a folder" in message
 
 
 def test_wrong_options_are_rejected(capsys: Capture, tmp_path: Path):
     run = trained()["conv"].folder
     assert "give one or more images" in complaint(capsys, "predict", run)
     for top in ("0", "11"):
-        told = complaint(capsys, "predict", run, "a.png", "--top", top)
-        assert f"--top must be from 1 to 10, the number of classes, not {top}" in told
+        message = complaint(capsys, "predict", run, "a.png", "--top", top)
+        assert f"--top must be from 1 to 10, the number of classes, not {top}" in message
     assert "there is no run" in complaint(capsys, "predict", tmp_path / "none", "a.png")

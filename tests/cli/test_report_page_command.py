@@ -1,4 +1,4 @@
-"""`dcnet report`: a page of the runs that are asked for, and one sentence where that cannot be."""
+"""`dcnet report`: a page of the given runs, and one-line errors."""
 
 from pathlib import Path
 
@@ -66,6 +66,6 @@ def test_page_omits_a_damaged_record(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_incomplete_record_gives_a_one_line_error(tmp_path: Path, capsys: Capture):
     (tmp_path / "half.json").write_text('{"kind": "features", "title": "half"}')
-    told = complaint(capsys, "report", "--records", tmp_path, "--out", tmp_path / "page.html")
-    assert "the section 'Features' cannot be drawn, since a record is damaged: KeyError" in told
+    message = complaint(capsys, "report", "--records", tmp_path, "--out", tmp_path / "page.html")
+    assert "the section 'Features' cannot be drawn, since a record is damaged: KeyError" in message
     assert not (tmp_path / "page.html").exists()

@@ -1,4 +1,4 @@
-"""`dcnet train`, as it is typed."""
+"""`dcnet train`: options, runs and errors."""
 
 import sys
 from dataclasses import fields
@@ -85,8 +85,8 @@ def test_runs_folder_must_not_be_a_file(tmp_path, capsys, words, below):
     file = tmp_path / "file"
     file.touch()
     assert main([*words, "--runs", str(file / below)]) == 2
-    told = f"runs cannot be written to {str(file / below)!r}: {str(file)!r} is not a folder"
-    assert capsys.readouterr() == ("", f"dcnet: {told}\n")
+    message = f"runs cannot be written to {str(file / below)!r}: {str(file)!r} is not a folder"
+    assert capsys.readouterr() == ("", f"dcnet: {message}\n")
 
 
 def test_missing_dataset_error_says_how_to_get_it(tmp_path, capsys):
@@ -121,7 +121,7 @@ def test_runs_on_folders_with_different_images_are_different(tmp_path, capsys):
     assert f"imagefolder is not in {tmp_path / 'nowhere'}" in capsys.readouterr().err
     assert main(words(str(tmp_path / "two"))) == 0
     assert "is done already" not in capsys.readouterr().out
-    # Both are kept, and the place of a folder does not matter.
+    # Both runs stay, and the path of a folder does not matter.
     (tmp_path / "one").rename(tmp_path / "moved")
     for name, folder in {"moved": "one", "two": "two"}.items():
         assert main(words(str(tmp_path / name))) == 0
@@ -151,7 +151,7 @@ def test_train_accepts_large_seeds(tmp_path):
     assert train(tmp_path, "--seeds", str(2**63 - 1)) == 0
 
 
-# --- runs that are there already ---
+# --- existing runs ---
 
 
 @pytest.mark.parametrize("where", ["renamed", "."])

@@ -1,4 +1,4 @@
-"""`dcnet verify`: answers with their error rates, thresholds from pairs, and the report on pairs."""
+"""`dcnet verify`: comparisons with error rates, calibration by pairs, and the report on pairs."""
 
 import dataclasses
 import json
@@ -86,7 +86,7 @@ def test_comparison_shows_the_error_rates_at_its_thresholds(capsys: Capture, run
     assert (found["verdict"], found["score"]) == ("same", pytest.approx(1))
     scores, same = digit_scores(run, pairs)
     for row in found["thresholds"]:
-        # Scores of images in other batches are rounded otherwise.
+        # Scores are rounded differently in other batches.
         accepted = scores >= row["threshold"] - 1e-6
         assert row["false_accepts"] == pytest.approx(accepted[~same].double().mean().item())
         assert row["false_rejects"] == pytest.approx(1 - accepted[same].double().mean().item())
@@ -147,7 +147,7 @@ def test_features_are_the_input_of_a_margin_head(capsys: Capture, tmp_path: Path
 
 def test_lfw_images_are_preprocessed_as_in_the_run(capsys: Capture, tmp_path: Path):
     run = colour_run(tmp_path / "run", tmp_path / "images")
-    # The loader of the run's own images cuts out the centre, and so must this.
+    # The loader of training crops the center, and so must this.
     lfw = lfw_folder(tmp_path / "images" / "test", ("Ada", "Bob", "Cy", "Di"))
     found = answer(capsys, "verify", run.folder, "--lfw", lfw)
     assert (found["folds"], found["fold_note"], found["data"]["list"]) == (2, "", "LFW pairs")
@@ -241,7 +241,7 @@ def test_verify_help_names_all_options(capsys: Capture):
 
 
 def test_report_has_recall_and_precision_if_folders_are_classes(capsys: Capture, run: Run, pairs: Path):
-    """Those of the embeddings, in the table, as JSON and in the record; without such folders there are none."""
+    """In the table, as JSON and in the record; omitted without such folders."""
     test = load_dataset("digits").test
     assert answer(capsys, "verify", run.folder, "--pairs", pairs)["retrieval"] is None
     for place, label in enumerate(test.labels[:IMAGES].tolist()):

@@ -1,4 +1,4 @@
-"""`dcnet verify` with wrong input: one sentence each, exit code 2, and nothing that was there is lost."""
+"""`dcnet verify` with wrong input: one-line errors, exit code 2, and existing files stay."""
 
 from pathlib import Path
 
@@ -32,9 +32,9 @@ def with_zeros(run: Run) -> None:
 
 
 def test_missing_calibration_error_says_how_to_calibrate(capsys: Capture, run: Run, pairs: Path):
-    told = complaint(capsys, "verify", run.folder, pairs.parent / "0.png", pairs.parent / "1.png")
-    assert "the run 'run' is not calibrated, so it has no thresholds" in told
-    assert f"use `dcnet verify {run.folder} --calibrate --pairs FILE --images FOLDER`" in told
+    message = complaint(capsys, "verify", run.folder, pairs.parent / "0.png", pairs.parent / "1.png")
+    assert "the run 'run' is not calibrated, so it has no thresholds" in message
+    assert f"use `dcnet verify {run.folder} --calibrate --pairs FILE --images FOLDER`" in message
 
 
 def test_comparison_requires_a_calibration_of_the_same_weights(capsys: Capture, run: Run, pairs: Path):
@@ -42,12 +42,12 @@ def test_comparison_requires_a_calibration_of_the_same_weights(capsys: Capture, 
     answer(capsys, "verify", run.folder, "--calibrate", "--pairs", pairs)
     tensors, notes = read_tensors(run.model_file)
     write_tensors(run.model_file, {name: value + 1 for name, value in tensors.items()}, notes)
-    told = complaint(capsys, "verify", run.folder, *images)
-    assert "the run 'run' has other weights than when it was calibrated" in told
+    message = complaint(capsys, "verify", run.folder, *images)
+    assert "the run 'run' has other weights than when it was calibrated" in message
     for text in ("{", "{}", "[]", '{"decision": {}, "data": {}, "weights": "", "flip": true}'):
         (run.folder / "verification.json").write_text(text)
-        told = complaint(capsys, "verify", run.folder, *images)
-        assert f"{str(run.folder / 'verification.json')!r} is not a calibration: " in told
+        message = complaint(capsys, "verify", run.folder, *images)
+        assert f"{str(run.folder / 'verification.json')!r} is not a calibration: " in message
 
 
 def test_unreadable_image_is_reported_and_the_calibration_stays(capsys: Capture, run: Run, pairs: Path):
@@ -56,8 +56,8 @@ def test_unreadable_image_is_reported_and_the_calibration_stays(capsys: Capture,
     broken = pairs.parent / "7.png"
     broken.write_text("no image")
     for arguments in (("--pairs", pairs, "--calibrate"), ("--pairs", pairs), (pairs.parent / "0.png", broken)):
-        told = complaint(capsys, "verify", run.folder, *arguments)
-        assert f"{str(broken)!r} cannot be read as an image: " in told
+        message = complaint(capsys, "verify", run.folder, *arguments)
+        assert f"{str(broken)!r} cannot be read as an image: " in message
     assert (run.folder / "verification.json").read_bytes() == before
     assert not (run.folder / "roc.png").exists()
 
@@ -65,26 +65,26 @@ def test_unreadable_image_is_reported_and_the_calibration_stays(capsys: Capture,
 def test_missing_image_is_reported_with_its_line_in_the_list(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
     file = listed(pairs.parent / "missing.csv", [("0.png", "1.png", True), ("2.png", "none.png", False)])
     for option in ((), ("--calibrate",)):
-        told = complaint(capsys, "verify", run.folder, "--pairs", file, *option)
-        assert f"{file}, line 2: '2.png,none.png,0': expected existing images" in told
+        message = complaint(capsys, "verify", run.folder, "--pairs", file, *option)
+        assert f"{file}, line 2: '2.png,none.png,0': expected existing images" in message
     lfw = lfw_folder(tmp_path / "lfw", ("Ada", "Bob", "Cy", "Di"))
     (lfw / "Cy" / "Cy_0002.jpg").unlink()
-    told = complaint(capsys, "verify", run.folder, "--lfw", lfw)
-    assert f"{lfw / 'pairs.txt'}, line 4: " in told
+    message = complaint(capsys, "verify", run.folder, "--lfw", lfw)
+    assert f"{lfw / 'pairs.txt'}, line 4: " in message
 
 
 def test_lists_with_too_few_pairs_are_rejected(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
     for same, kind in ((True, "different"), (False, "the same")):
         file = listed(pairs.parent / "one.csv", [("0.png", "1.png", same)] * 3)
-        told = complaint(capsys, "verify", run.folder, "--pairs", file)
-        assert f"{file} has no pair that is {kind}, of 3 pairs: both kinds are needed" in told
+        message = complaint(capsys, "verify", run.folder, "--pairs", file)
+        assert f"{file} has no pair that is {kind}, of 3 pairs: both kinds are needed" in message
     few = listed(pairs.parent / "few.csv", [("0.png", "1.png", True), ("2.png", "3.png", False)])
-    told = complaint(capsys, "verify", run.folder, "--pairs", few)
-    assert "folds need two pairs or more of each kind, not 1 and 1" in told
+    message = complaint(capsys, "verify", run.folder, "--pairs", few)
+    assert "folds need two pairs or more of each kind, not 1 and 1" in message
     lfw = lfw_folder(tmp_path / "lfw", ("Ada", "dark", "Cy", "light"))
     trained = colour_run(tmp_path / "colour", tmp_path / "images")
-    told = complaint(capsys, "verify", trained.folder, "--lfw", lfw, "--unseen")
-    assert "LFW pairs has no pair that is different, of 2 pairs" in told
+    message = complaint(capsys, "verify", trained.folder, "--lfw", lfw, "--unseen")
+    assert "LFW pairs has no pair that is different, of 2 pairs" in message
     assert "there is no list 'other.txt'" in complaint(
         capsys, "verify", run.folder, "--lfw", lfw, "--lfw-list", "other"
     )
@@ -92,10 +92,10 @@ def test_lists_with_too_few_pairs_are_rejected(capsys: Capture, run: Run, pairs:
 
 def test_zero_embedding_is_reported_with_its_image(capsys: Capture, run: Run, pairs: Path):
     with_zeros(run)
-    told = complaint(capsys, "verify", run.folder, "--pairs", pairs)
+    message = complaint(capsys, "verify", run.folder, "--pairs", pairs)
     first = pairs.read_text().partition(",")[0]
-    assert f"the norm of embedding 0 ({pairs.parent / first}) is zero, and of 60 of 60 in all" in told
-    assert "a cosine needs embeddings that are finite and not zero" in told
+    assert f"the norm of embedding 0 ({pairs.parent / first}) is zero, and of 60 of 60 in all" in message
+    assert "a cosine needs embeddings that are finite and not zero" in message
 
 
 class NoFeatures(nn.Module):
@@ -106,8 +106,8 @@ class NoFeatures(nn.Module):
 def test_network_without_features_is_rejected(capsys: Capture, run: Run, pairs: Path, monkeypatch: pytest.MonkeyPatch):
     model = blocks.Normalized(NoFeatures(), [0.0], [1.0])
     monkeypatch.setattr("dcnet.training.load_model", lambda run: (model, run.record()))
-    told = complaint(capsys, "verify", run.folder, "--pairs", pairs)
-    assert "the run 'run' has no features to compare: its network, NoFeatures, has no method `features`" in told
+    message = complaint(capsys, "verify", run.folder, "--pairs", pairs)
+    assert "the run 'run' has no features to compare: its network, NoFeatures, has no method `features`" in message
 
 
 @pytest.mark.parametrize(
@@ -136,5 +136,5 @@ def test_incompatible_options_are_rejected(capsys: Capture, run: Run, options: l
 
 
 def test_other_picture_formats_are_rejected(capsys: Capture, run: Run, pairs: Path):
-    told = complaint(capsys, "verify", run.folder, "--pairs", pairs, "--out", "a.gif")
-    assert "--out must be a file such as .png or .svg, not 'a.gif'" in told
+    message = complaint(capsys, "verify", run.folder, "--pairs", pairs, "--out", "a.gif")
+    assert "--out must be a file such as .png or .svg, not 'a.gif'" in message

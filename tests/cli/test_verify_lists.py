@@ -1,4 +1,4 @@
-"""`dcnet verify` by the lists that it is given: where they are found, what is kept of them, and what is said."""
+"""`dcnet verify` with lists of pairs: where they are found, what is stored, and notes."""
 
 from pathlib import Path
 
@@ -32,13 +32,13 @@ def pairs(tmp_path: Path) -> Path:
     return digit_pairs(tmp_path / "digits")
 
 
-def said(capsys: Capture, *arguments: object) -> str:
+def printed(capsys: Capture, *arguments: object) -> str:
     assert call("verify", *arguments) == 0
     return "".join(capsys.readouterr().out.splitlines())
 
 
 def other_list(pairs: Path, rows: int) -> Path:
-    """Some of the pairs, as a list of the same name in another folder."""
+    """A list of some of the pairs, of the same name in another folder."""
     pairs.parent.joinpath("other").mkdir()
     lines = pairs.read_text().splitlines(keepends=True)
     file = pairs.parent / "other" / pairs.name
@@ -48,13 +48,13 @@ def other_list(pairs: Path, rows: int) -> Path:
 
 def test_replacing_the_report_on_another_list_is_reported(capsys: Capture, run: Run, pairs: Path):
     kept = f"stored in {run.record_file} as 'pairs-pairs'"
-    assert f"{kept}wrote" in said(capsys, run.folder, "--pairs", pairs)
-    # The same list again is a newer report, and no loss.
-    assert f"{kept}wrote" in said(capsys, run.folder, "--pairs", pairs)
+    assert f"{kept}wrote" in printed(capsys, run.folder, "--pairs", pairs)
+    # The same list again is a newer report, so nothing is replaced.
+    assert f"{kept}wrote" in printed(capsys, run.folder, "--pairs", pairs)
     other = other_list(pairs, 20)
     options = (run.folder, "--pairs", other, "--images", pairs.parent)
-    assert f"{kept}, in place of a report on 240 other pairs, of {pairs}wrote" in said(capsys, *options)
-    assert f"{kept}wrote" in said(capsys, *options)
+    assert f"{kept}, in place of a report on 240 other pairs, of {pairs}wrote" in printed(capsys, *options)
+    assert f"{kept}wrote" in printed(capsys, *options)
     found = answer(capsys, "verify", run.folder, "--pairs", pairs)
     assert (found["replaced"]["pairs"], found["replaced"]["list_file"]) == (40, str(other))
     assert "replaced" not in run.record().evaluations["pairs-pairs"].extra
@@ -64,13 +64,13 @@ def test_replacing_the_report_on_another_list_is_reported(capsys: Capture, run: 
 def test_lists_of_the_same_name_are_distinguished_by_their_paths(
     capsys: Capture, run: Run, pairs: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """By their places, since the names that are given may be the same."""
+    """The given names may be the same."""
     other = other_list(pairs, 120)
     images = ("--images", pairs.parent)
     monkeypatch.chdir(pairs.parent)
-    said(capsys, run.folder, "--pairs", "pairs.csv", *images)
+    printed(capsys, run.folder, "--pairs", "pairs.csv", *images)
     monkeypatch.chdir(other.parent)
-    assert f"in place of a report on 240 other pairs, of {pairs}" in said(
+    assert f"in place of a report on 240 other pairs, of {pairs}" in printed(
         capsys, run.folder, "--pairs", "pairs.csv", *images
     )
 
@@ -89,8 +89,8 @@ def test_lfw_is_found_in_the_data_folder(capsys: Capture, tmp_path: Path, name: 
 
 def test_too_few_pairs_create_no_folder(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
     few = listed(pairs.parent / "few.csv", [("0.png", "1.png", True), ("2.png", "3.png", False)])
-    told = complaint(capsys, "verify", run.folder, "--pairs", few, "--out", tmp_path / "new" / "x.png")
-    assert "folds need two pairs or more" in told
+    message = complaint(capsys, "verify", run.folder, "--pairs", few, "--out", tmp_path / "new" / "x.png")
+    assert "folds need two pairs or more" in message
     assert not (tmp_path / "new").exists()
 
 
@@ -113,7 +113,7 @@ def test_report_notes_mirror_images_that_the_calibration_lacks(capsys: Capture, 
     answer(capsys, *report, "--calibrate", "--no-flip")
     note = "the run is calibrated without mirror images, and this report has them: see --no-flip"
     assert answer(capsys, *report)["flip_note"] == note
-    assert f"note: {note}" in said(capsys, *report[1:])
+    assert f"note: {note}" in printed(capsys, *report[1:])
     assert answer(capsys, *report, "--no-flip")["flip_note"] == ""
     answer(capsys, *report, "--calibrate")
     assert answer(capsys, *report)["flip_note"] == ""

@@ -50,13 +50,13 @@ def answer(capsys: Any, *arguments: Any) -> Any:
 
 
 def complaint(capsys: Any, *arguments: Any) -> str:
-    """The one line that a command with wrong input ends with."""
+    """The one-line error of a command with wrong input."""
     assert call(*arguments) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("dcnet: ")
-    assert told.err.count("\n") == 1
-    return told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("dcnet: ")
+    assert output.err.count("\n") == 1
+    return output.err
 
 
 def colour_run(folder: Path, images: Path) -> Run:

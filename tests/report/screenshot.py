@@ -1,4 +1,4 @@
-"""The picture of the page in README, which `make screenshot` takes anew: by Chromium, of the records in results/."""
+"""Takes the screenshot of the page for README with Chromium, from the records in results/ (`make screenshot`)."""
 
 import io
 import sys
@@ -16,16 +16,16 @@ from helpers import chromium
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "images" / "report.png"
 WINDOW = (1000, 700)
-# The section that is shown, and how many pixels are left above it.
+# The section that is shown, and the pixels above it.
 SECTION, ABOVE = "operators", 16
-# Where the sliders are: away from the start, where several curves lie on each other.
+# The positions of the sliders: at the start, several curves coincide.
 CONSTANTS = {"beta": 0.2, "rho": 0.6, "k": 0.15}
-# Of a palette, which makes the file a third; the page has few colours, and the rest are edges of letters.
+# A palette shrinks the file to a third; the page has few colors apart from the edges of letters.
 COLOURS = 256
 
 
 def take(file: Path) -> None:
-    """Makes the page of all records, and writes a picture of what it has to play with."""
+    """Builds the page of all records, and takes a screenshot of the operators section."""
     with tempfile.TemporaryDirectory(prefix="dcnet-page-") as folder, chromium.Chromium() as browser:
         page, shot = Path(folder) / "report.html", Path(folder) / "shot.png"
         if code := dcnet(["report", "--records", str(ROOT / "results"), "--out", str(page)]):
@@ -36,7 +36,7 @@ def take(file: Path) -> None:
 
 
 def show(browser: chromium.Chromium, page: Path) -> None:
-    """The section at the top of a light window, with its sliders moved."""
+    """Shows the section at the top of the window in light mode, with moved sliders."""
     browser.size(*WINDOW)
     browser.prefer("light")
     browser.call("Emulation.setScrollbarsHidden", hidden=True)

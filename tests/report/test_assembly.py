@@ -1,4 +1,4 @@
-"""The page as HTML: whole, self-contained, and with every number of the records and the command behind it."""
+"""The page as HTML: complete, self-contained, with all numbers of the records and their commands."""
 
 import functools
 import itertools
@@ -180,7 +180,7 @@ def test_section_is_registered_by_one_function(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_colors_have_contrast_in_light_and_dark_mode():
-    """By the contrast that WCAG asks for: 4.5 for text, 3 for lines."""
+    """Contrast ratios of WCAG: 4.5 for text, 3 for lines."""
     for block in re.findall(r"--paper: .*?--s9: #\w+;", real_page(), re.DOTALL):
         colors = dict(re.findall(r"--(\w+): (#\w{6})", block))
         for name in ("ink", "soft", "link", "ahead", "behind", *(f"s{i}" for i in range(10))):

@@ -1,4 +1,4 @@
-"""Where charts of the page put what: up is more, powers of ten are equally far apart, units are those of the axes."""
+"""Geometry of the charts on the page: scales, ticks and units."""
 
 import json
 import re
@@ -99,7 +99,7 @@ def test_title_of_network_speed_names_the_network():
 
 
 def measured(accuracy: float) -> dict[str, Any]:
-    """The first cell of Table 7, which the paper has 85.35 in."""
+    """The first cell of Table 7, where the paper has 85.35."""
     config = get_experiment("table7").cells[0].config
     assert config is not None
     own = {"name": config.name, "hash": config.hash, "config": config.described()}

@@ -1,4 +1,4 @@
-"""Which runs share a chart of training curves, and what their lines are called."""
+"""Grouping of runs into charts of training curves, and the names of their lines."""
 
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,14 @@ LRS = (0.1, 0.2, 0.3, 0.4, 0.5)
 
 
 def trained(folder: Path, cell: Cell, seed: int = 0, **more: Any) -> None:
-    """A record of the cell's run, with the curves of some other one."""
+    """A record of the run of a cell, with the curves of another run."""
     (config,) = [one for one in cell.configs(seed + 1) if one.seed == seed]
     name, _, mark = Run.of(config, folder).folder.name.rpartition("-")
     put(folder, f"{name}-{mark}", a_run(name=name, hash=mark, config=config.described(), **more))
 
 
 def lines(folder: Path) -> dict[str, list[str]]:
-    """The names of the lines of each chart of curves, by its key."""
+    """The line names of each chart of curves, by its key."""
     figures = drawn(folder).one("section", id="curves").all("figure")
     return {figure.attributes["id"]: [line["name"] for line in values_of(figure)["lines"]] for figure in figures}
 
@@ -42,7 +42,7 @@ def test_maximum_number_of_lines_is_one_chart(tmp_path: Path):
 
 
 def test_columns_that_differ_in_a_symbol_have_separate_charts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """With one id for both, the buttons of the second moved the lines of the first."""
+    """With equal ids, the buttons of the second chart would change the first."""
     epochs = {"+1": 2, "-1": 3}
     cells = [Cell(f"{lr}", sign, recipe("digits", lr=lr, epochs=epochs[sign])) for lr in LRS for sign in epochs]
     monkeypatch.setitem(experiments, "signs", lambda: Experiment("signs", "Signs", tuple(cells)))
@@ -52,7 +52,7 @@ def test_columns_that_differ_in_a_symbol_have_separate_charts(tmp_path: Path, mo
 
 
 def test_tables_of_evaluations_have_no_training_curves(tmp_path: Path):
-    """A network has several cells there."""
+    """A network has several cells in Table 7."""
     clean = get_experiment("table7").cells[0]
     assert clean.metric == ("evaluations", "attacks", "clean")
     trained(tmp_path, clean, evaluations={"attacks": {"clean": 0.9}})
@@ -108,7 +108,7 @@ def test_runs_are_drawn_once_and_runs_without_a_table_last(tmp_path: Path):
 
 
 def test_network_at_chance_level_did_not_converge_even_before_evaluation(tmp_path: Path):
-    """It was missing on the page, where `dcnet reproduce` says that it did not converge."""
+    """`dcnet reproduce` reports it as not converged; the page must not show it as missing."""
     trained(tmp_path, get_experiment("table7").cells[0], results={"test_error": 90.0})
     shown = [node.text for node in drawn(tmp_path).one("section", id="tables").all("summary")]
     assert shown.count("N/C (1 of 3 seeds)") == 6  # three numbers each of Tables 7 and 8

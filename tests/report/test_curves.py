@@ -1,4 +1,4 @@
-"""Curves of records: seeds as a mean in a band, labels that tell runs apart, and drops of the learning rate."""
+"""Training curves: mean and band over seeds, distinct labels, and drops of the learning rate."""
 
 import dataclasses
 import math
@@ -95,7 +95,7 @@ def test_labels_omit_settings_with_equal_text():
 
 
 def older(found: Record) -> Record:
-    """The same of a version that knew neither adversaries nor snapshots."""
+    """The same record of a version without adversaries and snapshots."""
     config = {key: value for key, value in found.config.items() if key not in ("adversary", "feature_snapshots")}
     return dataclasses.replace(found, config=config)
 

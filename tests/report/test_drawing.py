@@ -1,4 +1,4 @@
-"""Figures are written whole or not at all."""
+"""Figures are written atomically."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""How features move, as a GIF: legible, on fixed axes, without an end, and small."""
+"""The animation of features: a small looping GIF on fixed axes."""
 
 import io
 
@@ -43,7 +43,7 @@ def test_animation_has_a_frame_per_evaluation(dimensions):
 
 def test_axes_are_fixed_during_the_animation():
     image = opened(feature_plots.feature_animation([moving(3)]))
-    # What is black in all frames alike is the frame around the axes: four long lines.
+    # Pixels that are black in all frames are the frame around the axes: four long lines.
     black = torch.stack([(pixels(image, i) < 80).all(2) for i in range(3)]).all(0)
     assert (black.float().mean(1) > 0.7).sum() >= 2
     assert (black.float().mean(0) > 0.5).sum() >= 2

@@ -1,4 +1,4 @@
-"""The table and the pictures of features are those of the records."""
+"""The table and the plots of features match the records."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Features as they lie: pictures of several networks, on axes that hold nearly all of them."""
+"""Plots of the features of several networks, on axes that include nearly all points."""
 
 import matplotlib.colors
 import pytest

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.cli_runs import complaint
 from helpers.page_records import features, put
 
 from dcnet.cli.app import main
@@ -91,25 +92,16 @@ DAMAGED = {
 }
 
 
-def told(capsys: Capture, *words: Any) -> str:
-    """The one line that a command with wrong input ends with."""
-    assert main([str(word) for word in words]) == 2
-    seen = capsys.readouterr()
-    assert seen.out == ""
-    assert seen.err.count("\n") == 1
-    return seen.err
-
-
 @pytest.mark.parametrize(("change", "says"), DAMAGED.values(), ids=DAMAGED)
 def test_damaged_record_gives_a_one_line_error(tmp_path: Path, capsys: Capture, change: dict[str, Any], says: str):
     put(tmp_path, "bad", features() | change)
-    seen = told(capsys, "plot", "features", tmp_path / "bad.json", "--out", tmp_path / "drawn.png")
-    assert seen.startswith(f"dcnet: {str(tmp_path / 'bad.json')!r} is not a record of features: ")
-    assert says in seen
+    message = complaint(capsys, "plot", "features", tmp_path / "bad.json", "--out", tmp_path / "drawn.png")
+    assert message.startswith(f"dcnet: {str(tmp_path / 'bad.json')!r} is not a record of features: ")
+    assert says in message
     assert not (tmp_path / "drawn.png").exists()
-    seen = told(capsys, "report", "--records", tmp_path, "--out", tmp_path / "page.html")
-    assert seen.startswith("dcnet: the features of the record 'bad' cannot be drawn: ")
-    assert says in seen
+    message = complaint(capsys, "report", "--records", tmp_path, "--out", tmp_path / "page.html")
+    assert message.startswith("dcnet: the features of the record 'bad' cannot be drawn: ")
+    assert says in message
 
 
 def test_missing_keys_of_a_record_are_reported(tmp_path: Path):
@@ -138,10 +130,10 @@ def test_runs_with_the_same_name_are_not_written_to_one_record(tmp_path: Path, c
     first = tiny_run(tmp_path / "a" / "run", margin="softmax", features=2)
     second = shutil.copytree(first, tmp_path / "b" / "run")
     out, records = ("--out", tmp_path / "drawn.png"), tmp_path / "records"
-    seen = told(capsys, "plot", "features", first, second, "--records", records, *out)
-    assert f"{str(first)!r} and {str(second)!r} would both be written to {str(records / 'run.json')!r}" in seen
+    message = complaint(capsys, "plot", "features", first, second, "--records", records, *out)
+    assert f"{str(first)!r} and {str(second)!r} would both be written to {str(records / 'run.json')!r}" in message
     assert not records.exists()
-    # One run by two names is one record.
+    # One run given by two names is one record.
     assert main(["plot", "features", str(first), f"{first}/../run", "--records", str(records), *map(str, out)]) == 0
     assert json.loads((records / "run.json").read_text())["kind"] == "features"
 
@@ -152,4 +144,4 @@ def test_runs_with_the_same_name_are_not_written_to_one_record(tmp_path: Path, c
 )
 def test_advised_command_is_valid(tmp_path: Path, capsys: Capture, changes: dict[str, Any], advice: str):
     run = tiny_run(tmp_path / "run", **changes)
-    assert f": train with {advice}\n" in told(capsys, "plot", "features", run)
+    assert f": train with {advice}\n" in complaint(capsys, "plot", "features", run)

@@ -9,10 +9,10 @@ from dcnet.report.network_plots import LINE, convolution, filter_images, learned
 
 
 def tiles(filters: torch.Tensor) -> torch.Tensor:
-    """The middles of the pixels of all filters, [rows, columns, height, width, 3], from the picture."""
+    """The centers of the pixels of all filters in the picture, [rows, columns, height, width, 3]."""
     (axes,) = filter_images(filters, "title").axes
     image = torch.as_tensor(axes.get_images()[0].get_array())
-    # Lines of two pixels between, and the rest is repeated pixels.
+    # Lines of two pixels are between the filters; the rest are repeated pixels.
     side, line = filters.shape[-1], 2
     zoom = -(-24 // side)
     step = side * zoom + line

@@ -128,7 +128,7 @@ def test_slopes_match_the_gradient():
 
 
 def test_margins_of_one_name_are_labeled_by_their_specs(tmp_path, monkeypatch):
-    """By their specs, each of which is drawn once however it is written."""
+    """Each spec is drawn once, in any spelling."""
     from dcnet.report import operator_plots
 
     drawn = []

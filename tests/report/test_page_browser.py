@@ -1,4 +1,4 @@
-"""The page in a browser: sliders, the dark button and disclosures work, on a desk and on a phone, without an error.
+"""The page in a browser: sliders, dark mode and disclosures on a desktop and on a phone, without errors.
 
 With DCNET_SHOTS=FOLDER the screenshots are kept there.
 """
@@ -32,7 +32,7 @@ def browser() -> Iterator[chromium.Chromium]:
 
 @pytest.fixture
 def opened(browser: chromium.Chromium, tmp_path: Path) -> chromium.Chromium:
-    """The page of the repository's records, in a light window of a desk."""
+    """The page of the repository's records, in light mode on a desktop."""
     (tmp_path / "report.html").write_text(real_page())
     browser.events.clear()
     browser.size(*DESK)
@@ -50,7 +50,7 @@ def shots(tmp_path: Path) -> Path:
 
 
 def path_of(browser: chromium.Chromium, part: str) -> Any:
-    """The places that a curve goes through, to be compared with others up to rounding."""
+    """The points of a curve, for comparison up to rounding."""
     text = browser.value(f"document.querySelector('#chart-magnitudes [data-part={part}] path').getAttribute('d')")
     return pytest.approx([float(number) for number in re.split("[ ML]", text)[1:]], abs=0.15)
 
@@ -71,25 +71,25 @@ def test_slider_moves_the_curves_with_its_constant(opened: chromium.Chromium):
 def test_javascript_formulas_match_the_library(opened: chromium.Chromium):
     norms, angles = [0.1 * i for i in range(31)], [math.pi * i / 30 for i in range(31)]
     table = "(table, at) => Object.fromEntries(Object.entries(table).map(([name, f]) => [name, at.map(x => f(x, c))]))"
-    told = opened.value(
+    shown = opened.value(
         f"(c => {{ const all = {table}; const own = dcnetOperators; "
         f"return {{h: all(own.magnitudes, {norms}), g: all(own.angles, {angles})}} }})({json.dumps(CONSTANTS)})"
     )
-    assert told["h"].keys() == magnitude.registry.keys()
-    assert told["g"].keys() == angle.registry.keys() - {"spline"}
+    assert shown["h"].keys() == magnitude.registry.keys()
+    assert shown["g"].keys() == angle.registry.keys() - {"spline"}
     settings = {"scale": 1.3, "slope": 0.4, "log_scale": 0.4, "radius": 0.7, "k": 0.2, "offset": 0.3}
-    for name, values in told["h"].items():
+    for name, values in shown["h"].items():
         op = parsed(f"{name}-cos", name, settings)
         expected = op.h(torch.tensor(norms, dtype=torch.float64), op.constants({}))
         assert values == pytest.approx(expected.tolist(), abs=1e-9), name
-    for name, values in told["g"].items():
+    for name, values in shown["g"].items():
         op = parsed(f"sphere-{name}", name, settings)
         expected = op.g(torch.tensor(angles, dtype=torch.float64).cos(), op.constants({}))
         assert values == pytest.approx(expected.tolist(), abs=1e-6), name
 
 
 def parsed(spec: str, name: str, settings: dict[str, float]) -> Operator:
-    """The operator with all constants of the part of that name fixed."""
+    """The operator, with all constants of this part fixed."""
     op = Operator.parse(spec)
     part = op.magnitude if spec.startswith(name) else op.angle
     own = ",".join(f"{key}={settings[key]}" for key in part.slots())
@@ -159,7 +159,7 @@ def test_page_does_not_scroll_sideways_on_a_phone(opened: chromium.Chromium, sho
 
 @pytest.mark.parametrize("width", [320, 390])
 def test_commands_are_readable_beside_run_names_on_a_phone(opened: chromium.Chromium, width: int):
-    """The first cell of a row may stay where it is while the others scroll, unless it hides them."""
+    """The first cell of a row may be sticky, unless it hides the others."""
     opened.size(width, PHONE[1])
     box = "document.querySelector('#records .scroll')"
     opened.value(f"(box => {{ box.scrollLeft = box.querySelector('td > code').parentElement.offsetLeft }})({box})")
@@ -189,12 +189,12 @@ def test_small_epsilon_is_not_shown_as_zero(browser: chromium.Chromium, tmp_path
     put(tmp_path / "some", "run", a_run(evaluations={"card": card}))
     (tmp_path / "page.html").write_text(page(Sources((tmp_path / "some",))))
     browser.open(tmp_path / "page.html")
-    told = []
+    shown = []
     for place in range(3):
         moved = f"(s => {{ s.value = {place}; s.dispatchEvent(new Event('input')) }})"
         browser.value(f"{moved}(document.querySelector('#robustness [data-reader]'))")
-        told.append(browser.value("document.querySelector('#robustness output').textContent").split(" \u2013 ")[0])
-    assert told == ["epsilon 0", "epsilon 0.0002451", "epsilon 0.03137"]
+        shown.append(browser.value("document.querySelector('#robustness output').textContent").split(" \u2013 ")[0])
+    assert shown == ["epsilon 0", "epsilon 0.0002451", "epsilon 0.03137"]
 
 
 def test_print_shows_notes_no_larger_than_numbers(opened: chromium.Chromium):

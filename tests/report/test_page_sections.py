@@ -1,4 +1,4 @@
-"""The sections of the page, each with the records that it is made of."""
+"""The sections of the page, each with its records."""
 
 import json
 import math
@@ -26,7 +26,7 @@ from dcnet.training import recipe
 
 
 def test_figure_4_has_the_errors_of_the_records_by_step(tmp_path: Path):
-    """Of three of them, however many there are."""
+    """Uses the records of three operators."""
     wanted = ["", " --operators conv", " --operators seg-cos"]
     commands = {f"dcnet train --recipe paper-cifar{options}" for options in wanted}
     records = [json.loads(file.read_text()) for file in sorted((RESULTS / "cifar100").glob("*resnet32*.json"))]
@@ -82,10 +82,10 @@ def test_features_are_points_with_their_numbers_and_command(tmp_path: Path, dime
 def test_cells_with_fewer_seeds_differ_from_missing_cells():
     cells = tuple(Cell(name, "error", recipe("digits", width=width)) for name, width in (("a", 1.0), ("b", 0.5)))
     experiment = Experiment("two", "two", cells, seeds=2)
-    told = {"2 cells, 1 missing and 1 with fewer seeds: run dcnet reproduce two.": [(5.0,), ()]}
-    told |= {"2 cells, 2 with fewer seeds: run dcnet reproduce two.": [(5.0,), (5.0,)]}
-    told |= {"All cells are done.": [(5.0, 6.0), (5.0, 6.0)]}
-    for words, values in told.items():
+    expected = {"2 cells, 1 missing and 1 with fewer seeds: run dcnet reproduce two.": [(5.0,), ()]}
+    expected |= {"2 cells, 2 with fewer seeds: run dcnet reproduce two.": [(5.0,), (5.0,)]}
+    expected |= {"All cells are done.": [(5.0, 6.0), (5.0, 6.0)]}
+    for words, values in expected.items():
         found = [CellResult(CellStatus(cell, own, 0, 2), ()) for cell, own in zip(cells, values, strict=True)]
         assert re.sub("<[^>]*>", "", paper_sections._missing(experiment, found)) == words
 
@@ -184,7 +184,7 @@ def test_scale_has_round_ticks():
 
 
 def test_data_for_scripts_is_json_for_any_names():
-    """With a word that is none of JSON's, every reader below the chart on the page stood still."""
+    """A word that is not JSON, such as NaN, would break all readers below the chart."""
     names = ["<!-- a", "</script>", "a < b"]
     text = re.sub("<[^>]*>", "", data(names))
     assert json.loads(text) == names

@@ -1,4 +1,4 @@
-"""Which runs `dcnet report` takes without being told: those that `dcnet list runs` shows."""
+"""The default runs of `dcnet report` are those of `dcnet list runs`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`make results`: stale files are updated and named, others are left alone."""
+"""`make results`: stale files are updated and reported, others stay unchanged."""
 
 import io
 import json
@@ -36,8 +36,8 @@ def line(end: float) -> Figure:
 
 def test_stale_files_are_reported_and_updated(place: Path, capsys: pytest.CaptureFixture[str]):
     assert results.main() == 1
-    told = capsys.readouterr().err
-    assert told.splitlines() == [
+    message = capsys.readouterr().err
+    assert message.splitlines() == [
         "README.md was stale and has been updated",
         "docs/images/line.png was stale and has been updated",
     ]
@@ -59,7 +59,7 @@ def test_stale_files_are_reported_and_updated(place: Path, capsys: pytest.Captur
     ],
 )
 def test_wrong_marks_are_reported_and_nothing_is_written(place: Path, capsys, text: str, said: str):
-    """A table whose end had been lost stayed as it was, without a word."""
+    """A table without an end mark must not stay stale silently."""
     (place / "README.md").write_text(text)
     assert results.main() == 2
     assert said in capsys.readouterr().err

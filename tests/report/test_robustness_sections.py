@@ -1,4 +1,4 @@
-"""Robustness on the page: curves of evaluations, in words, with the command that measured them."""
+"""The robustness section of the page: curves of evaluations, their descriptions and commands."""
 
 import dataclasses
 import shlex
@@ -17,7 +17,7 @@ CURVE = {"epsilons": [0.0, 0.1, 1.0], "accuracies": [0.9, 0.25, 0.0]}
 
 
 def card(effort: Effort = STANDARD, epsilon: float = 8 / 255, images: int = 1000, **more: Any) -> dict[str, Any]:
-    """What `dcnet attack` keeps in the record, as far as it is drawn."""
+    """The drawn part of a card that `dcnet attack` stores in the record."""
     settings = {"epsilon": epsilon, "norm": "linf", "images": images, "seed": 0, **dataclasses.asdict(effort)}
     results = {"by_epsilon": CURVE | {"steps": effort.steps}, "corrupted": {"accuracies": {"noise": [0.8, 0.7]}}}
     return {"dataset": "digits", "settings": settings, "results": results | more}
@@ -113,7 +113,7 @@ def test_cards_of_different_efforts_have_separate_charts(tmp_path: Path):
 
 
 def lines_of(folder: Path, count: int) -> dict[str, list[str]]:
-    """The charts of so many runs, two of which were trained under attack, and the names of their lines."""
+    """The line names of the charts of `count` runs, two of them with adversarial training."""
     for seed in range(count):
         changes = {"seed": seed, "adversary": "fgsm(epsilon=8/255)" if seed < 2 else None}
         run = a_run(evaluations={"card": {"by_epsilon": CURVE}}, config=a_run()["config"] | changes, hash=str(seed))

@@ -1,4 +1,4 @@
-"""The picture of the page in README is what `make screenshot` takes."""
+"""The screenshot of the page in README, which `make screenshot` takes."""
 
 import re
 from collections.abc import Iterator
