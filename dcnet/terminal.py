@@ -109,24 +109,24 @@ def print_json(value: Any) -> None:
     """Prints indented JSON; control characters, and those that the output cannot encode, are escaped."""
     plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=plain)
-    print("".join(sign if sign == "\n" or sign.isprintable() else json.dumps(sign)[1:-1] for sign in text))
+    print("".join(char if char == "\n" or char.isprintable() else json.dumps(char)[1:-1] for char in text))
 
 
-# Control characters, invisible and bidirectional ones, surrogates, and line separators.
-STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
+# Unicode categories: control characters, invisible and bidirectional ones, surrogates, and line separators.
+CONTROLS = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def visible(text: object, kept: str = "") -> str:
     r"""The text with characters that control a terminal escaped, such as \x1b, except those in `kept`."""
-    return "".join(sign if sign in kept or _plain(sign) else _spelled(sign) for sign in str(text))
+    return "".join(char if char in kept or _plain(char) else _escaped(char) for char in str(text))
 
 
-def _plain(sign: str) -> bool:
-    return sign.isprintable() or unicodedata.category(sign) not in STEERING
+def _plain(char: str) -> bool:
+    return char.isprintable() or unicodedata.category(char) not in CONTROLS
 
 
-def _spelled(sign: str) -> str:
-    return sign.encode("unicode_escape", "backslashreplace").decode("ascii")
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 def literal(text: str) -> str:

@@ -16,7 +16,7 @@ from dcnet import data, training
 from dcnet.cli.options import JsonOption, OneRun, OptionalFile, arg, load_run, writable
 from dcnet.exit_codes import BAD_INPUT, FAILED
 from dcnet.files import write_atomically
-from dcnet.table import Column, Table
+from dcnet.table import Table
 from dcnet.terminal import console, print_json, visible
 
 if TYPE_CHECKING:
@@ -144,5 +144,4 @@ def _table(found: list[Entry]) -> Table:
         for i, best in enumerate(entry["classes"]):
             name = "" if i else entry["image"]
             rows.append([name, best["class"], f"{100 * best['probability']:.2f}"])
-    columns = [Column("image", wraps=True), Column("class", wraps=True), Column("probability, %", "right")]
-    return Table(columns, rows, sections=sections[1:])
+    return Table.of_rows(["image", "class", "probability, %"], rows, names=2, sections=sections[1:])

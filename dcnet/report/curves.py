@@ -125,10 +125,8 @@ class Curve:
 def run_curves(records: Sequence[Record], metric: Metric = "error") -> Figure:
     """Draws test error or accuracy, training loss and learning rate; seeds as their mean and range."""
     groups = list(group_by_seed(records).values())
-    tests, losses = (
-        [mean_curve(group, f"test_{metric}") for group in groups],
-        [mean_curve(group, "train_loss") for group in groups],
-    )
+    tests = [mean_curve(group, f"test_{metric}") for group in groups]
+    losses = [mean_curve(group, "train_loss") for group in groups]
     figure = Figure(figsize=(8.5, 8.5), layout="constrained")
     test, loss, rate = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.3))
     for i, name in enumerate(map(literal, labels(groups))):
@@ -178,16 +176,11 @@ def _draw(axes: Axes, curve: Curve, i: int, name: str) -> None:
 def _show_late(axes: Axes, curves: Sequence[Curve], metric: Metric) -> None:
     """Sets the limits of the axis, and ignores the first quarter, where errors are large."""
     whole = [value for curve in curves for value in (*curve.low, *curve.high)]
-    late = [value for curve in curves for value in _late(curve)]
+    late = [value for curve in curves for values in (curve.low, curve.high) for value in values[len(values) // 4 :]]
     if late:
         low, high = (min(whole), max(late)) if metric == "error" else (min(late), max(whole))
         margin = 0.06 * (high - low) or 1.0
         axes.set_ylim(low - margin, high + margin)
-
-
-def _late(curve: Curve) -> list[float]:
-    begin = len(curve.x) // 4
-    return [*curve.low[begin:], *curve.high[begin:]]
 
 
 def _draw_rates(axes: Axes, groups: Sequence[Sequence[Record]]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dcnet.data import Dataset, FolderDataset
 from dcnet.export import export_onnx
 from dcnet.inference.fold_network import fold
-from dcnet.table import Cells, Table
+from dcnet.table import Table
 from dcnet.terminal import console
 from dcnet.training import Record
 from dcnet.training.evaluation import Autocast, Evaluator, batches_of
@@ -88,14 +88,9 @@ def _compared(accuracy: float, record: Record) -> Values | None:
 
 def worst_classes(found: Values) -> Table:
     """Classes with the lowest accuracy."""
-    cells: Cells = {
-        "class": "class",
-        "images": "images",
-        "accuracy, %": lambda row: f"{row['accuracy']:.2f}",
-    }
-    rows = found["classes"][:WORST]
+    rows = [[row["class"], str(row["images"]), f"{row['accuracy']:.2f}"] for row in found["classes"][:WORST]]
     title = f"lowest accuracy: {len(rows)} of {len(found['classes'])} classes"
-    return Table.of_records(rows, cells, title=title, right=("images", "accuracy, %"), wraps=("class",))
+    return Table.of_rows(["class", "images", "accuracy, %"], rows, title=title)
 
 
 def verdict(found: Values) -> str:

@@ -211,8 +211,8 @@ def _row(record: Record) -> list[str]:
     config, spread = record["config"], record["spread"]
     annealed = f", annealing {config['annealing']}" if config["annealing"] else ""
     angles = [f"{spread[name]:.1f}" for name in ("within", "between", "nearest")]
-    hostile = f", against `{config['adversary']}`" if config.get("adversary") else ""
-    names = [f"`{config['operator']}`", f"`{config['margin']}`{annealed}{hostile}"]
+    adversary = f", against `{config['adversary']}`" if config.get("adversary") else ""
+    names = [f"`{config['operator']}`", f"`{config['margin']}`{annealed}{adversary}"]
     return [*names, f"{record['accuracy']:.2f}", _target(record), *angles, f"{spread['fisher']:.4f}"]
 
 

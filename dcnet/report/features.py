@@ -187,8 +187,8 @@ def check_count(title: str, count: int, has_margin: bool = False) -> None:
 def title_of(config: Mapping[str, Any]) -> str:
     """A title from the operator and the loss."""
     annealed = f"annealing {config['annealing']}" if config.get("annealing") else None
-    hostile = f"against {config['adversary']}" if config.get("adversary") else None
-    return ", ".join(str(part) for part in (config["operator"], config.get("margin"), annealed, hostile) if part)
+    adversary = f"against {config['adversary']}" if config.get("adversary") else None
+    return ", ".join(str(part) for part in (config["operator"], config.get("margin"), annealed, adversary) if part)
 
 
 @torch.no_grad()

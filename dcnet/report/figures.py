@@ -17,8 +17,6 @@ from dcnet.report.features import Features, features_in
 from dcnet.report.operator_plots import geometry, operator_curves
 from dcnet.report.page import Sources as Records
 
-Record = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Sources:
@@ -27,12 +25,14 @@ class Sources:
     known: RecordIndex
     folders: tuple[Path, ...] = ()
 
-    def features(self, keep: Callable[[Record], bool]) -> list[Features]:
-        """The features whose config passes `keep`, each once; raises ValueError if a record is damaged."""
+    def features(self, adversarial: bool = False, plain_only: bool = False) -> list[Features]:
+        """The features of networks with softmax, each once; raises ValueError if a record is damaged."""
         found: dict[tuple[Any, Any], Features] = {}
         for file, record in Records(self.folders).features.items():
             try:
-                if keep(record["config"]):
+                config = record["config"]
+                fits = config["margin"] == "softmax" and adversarial == (config.get("adversary") is not None)
+                if fits and (not plain_only or is_plain(config["operator"])):
                     found[record["name"], record["hash"]] = features_in(record)
             except (LookupError, TypeError, ValueError) as error:
                 problem = str(error) if isinstance(error, ValueError) else f"it is damaged: {error!r}"
@@ -60,8 +60,7 @@ def chosen_figures(names: Sequence[str]) -> list[str]:
 @register
 def figure1(sources: Sources) -> Figure:
     """Features of a plain network: classes differ in direction, and norms vary within a class."""
-    wanted = sources.features(lambda config: _by_softmax(config) and _natural(config) and is_plain(config["operator"]))
-    return _drawn(wanted, "figure1", "softmax")
+    return _drawn(sources.features(plain_only=True), "figure1", "softmax")
 
 
 @register
@@ -89,23 +88,14 @@ def figure4(sources: Sources) -> Figure:
 @register
 def figure6(sources: Sources) -> Figure:
     """Features of networks with bounded operators and of a plain one."""
-    wanted = sources.features(lambda config: _by_softmax(config) and _natural(config))
-    return _drawn(wanted, "figure6", "softmax --operators conv sphere-cos ball-cos tanh-cos")
+    return _drawn(sources.features(), "figure6", "softmax --operators conv sphere-cos ball-cos tanh-cos")
 
 
 @register
 def figure7(sources: Sources) -> Figure:
     """Features after adversarial training."""
-    wanted = sources.features(lambda config: _by_softmax(config) and not _natural(config))
-    return _drawn(wanted, "figure7", "softmax --operators conv sphere-cos ball-cos tanh-cos --adversary fgsm")
-
-
-def _natural(config: Record) -> bool:
-    return config.get("adversary") is None
-
-
-def _by_softmax(config: Record) -> bool:
-    return bool(config["margin"] == "softmax")
+    options = "softmax --operators conv sphere-cos ball-cos tanh-cos --adversary fgsm"
+    return _drawn(sources.features(adversarial=True), "figure7", options)
 
 
 def _drawn(panels: Sequence[Features], name: str, options: str) -> Figure:

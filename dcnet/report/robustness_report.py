@@ -58,26 +58,18 @@ def checks(card: Card) -> Table:
 def by_epsilon(card: Card) -> Table:
     """The accuracy at each epsilon."""
     curve = card["results"]["by_epsilon"]
-    rows = [
-        {"epsilon": epsilon, "accuracy": left}
-        for epsilon, left in zip(curve["epsilons"], curve["accuracies"], strict=True)
-    ]
-    cells: Cells = {
-        "epsilon": lambda row: format_epsilon(row["epsilon"]),
-        "accuracy, %": lambda row: percent(row["accuracy"]),
-    }
+    points = zip(curve["epsilons"], curve["accuracies"], strict=True)
+    rows = [[format_epsilon(epsilon), percent(accuracy)] for epsilon, accuracy in points]
     title = f"accuracy by epsilon, under PGD with {curve['steps']} steps"
-    return Table.of_records(rows, cells, title=title, right=list(cells))
+    return Table.of_rows(["epsilon", "accuracy, %"], rows, names=0, title=title)
 
 
 def corruptions(card: Card) -> Table:
     """The accuracy by corruption and severity."""
     found = card["results"]["corrupted"]["accuracies"]
-    rows = [{"corruption": kind, **dict(enumerate(left, 1))} for kind, left in found.items()]
-    count = len(next(iter(found.values())))
-    cells: dict[str, Any] = {"corruption": "corruption"}
-    cells |= {f"severity {at}": lambda row, at=at: percent(row[at]) for at in range(1, count + 1)}
-    return Table.of_records(rows, cells, title="accuracy under corruptions, %", right=list(cells)[1:])
+    rows = [[kind, *map(percent, accuracies)] for kind, accuracies in found.items()]
+    headings = ["corruption", *(f"severity {i}" for i in range(1, len(rows[0])))]
+    return Table.of_rows(headings, rows, title="accuracy under corruptions, %")
 
 
 def page(card: Card, pictures: Sequence[str], command: str) -> str:
@@ -124,7 +116,12 @@ def accuracy_plot(card: Card) -> Figure:
         axes.plot(*zip(*points, strict=True), ".-", color=CURVE, label=f"PGD, {curve['steps']} steps", zorder=2)
     clean = 100 * card["results"]["clean"]["accuracy"]
     axes.axhline(clean, color=CLEAN, linestyle="--", label=f"no attack, {clean:.1f} %")
-    axes.axvline(epsilon, color=BUDGET, linestyle=":", label=f"epsilon of the other attacks, {_steps(epsilon)}")
+    axes.axvline(
+        epsilon,
+        color=BUDGET,
+        linestyle=":",
+        label=f"epsilon of the other attacks, {format_epsilon(card['settings']['epsilon'])}",
+    )
     _draw_attacks(axes, card, epsilon)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -155,10 +152,9 @@ def loss_plot(card: Card) -> Figure:
     amounts = [255 * at for at in found["amounts"]]
     axes.plot(amounts, _numbers(found["gradient"]), ".-", color=BUDGET, label="along the sign of the gradient")
     axes.plot(amounts, _numbers(found["random"]), ".-", color=CURVE, label="along random signs")
-    edge = 255 * found["epsilon"]
-    for side in (-edge, edge):
-        name = f"epsilon, {_steps(edge)}" if side > 0 else None
-        axes.axvline(side, color=CLEAN, linestyle=":", label=name)
+    edge, name = 255 * found["epsilon"], f"epsilon, {format_epsilon(found['epsilon'])}"
+    axes.axvline(-edge, color=CLEAN, linestyle=":")
+    axes.axvline(edge, color=CLEAN, linestyle=":", label=name)
     axes.set(title=_title(card, "Loss around the images"))
     axes.set(xlabel="change of each pixel, in steps of 255")
     axes.set(ylabel=f"cross entropy, mean of {found['images']:,} images, nats")
@@ -180,10 +176,6 @@ def _finished(figure: Figure, axes: Axes) -> Figure:
 
 def _title(card: Card, what: str) -> str:
     return f"{what}\n" + literal(textwrap.fill(card["network"], WIDTH))
-
-
-def _steps(amount: float) -> str:
-    return format_epsilon(amount / 255)
 
 
 def _numbers(values: list[float | None]) -> list[float]:

@@ -22,35 +22,33 @@ def measures(found: Record) -> Table:
     rows = [
         _accuracy_row(f"accuracy, {folds}", found["accuracy"]),
         _accuracy_row("balanced accuracy, the same folds", found["balanced_accuracy"]),
-        {"measure": "area under the ROC curve (AUC)", "value": percent(found["auc"])},
-        {"measure": "equal error rate (EER)", "value": percent(found["eer"])},
+        ["area under the ROC curve (AUC)", percent(found["auc"])],
+        ["equal error rate (EER)", percent(found["eer"])],
         *map(_tar_row, found["tar_at_far"]),
         *_retrieval_rows(found.get("retrieval")),
     ]
-    cells: Cells = {"measure": "measure", "value, %": "value", "threshold": lambda row: row.get("threshold", "")}
-    return Table.of_records(rows, cells, right=("value, %", "threshold"), wraps=("measure",))
+    return Table.of_rows(["measure", "value, %", "threshold"], rows)
 
 
-def _accuracy_row(name: str, found: Record) -> Record:
+def _accuracy_row(name: str, found: Record) -> list[str]:
     value = f"{percent(found['mean'])} ± {percent(found['standard_error'])}"
-    return {"measure": name, "value": value, "threshold": f"{found['threshold']:.3f}"}
+    return [name, value, f"{found['threshold']:.3f}"]
 
 
-def _tar_row(found: Record) -> Record:
+def _tar_row(found: Record) -> list[str]:
     name = f"true accepts at {100 * found['far']:g} % false accepts (TAR@FAR)"
     if found["tar"] is None:
-        return {"measure": name, "value": "too few pairs"}
-    return {"measure": name, "value": percent(found["tar"]), "threshold": f"{found['threshold']:.3f}"}
+        return [name, "too few pairs"]
+    return [name, percent(found["tar"]), f"{found['threshold']:.3f}"]
 
 
-def _retrieval_rows(found: Record | None) -> list[Record]:
+def _retrieval_rows(found: Record | None) -> list[list[str]]:
     """Empty if the images of the pairs have no classes."""
     if found is None:
         return []
     of = f"{found['queries']:,} images, each among {found['gallery']:,} others"
-    recall = [{"measure": f"recall@{at['k']}, {of}", "value": percent(at["recall"])} for at in found["recall"]]
-    precision = {"measure": "mean average precision (mAP) of these", "value": percent(found["mean_average_precision"])}
-    return [*recall, precision]
+    recall = [[f"recall@{at['k']}, {of}", percent(at["recall"])] for at in found["recall"]]
+    return [*recall, ["mean average precision (mAP) of these", percent(found["mean_average_precision"])]]
 
 
 def thresholds(decision: Decision) -> Table:

@@ -21,8 +21,8 @@ from dcnet.training import Run
 
 Capture = pytest.CaptureFixture[str]
 # A window title, red text, a color by one byte, and text from right to left.
-STEERING = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202e\r"
-SPELLED = r"\x1b]0;owned\x07\x1b[31m\x9b31m\u202e\r"
+CONTROLS = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202e\r"
+ESCAPED = r"\x1b]0;owned\x07\x1b[31m\x9b31m\u202e\r"
 EQUATION = "$x^2$ or $"
 
 
@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Run:
     copied = Run(tmp_path / "runs" / "copied")
     shutil.copytree(trained()["conv"].folder, copied.folder)
     record = copied.record()
-    record.data.classes = [f"{STEERING}{i}" for i in range(10)]
+    record.data.classes = [f"{CONTROLS}{i}" for i in range(10)]
     copied.write(record)
     return copied
 
@@ -40,13 +40,13 @@ def run(tmp_path: Path) -> Run:
 def seen(capsys: Capture, *words: object) -> str:
     call(*words)
     output = capsys.readouterr()
-    for sign in STEERING:
-        assert sign not in output.out + output.err or sign.isprintable()
+    for char in CONTROLS:
+        assert char not in output.out + output.err or char.isprintable()
     return output.out + output.err
 
 
 def test_control_characters_are_escaped():
-    assert visible(f"a{STEERING}b") == f"a{SPELLED}b"
+    assert visible(f"a{CONTROLS}b") == f"a{ESCAPED}b"
     assert visible("\ud800 \u2028 \0") == r"\ud800 \u2028 \x00"
     assert visible("grün, 猫, ‖w‖ ± 1 \\x1b") == "grün, 猫, ‖w‖ ± 1 \\x1b"
     assert visible("two\nlines", kept="\n") == "two\nlines"
@@ -55,26 +55,26 @@ def test_control_characters_are_escaped():
 def test_commands_show_the_names_of_classes(run: Run, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "digit.png")
-    assert SPELLED in seen(capsys, "predict", run.folder, tmp_path / "digit.png")
+    assert ESCAPED in seen(capsys, "predict", run.folder, tmp_path / "digit.png")
     found = json.loads(seen(capsys, "predict", run.folder, tmp_path / "digit.png", "--json"))
-    assert found[0]["classes"][0]["class"].startswith(STEERING)
-    assert SPELLED in seen(capsys, "evaluate", run.folder)
+    assert found[0]["classes"][0]["class"].startswith(CONTROLS)
+    assert ESCAPED in seen(capsys, "evaluate", run.folder)
 
 
 def test_names_of_folders_are_class_names(run: Run, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
-    moved = run.folder.rename(run.folder.with_name(f"a{STEERING}"))
-    assert SPELLED in seen(capsys, "list", "runs", "--runs", moved.parent)
+    moved = run.folder.rename(run.folder.with_name(f"a{CONTROLS}"))
+    assert ESCAPED in seen(capsys, "list", "runs", "--runs", moved.parent)
     assert "owned" in seen(capsys, "list", "runs", "--runs", moved.parent, "--json")
-    assert SPELLED in seen(capsys, "plot", "curves", moved)
+    assert ESCAPED in seen(capsys, "plot", "curves", moved)
     (moved / "record.json").write_text("{")
-    assert SPELLED in seen(capsys, "report", "--runs", moved.parent, "--out", tmp_path / "page.html")
+    assert ESCAPED in seen(capsys, "report", "--runs", moved.parent, "--out", tmp_path / "page.html")
     assert "owned" in seen(capsys, "list", "runs", "--runs", moved.parent)
-    assert "owned" in seen(capsys, "predict", moved, f"{STEERING}.png")
+    assert "owned" in seen(capsys, "predict", moved, f"{CONTROLS}.png")
 
 
 def test_json_keeps_letters_and_escapes_control_characters(capsys: Capture):
-    value = {"name": f"grün {STEERING}\U000e0001"}
+    value = {"name": f"grün {CONTROLS}\U000e0001"}
     print_json(value)
     text = capsys.readouterr().out
     assert "grün" in text

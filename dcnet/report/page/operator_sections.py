@@ -82,8 +82,15 @@ def operators(sources: Sources) -> Html:
         "radius, and the weight of the logarithm in mix; all other constants have the values of a new layer. The "
         "buttons hide curves."
     )
-    charts = tag("div", _magnitudes(), _angles(), class_="pair")
-    return join([about, tag("div", _sliders(), charts, class_="operators", id="operator-curves")])
+    norms, angles = torch.linspace(0, NORMS.high, POINTS), torch.linspace(0, ANGLES.high, POINTS)
+    heights = {name: magnitude_values(_started(made()), norms) for name, made in magnitude.registry.items()}
+    responses = {name: angle_values(_started(made()), angles.cos()) for name, made in angle.registry.items()}
+    charts = (
+        LineChart("Magnitudes", NORMS, HEIGHTS, _lines(norms, heights), "Output by the norm of the patch."),
+        LineChart("Angles", ANGLES, RESPONSES, _lines(angles, responses), "Output by the angle to the filter."),
+    )
+    drawn = tag("div", *(_chart(f"chart-{chart.title.lower()}", chart) for chart in charts), class_="pair")
+    return join([about, tag("div", _sliders(), drawn, class_="operators", id="operator-curves")])
 
 
 def _sliders() -> Html:
@@ -95,20 +102,6 @@ def _sliders() -> Html:
         rows.append(tag("div", tag("label", slider.label, for_=key), bar, tag("output", f"{start:.2f}", for_=key)))
     reset = tag("button", "Reset", type="button", data_reset=True)
     return tag("fieldset", tag("legend", "Constants"), *rows, reset, class_="sliders")
-
-
-def _magnitudes() -> Html:
-    norms = torch.linspace(0, NORMS.high, POINTS)
-    curves = {name: magnitude_values(_started(made()), norms) for name, made in magnitude.registry.items()}
-    about = "Output by the norm of the patch."
-    return _chart("chart-magnitudes", LineChart("Magnitudes", NORMS, HEIGHTS, _lines(norms, curves), about))
-
-
-def _angles() -> Html:
-    angles = torch.linspace(0, ANGLES.high, POINTS)
-    curves = {name: angle_values(_started(made()), angles.cos()) for name, made in angle.registry.items()}
-    about = "Output by the angle to the filter."
-    return _chart("chart-angles", LineChart("Angles", ANGLES, RESPONSES, _lines(angles, curves), about))
 
 
 def _started(part: Kind) -> Kind:
