@@ -62,7 +62,7 @@ def test_help_explains_every_option(command: str, options: list[str], capsys: py
     [
         (["layers", "--operators", "tnh-cos"], "unknown magnitude 'tnh': known are sphere, ball, tanh, "),
         (["layers", "--operators", "conv"], "--operators must name an operator beside 'conv'"),
-        (["layers", "--operators", "tanh-cos,ball-cos"], "expected one operator, not 'tanh-cos,ball-cos'"),
+        (["layers", "--operators", "tanh-cos,ball-cos"], "invalid operator 'tanh-cos,ball-cos': unexpected ','"),
         (["layers", "--shapes", "64x32"], "unknown shape '64x32': write N512xC64x32 for 512 images"),
         (["layers", "--repeats", "1"], "--repeats must be 2 or more, not 1"),
         (["layers", "--threads", "0"], "--threads must be 1 or more, not 0"),

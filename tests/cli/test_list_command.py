@@ -106,7 +106,7 @@ def write(folder: Path, **values: object) -> None:
     (folder / "record.json").write_text(json.dumps(record | values))
 
 
-def test_interrupted_run_shows_its_last_evaluation(capsys: Capture, tmp_path: Path):
+def test_unfinished_run_shows_its_last_evaluation(capsys: Capture, tmp_path: Path):
     write(tmp_path / "half", steps=100, steps_done=40, environment={"date": "2026-02-01T10:00:00+00:00"})
     write(tmp_path / "afterwards", environment={"date": "2026-02-02T10:00:00+00:00"})
     write(tmp_path / "earlier", environment={"date": "2026-01-02T10:00:00+00:00"})
@@ -132,7 +132,7 @@ def test_narrow_terminal_truncates_nothing(
     assert (steps, accuracy) == ("17200/42500", "33.25")
 
 
-def test_unreadable_records_are_reported_and_the_others_listed(capsys: Capture, tmp_path: Path):
+def test_damaged_records_are_reported_and_the_others_listed(capsys: Capture, tmp_path: Path):
     write(tmp_path / "good")
     write(tmp_path / "odd", curves=[1, 2])
     (tmp_path / "broken").mkdir()
