@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dcnet.ascent import as_seed
-from dcnet.checks import check_images, check_labels
+from dcnet.checks import check_images, check_labels, check_whole
 from dcnet.modes import frozen_eval
 from dcnet.robustness.task import (
     BATCH,
@@ -26,6 +26,7 @@ from dcnet.robustness.task import (
     check_targets,
     classes_of,
     correct,
+    device_of,
     register,
     registry,
     share,
@@ -76,8 +77,13 @@ def perturb(
         check_source(model, source, x)
     attacked = model if source is None else source
     with frozen_eval(attacked):
-        task = Task.of(attacked, x, y, chosen.norm, epsilon, targets, seed, batch_size, compile)
-        return task.x if task.epsilon == 0 else chosen.images(task)
+        images = check_images(x)
+        budget, size = check_epsilon(epsilon, chosen.norm, images), check_whole("batch_size", batch_size, 1)
+        classes, device = classes_of(attacked, images), device_of(attacked, images)
+        labels = check_labels("labels", y, len(images), classes)
+        aims = check_targets(targets, labels, classes)
+        task = Task(attacked, images, labels, aims, budget, as_seed(seed), size, compile, classes, device)
+        return images if budget == 0 else chosen.images(task)
 
 
 def check_source(model: nn.Module, source: nn.Module, x: Tensor) -> None:
@@ -108,21 +114,14 @@ def curve(
     """The accuracy at each epsilon, in the given order.
 
     An attack that searches keeps the images found at a smaller epsilon, which lie within the larger one, and
-    continues with the other images: accuracies then never rise with epsilon.
+    continues with the other images: accuracies then never rise with epsilon. The other arguments are those of
+    `perturb`.
 
     Args:
-        model: the network; arguments that are not described here are those of `perturb`.
-        x: images.
-        y: their labels.
-        attack: a name of the registry, or an Attack.
         epsilons: in any order; 0 gives the accuracy without an attack.
-        targets: the classes that the model shall predict.
-        source: a network that the images are made with; every epsilon is then independent of the others.
+        source: a network to attack in place of the model; every epsilon is then independent of the others.
         seed: the same for all epsilons, even if it is a generator.
-        batch_size: images attacked at once.
-        compile: compile the steps.
         each: called with every epsilon and its accuracy, from the smallest epsilon on.
-        settings: of the attack.
     """
     chosen, images = as_attack(attack, **settings), check_images(x)
     budgets = [check_epsilon(epsilon, chosen.norm, images) for epsilon in epsilons]
@@ -132,12 +131,7 @@ def curve(
         classes = classes_of(model, images)
     labels = check_labels("labels", y, len(images), classes).to(images.device)
     aims = check_targets(targets, labels, classes)
-    options: dict[str, Any] = {
-        "source": source,
-        "seed": as_seed(seed),
-        "batch_size": batch_size,
-        "compile": compile,
-    }
+    options: dict[str, Any] = {"source": source, "seed": as_seed(seed), "batch_size": batch_size, "compile": compile}
     right, found = torch.ones(len(images), dtype=torch.bool, device=images.device), {}
     for epsilon in sorted(set(budgets)):
         left = right if chosen.searching and source is None else torch.ones_like(right)

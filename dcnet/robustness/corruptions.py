@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcnet import ascent
-from dcnet.checks import check_images, check_labels, check_whole
+from dcnet.checks import check_images, check_whole
 from dcnet.modes import frozen_eval
 from dcnet.registry import Registry
-from dcnet.robustness.task import BATCH, batch_slices, classes_of, device_of, on_device, predict_correct, share
+from dcnet.robustness.task import BATCH, batches, check_labels_of, predict_correct, share
 
 SEVERITIES = (1, 2, 3, 4, 5)
 # The image size for which the levels of blur are given; smaller images are not blurred less.
@@ -30,7 +30,7 @@ class Corruption:
     """A change of images, and its level at each severity."""
 
     change: Change
-    levels: tuple[float, float, float, float, float]
+    levels: tuple[float, ...]
 
 
 registry: Registry[Corruption] = Registry("a corruption")
@@ -40,8 +40,9 @@ def register(name: str, *levels: float) -> Callable[[Change], Change]:
     """A decorator that registers a change of images by name, with its levels for the five severities."""
 
     def add(change: Change) -> Change:
-        first, second, third, fourth, fifth = levels
-        registry.add(name, Corruption(change, (first, second, third, fourth, fifth)))
+        if len(levels) != len(SEVERITIES):
+            raise ValueError(f"a corruption needs {len(SEVERITIES)} levels, one per severity, not {len(levels)}")
+        registry.add(name, Corruption(change, levels))
         return change
 
     return add
@@ -105,7 +106,7 @@ def accuracies(
     images, size, number = _checked(x), check_whole("batch_size", batch_size, 1), ascent.as_seed(seed)
     chosen = {kind: registry[kind] for kind in (registry if kinds is None else kinds)}
     with frozen_eval(model):
-        labels = check_labels("labels", y, len(images), classes_of(model, images))
+        labels = check_labels_of(model, images, y)
         return {
             kind: [_accuracy(model, images, labels, corruption, severity, number, size) for severity in SEVERITIES]
             for kind, corruption in chosen.items()
@@ -115,11 +116,10 @@ def accuracies(
 def _accuracy(
     model: nn.Module, x: Tensor, labels: Tensor, corruption: Corruption, severity: int, seed: int, batch_size: int
 ) -> float:
-    device, right = device_of(model, x), []
-    for part in batch_slices(len(x), batch_size):
-        rows = torch.arange(part.start, part.stop, device=device)
-        images = _corrupt(on_device(x[part], device), corruption, severity, rows, seed)
-        right.append(predict_correct(model, images, labels[part], batch_size))
+    right = []
+    for rows, images, own in batches(model, x, labels, batch_size):
+        corrupted = _corrupt(images, corruption, severity, rows, seed)
+        right.append(predict_correct(model, corrupted, own, batch_size))
     return share(torch.cat(right))
 
 

@@ -1,7 +1,6 @@
 """Gradients of a network with respect to images: zero gradients, the loss along them, and smoothed gradients."""
 
 import functools
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +17,8 @@ from dcnet.modes import frozen_eval
 from dcnet.norms import filter_norm
 from dcnet.operator import Operator
 from dcnet.robustness.subject import Subject
-from dcnet.robustness.task import batch_slices, device_of, on_device
+from dcnet.robustness.task import batches
+from dcnet.training.record import finite
 
 # The images whose loss is measured, and how far they are moved, in epsilons.
 SURFACE_IMAGES = 200
@@ -33,22 +33,20 @@ def gradients(subject: Subject) -> Measured:
 
     If none is classified correctly, all images count. NaN counts as zero, since attacks cannot follow it.
     """
+    right, zero = [], []
     with frozen_eval(subject.model):
-        found = [_zero_pixels(subject, part) for part in batch_slices(len(subject.images), subject.batch_size)]
-    right, zero = (torch.cat(values) for values in zip(*found, strict=True))
-    counted = zero[right] if right.any() else zero
+        goal = Goal(subject.model, cross_entropy)
+        for _, images, labels in batches(subject.model, subject.images, subject.labels, subject.batch_size):
+            gradient, _, broken = goal.gradient(images, labels)
+            right.append(~broken.cpu())
+            zero.append((gradient.flatten(1) == 0).double().mean(1).cpu())
+    correct, zero_pixels = torch.cat(right), torch.cat(zero)
+    counted = zero_pixels[correct] if correct.any() else zero_pixels
     return {
         "images": len(counted),
         "zero": (counted == 1).double().mean().item(),
         "zero_pixels": counted.mean().item(),
     }
-
-
-def _zero_pixels(subject: Subject, part: slice) -> tuple[Tensor, Tensor]:
-    """Whether each image is classified correctly, and the share of its pixels with a zero gradient."""
-    images, labels = _batch(subject, part)
-    gradient, _, broken = Goal(subject.model, cross_entropy).gradient(images, labels)
-    return ~broken.cpu(), (gradient.flatten(1) == 0).double().mean(1).cpu()
 
 
 @torch.inference_mode(False)
@@ -58,41 +56,26 @@ def surface(subject: Subject) -> Measured:
 
     As in an attack, pixels are clamped to [0, 1].
     """
-    count = min(SURFACE_IMAGES, len(subject.images))
-    reach = min(subject.epsilon, 0.5)
+    images, labels = subject.images[:SURFACE_IMAGES], subject.labels[:SURFACE_IMAGES]
+    count, reach = len(images), min(subject.epsilon, 0.5)
     amounts = [reach * at for at in AMOUNTS]
     sums = {"gradient": [0.0] * len(amounts), "random": [0.0] * len(amounts)}
     with frozen_eval(subject.model):
         goal = Goal(subject.model, cross_entropy)
-        for part in batch_slices(count, subject.batch_size):
-            _add_losses(subject, goal, part, amounts, sums)
-    means = {name: [_number(total / count) for total in totals] for name, totals in sums.items()}
+        for rows, x, y in batches(subject.model, images, labels, subject.batch_size):
+            directions = {"gradient": goal.gradient(x, y)[0].sign(), "random": _random_signs(subject.seed, rows, x)}
+            for name, direction in directions.items():
+                for at, amount in enumerate(amounts):
+                    loss, _ = goal.evaluate((x + amount * direction).clamp(0, 1), y)
+                    sums[name][at] += float(loss.double().sum())
+    means = {name: [finite(total / count) for total in totals] for name, totals in sums.items()}
     return {"images": count, "amounts": amounts, "epsilon": reach, **means}
 
 
-def _add_losses(subject: Subject, goal: Goal, part: slice, amounts: list[float], sums: dict[str, list[float]]) -> None:
-    images, labels = _batch(subject, part)
-    rows = torch.arange(part.start, part.stop, device=images.device)
+def _random_signs(seed: int, rows: Tensor, like: Tensor) -> Tensor:
     # Another seed than that of the starts of attacks.
-    draws = ascent.uniform(subject.seed + 1, rows, images.shape[1:]).to(images.dtype)
-    directions = {
-        "gradient": goal.gradient(images, labels)[0].sign(),
-        "random": torch.where(draws < 0.5, -1.0, 1.0).to(images.dtype),
-    }
-    for name, direction in directions.items():
-        for at, amount in enumerate(amounts):
-            loss, _ = goal.evaluate((images + amount * direction).clamp(0, 1), labels)
-            sums[name][at] += float(loss.double().sum())
-
-
-def _batch(subject: Subject, part: slice) -> tuple[Tensor, Tensor]:
-    device = device_of(subject.model, subject.images)
-    return on_device(subject.images[part], device), subject.labels[part].to(device)
-
-
-def _number(value: float) -> float | None:
-    """JSON has no infinity and no NaN."""
-    return value if math.isfinite(value) else None
+    draws = ascent.uniform(seed + 1, rows, like.shape[1:]).to(like.dtype)
+    return torch.where(draws < 0.5, -1.0, 1.0).to(like.dtype)
 
 
 @contextmanager

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from dcnet.ascent import as_seed
-from dcnet.checks import check_images, check_labels, check_whole
+from dcnet.checks import check_images, check_whole
 from dcnet.modes import frozen_eval
 from dcnet.robustness.attacks import check_source, perturb
-from dcnet.robustness.task import BATCH, accuracy, check_epsilon, classes_of, predict_correct, share
+from dcnet.robustness.task import BATCH, accuracy, check_epsilon, check_labels_of, predict_correct, share
 
 # A network whose accuracy is higher by this share on another range of pixels expects that range.
 OTHER_RANGE = 0.2
@@ -71,7 +71,7 @@ class Subject:
             raise ValueError("epsilon must be above 0, not 0: such an attack changes nothing")
         images = check_images(self.images)
         with frozen_eval(self.model):
-            labels = check_labels("labels", self.labels, len(images), classes_of(self.model, images))
+            labels = check_labels_of(self.model, images, self.labels)
         object.__setattr__(self, "images", images)
         object.__setattr__(self, "labels", labels.to(images.device))
         as_seed(self.seed)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dcnet.ascent import as_seed, is_correct, norms
+from dcnet.ascent import is_correct, norms
 from dcnet.checks import check_images, check_labels, check_whole, is_number
 from dcnet.modes import frozen_eval
 from dcnet.registry import Registry
@@ -46,33 +46,9 @@ class Task:
     classes: int
     device: torch.device
 
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        norm: str,
-        epsilon: float,
-        targets: Tensor | None = None,
-        seed: int | torch.Generator = 0,
-        batch_size: int = BATCH,
-        compiled: bool = False,
-    ) -> "Task":
-        """Checks the arguments, and returns the task."""
-        images = check_images(x)
-        budget, size = check_epsilon(epsilon, norm, images), check_whole("batch_size", batch_size, 1)
-        classes, device = classes_of(model, images), device_of(model, images)
-        labels = check_labels("labels", y, len(images), classes)
-        aims = check_targets(targets, labels, classes)
-        return cls(model, images, labels, aims, budget, as_seed(seed), size, compiled, classes, device)
-
     def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Indices, images, and the targets, or labels without targets, batch by batch on the device of the model."""
-        wanted = self.labels if self.targets is None else self.targets
-        for part in batch_slices(len(self.x), self.batch_size):
-            rows = torch.arange(part.start, part.stop, device=self.device)
-            yield rows, on_device(self.x[part], self.device), wanted[part].to(self.device)
+        return batches(self.model, self.x, self.labels if self.targets is None else self.targets, self.batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +120,13 @@ def on_device(images: Tensor, device: torch.device) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last) if fast else images
 
 
-def batch_slices(count: int, size: int) -> list[slice]:
-    return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
+def batches(model: nn.Module, x: Tensor, labels: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Indices, images and labels of each batch, on the device of the model."""
+    device = device_of(model, x)
+    for begin in range(0, len(x), size):
+        part = slice(begin, min(begin + size, len(x)))
+        rows = torch.arange(part.start, part.stop, device=device)
+        yield rows, on_device(x[part], device), labels[part].to(device)
 
 
 def classes_of(model: nn.Module, x: Tensor) -> int:
@@ -156,6 +137,11 @@ def classes_of(model: nn.Module, x: Tensor) -> int:
         found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(f"{type(model).__name__} must give logits [N, classes], and gives {found} for one image")
     return logits.shape[1]
+
+
+def check_labels_of(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """Checks labels against the images and the number of logits of a model in evaluation mode."""
+    return check_labels("labels", labels, len(images), classes_of(model, images))
 
 
 def check_targets(targets: Tensor | None, labels: Tensor, classes: int) -> Tensor | None:
@@ -205,17 +191,14 @@ def correct(model: nn.Module, x: Tensor, y: Tensor, *, batch_size: int = BATCH) 
     """Whether the network classifies each image correctly, bool [N], in evaluation mode; NaN logits are wrong."""
     images, size = check_images(x), check_whole("batch_size", batch_size, 1)
     with frozen_eval(model):
-        return predict_correct(model, images, check_labels("labels", y, len(images), classes_of(model, images)), size)
+        return predict_correct(model, images, check_labels_of(model, images, y), size)
 
 
 @torch.no_grad()
 def predict_correct(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) -> Tensor:
     """Like `correct`, for checked arguments and a network in evaluation mode."""
-    device, found = device_of(model, images), []
-    for part in batch_slices(len(images), batch_size):
-        logits = model(on_device(images[part], device))
-        found.append(is_correct(logits, labels[part].to(device)).to(images.device))
-    return torch.cat(found)
+    found = [is_correct(model(x), own) for _, x, own in batches(model, images, labels, batch_size)]
+    return torch.cat(found).to(images.device)
 
 
 def accuracy(model: nn.Module, x: Tensor, y: Tensor, *, batch_size: int = BATCH) -> float:

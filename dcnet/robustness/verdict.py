@@ -151,7 +151,7 @@ def verdict(results: Results, checks: Sequence[Check], epsilon: float, effort: E
     largest epsilon of the curve at which that much remains, "broken_from" the first with an accuracy of 0, or None.
     "trusted" is False if a check failed, and None if one could not be run or attacks were weaker than the standard.
     """
-    clean, left = results["clean"]["accuracy"], accuracies(results, epsilon)
+    clean, left, points = results["clean"]["accuracy"], accuracies(results, epsilon), _points(results)
     strongest = min(left, key=lambda name: left[name])
     held = [name for name, share in left.items() if share >= ROBUST * clean]
     failed = [check.name for check in checks if check.passed is False]
@@ -164,7 +164,8 @@ def verdict(results: Results, checks: Sequence[Check], epsilon: float, effort: E
         "accuracy": left[strongest],
         "robust_to": held,
         "not_robust_to": [name for name in left if name not in held],
-        **_reach(results),
+        "robust_up_to": max((at for at, accuracy in points if accuracy >= ROBUST * clean), default=0.0),
+        "broken_from": next((at for at, accuracy in points if accuracy == 0), None),
         "worst_corruption": _worst_corruption(results),
         "trusted": False if failed else True if complete else None,
         "failed_checks": failed,
@@ -177,29 +178,17 @@ def verdict(results: Results, checks: Sequence[Check], epsilon: float, effort: E
 
 def accuracies(results: Results, epsilon: float) -> dict[str, float]:
     """The accuracy under each attack within epsilon, by its name."""
-    known = {WHITE_BOX[name]: results[name].get("accuracy") for name in WHITE_BOX}
-    found = {name: left for name, left in known.items() if left is not None}
-    return found | _of_curve(results, epsilon) | black_box(results)
-
-
-def _of_curve(results: Results, epsilon: float) -> dict[str, float]:
-    """The lowest accuracy of the curve up to epsilon, if it is below that of PGD."""
+    found = {WHITE_BOX[name]: results[name]["accuracy"] for name in WHITE_BOX if "accuracy" in results[name]}
     within = [left for at, left in _points(results) if 0 < at <= epsilon * (1 + ROUNDING)]
-    least = min(within, default=results["pgd"]["accuracy"])
-    return {GROWING: least} if least < results["pgd"]["accuracy"] else {}
+    # The curve counts if it is below PGD.
+    if within and min(within) < results["pgd"]["accuracy"]:
+        found[GROWING] = min(within)
+    return found | black_box(results)
 
 
 def _points(results: Results) -> list[tuple[float, float]]:
     curve = results["by_epsilon"]
     return list(zip(curve["epsilons"], curve["accuracies"], strict=True))
-
-
-def _reach(results: Results) -> dict[str, float | None]:
-    points, clean = _points(results), results["clean"]["accuracy"]
-    return {
-        "robust_up_to": max((epsilon for epsilon, left in points if left >= ROBUST * clean), default=0.0),
-        "broken_from": next((epsilon for epsilon, left in points if left == 0), None),
-    }
 
 
 def _worst_corruption(results: Results) -> dict[str, Any]:
@@ -213,20 +202,16 @@ def _sentences(found: dict[str, Any], results: Results, checks: int) -> list[str
     clean = f"{percent(found['clean'])} on {results['clean']['images']:,} clean images"
     if not found["better_than_guessing"]:
         return [f"Nothing to attack: accuracy {clean}, hardly better than guessing."]
-    worst = found["worst_corruption"]
+    worst, certified = found["worst_corruption"], results["certified"]
     return [
         f"{_headline(found)} within {format_epsilon(found['epsilon'])} of each pixel: accuracy {clean}, "
         f"{percent(found['accuracy'])} under {found['strongest']}.",
         _robust(found),
         _reach_sentence(found, results),
         f"Worst corruption: {worst['kind']}, {percent(worst['accuracy'])} accuracy at severity {worst['severity']}.",
-        _certificate(results["certified"]),
+        f"No certificate: {certified['skipped']}." if "skipped" in certified else f"Certificate: {certified['words']}",
         _trust(found, results, checks),
     ]
-
-
-def _certificate(found: Mapping[str, Any]) -> str:
-    return f"No certificate: {found['skipped']}." if "skipped" in found else f"Certificate: {found['words']}"
 
 
 def _headline(found: dict[str, Any]) -> str:
@@ -276,4 +261,4 @@ def _trust(found: dict[str, Any], results: Results, checks: int) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """Names in a sentence: a, b and c."""
-    return " and ".join(part for part in (", ".join(names[:-1]), names[-1] if names else "") if part)
+    return " and ".join([", ".join(names[:-1]), *names[-1:]] if len(names) > 1 else names)

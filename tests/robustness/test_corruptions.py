@@ -163,6 +163,8 @@ def test_invalid_arguments_raise_errors():
         corruptions.accuracies(model, x, y + CLASSES)
     with pytest.raises(ValueError, match="'noise' is taken: Corruption is a corruption of that name"):
         corruptions.register("noise", 1, 2, 3, 4, 5)(lambda *_: x)
+    with pytest.raises(ValueError, match="a corruption needs 5 levels, one per severity, not 2"):
+        corruptions.register("fog", 1, 2)(lambda *_: x)
 
 
 def test_uint8_images_are_scaled_to_pixels():

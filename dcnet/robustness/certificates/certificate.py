@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from dcnet.ascent import norms
-from dcnet.checks import check_images, check_labels, check_whole
+from dcnet.checks import check_images, check_whole
 from dcnet.modes import evaluating, frozen_eval
 from dcnet.robustness.certificates.matrices import Signal, first_signal
 from dcnet.robustness.certificates.propagate import visit
-from dcnet.robustness.task import BATCH, check_epsilon, classes_of, device_of, on_device, share
+from dcnet.robustness.task import BATCH, batches, check_epsilon, check_labels_of, device_of, share
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,11 +223,10 @@ def _shape(image_size: int | tuple[int, int] | None, channels: int, images: Tens
 
 @torch.no_grad()
 def _with_images(model: nn.Module, bounds: Certificate, images: Tensor, y: Tensor, batch_size: int) -> Certificate:
-    size, device, found = check_whole("batch_size", batch_size, 1), device_of(model, images), []
+    size = check_whole("batch_size", batch_size, 1)
     with frozen_eval(model):
-        labels = check_labels("labels", y, len(images), classes_of(model, images))
-        for part, own in zip(images.split(size), labels.split(size), strict=True):
-            found.append(_ratios(model(on_device(part, device)).double(), own.to(device), bounds))
+        labels = check_labels_of(model, images, y)
+        found = [_ratios(model(x).double(), own, bounds) for _, x, own in batches(model, images, labels, size)]
     factors, per_epsilon, right = torch.cat(found, 1)
     return dataclasses.replace(
         bounds,
