@@ -138,19 +138,20 @@ def _by_batch(slopes: dict[int, float]) -> tuple[float, float]:
 def assumptions(cluster: Cluster, batches: Sequence[int], known: Sequence[Measured]) -> list[str]:
     """The assumptions of the estimates, one sentence each."""
     several = f"b is the slope between batches of {' and '.join(map(str, batches[-2:]))}"
-    one = f"b gets all of it, which is too much, since only batches of {batches[-1]} were measured"
+    one = f"only batches of {batches[-1]} were measured, so b is the whole slope, which is too much"
     ratios = " and ".join(f"{head.memory_ratio:.2f}" for head in known)
     return [
-        f"{cluster.gpus} GPUs like the one measured hold equally many classes and give {batches[0]} samples each; each "
-        "of them has the logits of all samples for its own classes.",
-        "The time is fixed + classes x (a + b x batch). The slope by class is that between the two largest counts "
-        f"measured; {several if len(batches) > 1 else one}. It is extrapolated linearly beyond the measurements.",
-        "The memory is what is counted of weights and logits, times what was measured at the largest count over what "
-        f"is counted there: {ratios}.",
-        "Each GPU receives the features, in float32, and the labels of all others.",
-        f"{SUMS} numbers for each sample, and backward the gradient of all features in float32, are reduced in a ring: "
-        "2 (N - 1) / N of the bytes pass each link.",
-        f"Each link carries {cluster.gb_per_s:g} GB/s in each direction; each of the {COLLECTIVES} collectives takes "
+        f"{cluster.gpus} GPUs like the measured one share the classes evenly. Each adds {batches[0]} samples to the joint "
+        "batch, and computes the logits of the joint batch for its own classes.",
+        "The time is fixed + classes x (a + b x batch). The slope per class is that between the two largest numbers of "
+        f"classes measured; {several if len(batches) > 1 else one}. Larger sizes are extrapolated linearly.",
+        "The memory is that of weights and logits, times the ratio of measured to counted memory at the largest number "
+        f"of classes: {ratios}.",
+        "Each GPU receives the features, in float32, and the labels of all other GPUs.",
+        f"{SUMS} numbers per sample, and the gradient of all features in float32, are reduced in a ring: each link "
+        "carries 2 (N - 1) / N of the bytes.",
+        f"A link has {cluster.gb_per_s:g} GB/s in each direction; each of the {COLLECTIVES} collectives takes "
         f"{cluster.start_ms:g} ms to start; none overlaps with the computation.",
-        "SGD has no momentum, which would take the memory of the weights. The network before the head is not counted.",
+        "SGD has no momentum, which would need as much memory as the weights. The network before the head is not "
+        "included.",
     ]

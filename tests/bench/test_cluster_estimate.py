@@ -109,4 +109,4 @@ def test_gpus_and_link_options_give_estimates(tmp_path: Path, capsys: pytest.Cap
     assert record["config"]["link_gb_per_s"] == 900
     output = capsys.readouterr().out
     assert "Estimate for 8 GPUs with a joint batch of 64" in output
-    assert "b gets all of it, which is too much, since only batches of 8 were measured" in " ".join(output.split())
+    assert "only batches of 8 were measured, so b is the whole slope, which is too much" in " ".join(output.split())
