@@ -20,7 +20,7 @@ from helpers.data_files import (
 )
 
 from dcnet.data import Dataset, Split, cifar, download, load_dataset
-from dcnet.data.cifar import CIFAR_100, cifar100_open, hold_out
+from dcnet.data.cifar import CIFAR_100, cifar100_open, hold_out, split_classes
 
 NAMES = ["cifar10", "cifar100"]
 LAYOUTS = ["binary", "python"]
@@ -267,3 +267,62 @@ def test_hold_out_is_balanced_and_disjoint():
     assert torch.equal(held.images, hold_out(split, 3, 4)[1].images)
     # Random images, not the first or last of each class.
     assert numbers[1] != list(range(12))
+
+
+def lettered(classes: int = 7, images: int = 60) -> Dataset:
+    """The first pixel of an image is its class, the second its number."""
+
+    def split(start: int) -> Split:
+        labels = torch.arange(images) * 5 % classes
+        pixels = torch.zeros(images, 1, 2, 2, dtype=torch.uint8)
+        pixels[:, 0, 0, 0], pixels[:, 0, 0, 1] = labels, torch.arange(start, start + images)
+        return Split(pixels, labels)
+
+    return Dataset("letters", split(0), split(images), tuple("abcdefghijklm"[:classes]))
+
+
+def true_classes(split: Split) -> list[int]:
+    return split.images[:, 0, 0, 0].tolist()
+
+
+def test_split_classes_names_known_and_unseen_classes():
+    whole = lettered()
+    found = split_classes(whole, 3)
+    assert len(found.known.classes) == 4
+    assert len(found.unseen_classes) == 3
+    assert {*found.known.classes, *found.unseen_classes} == set("abcdefg")
+    assert list(found.known.classes) == sorted(found.known.classes)
+    assert found.known.name == "letters-4-of-7-seed0"
+    for split, names in (
+        (found.known.train, found.known.classes),
+        (found.known.test, found.known.classes),
+        (found.unseen, found.unseen_classes),
+    ):
+        named = [names[label] for label in split.labels.tolist()]
+        assert named == ["abcdefg"[true] for true in true_classes(split)]
+        assert set(named) == set(names)
+
+
+def test_split_classes_keeps_all_images_in_order():
+    whole = lettered()
+    found = split_classes(whole, 3)
+    numbers = {
+        name: split.images[:, 0, 0, 1].tolist()
+        for name, split in (("train", found.known.train), ("test", found.known.test), ("unseen", found.unseen))
+    }
+    assert all(part == sorted(part) for part in numbers.values())
+    assert max(numbers["train"]) < 60 <= min(numbers["test"])
+    assert sorted(number for part in numbers.values() for number in part) == list(range(120))
+
+
+def test_split_classes_depends_on_the_seed():
+    whole = lettered(13)
+    chosen = [split_classes(whole, 5, seed).unseen_classes for seed in range(8)]
+    assert chosen == [split_classes(whole, 5, seed).unseen_classes for seed in range(8)]
+    assert len(set(chosen)) > 4
+
+
+@pytest.mark.parametrize("unseen", [0, 6, 7])
+def test_split_classes_rejects_invalid_counts(unseen):
+    with pytest.raises(ValueError, match=f"from 1 to 5, so that two of 7 classes are left, not {unseen}"):
+        split_classes(lettered(), unseen)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.data_files import sentence_of
+from helpers.lfw_folder import write_image
 from PIL import EpsImagePlugin, ExifTags, Image
 
 from dcnet.data import decode, load_dataset
@@ -218,3 +219,48 @@ def test_tiles_count_as_pixels(tmp_path: Path):
     (tmp_path / "a.tif").write_bytes(b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + entries + bytes(4))
     message = sentence_of(lambda: read_rgb(tmp_path / "a.tif"))
     assert "it has tiles of 30000 x 30000 pixels, and 100,000,000 is the limit" in message
+
+
+def test_image_files_are_read_on_access(tmp_path):
+    write_image(tmp_path / "a/1.png", 1)
+    files = ImageFiles(tmp_path, ("a/1.png", "a/2.png"), 12)
+    expected = torch.from_numpy(np.array(Image.open(tmp_path / "a/1.png"))).permute(2, 0, 1)
+    assert torch.equal(files[0], expected)
+    write_image(tmp_path / "a/2.png", 2)
+    (batch,) = files.batches()
+    assert batch.shape == (2, 3, 12, 12)
+    assert batch.dtype == torch.uint8
+    assert [len(part) for part in files.batches(1)] == [1, 1]
+    assert len(files) == 2
+
+
+def test_image_files_crop_the_center(tmp_path):
+    write_image(tmp_path / "a.png", 1, width=13, height=10)
+    whole = np.array(Image.open(tmp_path / "a.png"))
+    found = ImageFiles(tmp_path, ("a.png",), size=4, crop=4)[0]
+    assert np.array_equal(found.permute(1, 2, 0).numpy(), whole[3:7, 4:8])
+    resized = ImageFiles(tmp_path, ("a.png",), size=2, crop=4)[0]
+    expected = Image.fromarray(whole[3:7, 4:8]).resize((2, 2), Image.Resampling.BILINEAR)
+    assert np.array_equal(resized.permute(1, 2, 0).numpy(), np.array(expected))
+
+
+def test_image_files_reject_images_smaller_than_the_crop(tmp_path):
+    write_image(tmp_path / "a.png", 1, width=13, height=10)
+    with pytest.raises(ValueError, match=r"a.png has 13 x 10 pixels: expected at least 11 x 11"):
+        ImageFiles(tmp_path, ("a.png",), size=4, crop=11)[0]
+
+
+def test_image_files_convert_grey_images_and_reject_broken_ones(tmp_path):
+    Image.new("L", (4, 4), 7).save(tmp_path / "grey.png")
+    (tmp_path / "broken.png").write_bytes(b"nothing")
+    files = ImageFiles(tmp_path, ("grey.png", "broken.png", "missing.png"), 4)
+    assert torch.equal(files[0], torch.full((3, 4, 4), 7, dtype=torch.uint8))
+    for at in (1, 2):
+        with pytest.raises(ValueError, match=f"{files.names[at]} cannot be read as an image"):
+            files[at]
+
+
+@pytest.mark.parametrize("options", [{"size": 0}, {"size": 4, "crop": 0}])
+def test_image_files_reject_invalid_sizes(tmp_path, options):
+    with pytest.raises(ValueError, match="must be a whole number, 1 or more, not 0"):
+        ImageFiles(tmp_path, (), **options)

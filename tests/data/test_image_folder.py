@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.data_files import pixels, sentence_of
+from helpers.lfw_folder import write_image
 from PIL import Image
 
 from dcnet.data import FolderDataset, decode, folder_dataset, load_dataset
 from dcnet.data.dataset import Origin
 from dcnet.data.folder_dataset import Files, Images
-from dcnet.data.image_folder import scan
+from dcnet.data.image_folder import labels_of, people_folders, scan
 
 CLASSES = ("ant", "bee", "cat")
 PER_CLASS = 4
@@ -380,3 +381,24 @@ def test_unreadable_images_are_listed_and_can_be_left_out(colored: FolderDataset
     assert left.origin is colored.origin
     everything = [str(path.relative_to(colored.folder)) for path in (colored.folder / "val").glob("*/*.png")]
     assert "has no readable images for test" in sentence_of(lambda: colored.without(everything))
+
+
+def test_people_folders(tmp_path):
+    for name in ("ann/2.png", "ann/1.jpg", "ben/x.webp", ".hidden/1.png"):
+        write_image(tmp_path / name, 1)
+    (tmp_path / "ann" / "notes.txt").write_text("")
+    (tmp_path / "ann" / "._2.png").write_text("")
+    (tmp_path / "empty").mkdir()
+    assert people_folders(tmp_path) == {"ann": ("ann/1.jpg", "ann/2.png"), "ben": ("ben/x.webp",)}
+    with pytest.raises(ValueError, match="has no images: expected a folder of images for each person"):
+        people_folders(tmp_path / "ann")
+    with pytest.raises(ValueError, match="there is no folder"):
+        people_folders(tmp_path / "nobody")
+
+
+def test_labels_of_numbers_people_in_order():
+    labels, numbers = labels_of(["b/1.jpg", "a/1.jpg", "x/b/2.jpg"])
+    assert (labels.tolist(), numbers) == ([0, 1, 0], {"b": 0, "a": 1})
+    labels, more = labels_of(["a/2.jpg", "c/1.jpg"], numbers)
+    assert (labels.tolist(), more) == ([1, 2], {"b": 0, "a": 1, "c": 2})
+    assert numbers == {"b": 0, "a": 1}

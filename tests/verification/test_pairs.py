@@ -1,28 +1,21 @@
-"""Pairs: lists of paths, LFW and its lists, folders of people, and pairs sampled from classes."""
+"""Pairs: lists of paths, LFW and its lists, and pairs sampled by labels."""
 
 from collections import Counter
 from math import comb
 
-import numpy as np
 import pytest
 import torch
 from helpers.largest_tensor import Largest
 from helpers.lfw_folder import PAIRS, write_image, write_lfw
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
-from dcnet.data import Dataset, Split
 from dcnet.verification import (
-    ImageFiles,
     LfwData,
     Pairs,
-    labels_of,
     people_disjoint,
-    people_folders,
     read_pairs,
     sample_pairs,
-    split_classes,
 )
 from dcnet.verification.pairs import _pair_of_rank
 
@@ -219,131 +212,6 @@ def test_read_pairs_names_the_invalid_line(tmp_path, text, message):
     (tmp_path / "list.txt").write_text(text)
     with pytest.raises(ValueError, match=message):
         read_pairs(tmp_path / "list.txt")
-
-
-def test_people_folders(tmp_path):
-    for name in ("ann/2.png", "ann/1.jpg", "ben/x.webp", ".hidden/1.png"):
-        write_image(tmp_path / name, 1)
-    (tmp_path / "ann" / "notes.txt").write_text("")
-    (tmp_path / "ann" / "._2.png").write_text("")
-    (tmp_path / "empty").mkdir()
-    assert people_folders(tmp_path) == {"ann": ("ann/1.jpg", "ann/2.png"), "ben": ("ben/x.webp",)}
-    with pytest.raises(ValueError, match="has no images: expected a folder of images for each person"):
-        people_folders(tmp_path / "ann")
-    with pytest.raises(ValueError, match="there is no folder"):
-        people_folders(tmp_path / "nobody")
-
-
-def test_labels_of_numbers_people_in_order():
-    labels, numbers = labels_of(["b/1.jpg", "a/1.jpg", "x/b/2.jpg"])
-    assert (labels.tolist(), numbers) == ([0, 1, 0], {"b": 0, "a": 1})
-    labels, more = labels_of(["a/2.jpg", "c/1.jpg"], numbers)
-    assert (labels.tolist(), more) == ([1, 2], {"b": 0, "a": 1, "c": 2})
-    assert numbers == {"b": 0, "a": 1}
-
-
-def test_image_files_are_read_on_access(tmp_path):
-    write_image(tmp_path / "a/1.png", 1)
-    files = ImageFiles(tmp_path, ("a/1.png", "a/2.png"), 12)
-    expected = torch.from_numpy(np.array(Image.open(tmp_path / "a/1.png"))).permute(2, 0, 1)
-    assert torch.equal(files[0], expected)
-    write_image(tmp_path / "a/2.png", 2)
-    (batch,) = files.batches()
-    assert batch.shape == (2, 3, 12, 12)
-    assert batch.dtype == torch.uint8
-    assert [len(part) for part in files.batches(1)] == [1, 1]
-    assert len(files) == 2
-
-
-def test_image_files_crop_the_center(tmp_path):
-    write_image(tmp_path / "a.png", 1, width=13, height=10)
-    whole = np.array(Image.open(tmp_path / "a.png"))
-    found = ImageFiles(tmp_path, ("a.png",), size=4, crop=4)[0]
-    assert np.array_equal(found.permute(1, 2, 0).numpy(), whole[3:7, 4:8])
-    resized = ImageFiles(tmp_path, ("a.png",), size=2, crop=4)[0]
-    expected = Image.fromarray(whole[3:7, 4:8]).resize((2, 2), Image.Resampling.BILINEAR)
-    assert np.array_equal(resized.permute(1, 2, 0).numpy(), np.array(expected))
-
-
-def test_image_files_reject_images_smaller_than_the_crop(tmp_path):
-    write_image(tmp_path / "a.png", 1, width=13, height=10)
-    with pytest.raises(ValueError, match=r"a.png has 13 x 10 pixels: expected at least 11 x 11"):
-        ImageFiles(tmp_path, ("a.png",), size=4, crop=11)[0]
-
-
-def test_image_files_convert_grey_images_and_reject_broken_ones(tmp_path):
-    Image.new("L", (4, 4), 7).save(tmp_path / "grey.png")
-    (tmp_path / "broken.png").write_bytes(b"nothing")
-    files = ImageFiles(tmp_path, ("grey.png", "broken.png", "missing.png"), 4)
-    assert torch.equal(files[0], torch.full((3, 4, 4), 7, dtype=torch.uint8))
-    for at in (1, 2):
-        with pytest.raises(ValueError, match=f"{files.names[at]} cannot be read as an image"):
-            files[at]
-
-
-@pytest.mark.parametrize("options", [{"size": 0}, {"size": 4, "crop": 0}])
-def test_image_files_reject_invalid_sizes(tmp_path, options):
-    with pytest.raises(ValueError, match="must be a whole number, 1 or more, not 0"):
-        ImageFiles(tmp_path, (), **options)
-
-
-def dataset(classes: int = 7, images: int = 60) -> Dataset:
-    """The first pixel of an image is its class, the second its number."""
-
-    def split(start: int) -> Split:
-        labels = torch.arange(images) * 5 % classes
-        pixels = torch.zeros(images, 1, 2, 2, dtype=torch.uint8)
-        pixels[:, 0, 0, 0], pixels[:, 0, 0, 1] = labels, torch.arange(start, start + images)
-        return Split(pixels, labels)
-
-    return Dataset("letters", split(0), split(images), tuple("abcdefghijklm"[:classes]))
-
-
-def true_classes(split: Split) -> list[int]:
-    return split.images[:, 0, 0, 0].tolist()
-
-
-def test_split_classes_names_known_and_unseen_classes():
-    whole = dataset()
-    found = split_classes(whole, 3)
-    assert len(found.known.classes) == 4
-    assert len(found.unseen_classes) == 3
-    assert {*found.known.classes, *found.unseen_classes} == set("abcdefg")
-    assert list(found.known.classes) == sorted(found.known.classes)
-    assert found.known.name == "letters-4-of-7-seed0"
-    for split, names in (
-        (found.known.train, found.known.classes),
-        (found.known.test, found.known.classes),
-        (found.unseen, found.unseen_classes),
-    ):
-        named = [names[label] for label in split.labels.tolist()]
-        assert named == ["abcdefg"[true] for true in true_classes(split)]
-        assert set(named) == set(names)
-
-
-def test_split_classes_keeps_all_images_in_order():
-    whole = dataset()
-    found = split_classes(whole, 3)
-    numbers = {
-        name: split.images[:, 0, 0, 1].tolist()
-        for name, split in (("train", found.known.train), ("test", found.known.test), ("unseen", found.unseen))
-    }
-    assert all(part == sorted(part) for part in numbers.values())
-    assert max(numbers["train"]) < 60 <= min(numbers["test"])
-    assert sorted(number for part in numbers.values() for number in part) == list(range(120))
-
-
-def test_split_classes_depends_on_the_seed():
-    whole = dataset(13)
-    chosen = [split_classes(whole, 5, seed).unseen_classes for seed in range(8)]
-    assert chosen == [split_classes(whole, 5, seed).unseen_classes for seed in range(8)]
-    assert len(set(chosen)) > 4
-
-
-@pytest.mark.parametrize("unseen", [0, 6, 7])
-def test_split_classes_rejects_invalid_counts(unseen):
-    with pytest.raises(ValueError, match=f"from 1 to 5, so that two of 7 classes are left, not {unseen}"):
-        split_classes(dataset(), unseen)
 
 
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=30), st.integers(1, 30), st.integers(0, 5))
