@@ -107,20 +107,15 @@ def accuracies(
     chosen = {kind: registry[kind] for kind in (registry if kinds is None else kinds)}
     with frozen_eval(model):
         labels = check_labels_of(model, images, y)
-        return {
-            kind: [_accuracy(model, images, labels, corruption, severity, number, size) for severity in SEVERITIES]
-            for kind, corruption in chosen.items()
-        }
 
+        def accuracy(corruption: Corruption, severity: int) -> float:
+            right = [
+                predict_correct(model, _corrupt(part, corruption, severity, rows, number), own, size)
+                for rows, part, own in batches(model, images, labels, size)
+            ]
+            return share(torch.cat(right))
 
-def _accuracy(
-    model: nn.Module, x: Tensor, labels: Tensor, corruption: Corruption, severity: int, seed: int, batch_size: int
-) -> float:
-    right = []
-    for rows, images, own in batches(model, x, labels, batch_size):
-        corrupted = _corrupt(images, corruption, severity, rows, seed)
-        right.append(predict_correct(model, corrupted, own, batch_size))
-    return share(torch.cat(right))
+        return {kind: [accuracy(chosen[kind], severity) for severity in SEVERITIES] for kind in chosen}
 
 
 def _corrupt(images: Tensor, corruption: Corruption, severity: int, rows: Tensor, seed: int) -> Tensor:

@@ -15,7 +15,7 @@ from dcnet.robustness.autoattack import NEEDS_PACKAGE, has_package
 from dcnet.robustness.certificates.certificate import certify
 from dcnet.robustness.gradients import gradients, smoothed, surface
 from dcnet.robustness.subject import Subject
-from dcnet.robustness.task import BATCH, accuracy, as_attack, classes_of
+from dcnet.robustness.task import BATCH, Attack, accuracy, as_attack, classes_of
 
 # A measurement as plain values for a record; {"skipped": reason} if it is impossible.
 Measured = dict[str, Any]
@@ -193,12 +193,12 @@ def evaluate_attacks(
         seed: without effect, since these attacks use no random numbers.
         batch_size: images attacked at once.
     """
-    settings: dict[str, dict[str, Any]] = {"fgsm": {}, "bim": {"steps": steps, "step": step}}
+    attacks = (as_attack("fgsm"), as_attack("bim", steps=steps, step=step))
+    options: dict[str, Any] = {"epsilon": epsilon, "seed": seed, "batch_size": batch_size}
 
-    def under(name: str, made_with: nn.Module | None) -> float:
-        options: dict[str, Any] = {"epsilon": epsilon, "seed": seed, "batch_size": batch_size, "source": made_with}
-        found = perturb(model, images, labels, name, **options, **settings[name])
-        return accuracy(model, found, labels, batch_size=batch_size)
+    def under(attack: Attack, source: nn.Module | None = None) -> float:
+        moved = perturb(model, images, labels, attack, source=source, **options)
+        return accuracy(model, moved, labels, batch_size=batch_size)
 
     return {
         "epsilon": epsilon,
@@ -206,6 +206,6 @@ def evaluate_attacks(
         "step": 2 * epsilon / steps if step is None else step,
         "images": len(images),
         "clean": accuracy(model, images, labels, batch_size=batch_size),
-        "white_box": {name: under(name, None) for name in settings},
-        "black_box": None if source is None else {name: under(name, source) for name in settings},
+        "white_box": {attack.name: under(attack) for attack in attacks},
+        "black_box": None if source is None else {attack.name: under(attack, source) for attack in attacks},
     }
