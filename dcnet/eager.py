@@ -1,7 +1,7 @@
 """f(w, x) = h(||w||, ||x||) * g(theta) in eager PyTorch, for linear and 1-3d convolutional layers."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any, Required, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -201,20 +201,6 @@ def check_input(input: Tensor, expected: int, dim: int, what: str) -> None:
         raise TypeError(f"input must be a floating-point tensor, not {input.dtype}: convert it with .float()")
     if input.dim() < -dim or input.shape[dim] != expected:
         raise ValueError(f"input of shape {list(input.shape)} must have {expected} {what}, as the filters do")
-
-
-def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Size,
-    padding: Size | str,
-    dilation: Size,
-    groups: int,
-    **options: Unpack[Options],
-) -> Tensor:
-    """`dcnet.functional.decoupled_conv2d` in eager PyTorch, without fused kernels."""
-    return decoupled(ConvPatches(2, input, weight, stride, padding, dilation, groups), weight, bias, options)
 
 
 def decoupled(patches: Patches, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:

@@ -1,7 +1,7 @@
 """Decoupled layers: torch's own, with the inner product replaced by h(||w||, ||x||) * g(theta)."""
 
 from collections.abc import Callable, MutableMapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from dcnet import functional
 from dcnet.checks import check_number
 from dcnet.component import Value
 from dcnet.eager import ConvPatches, LinearPatches, Options, Patches, Size, check_input
-from dcnet.norms import Processes, accumulation_dtype, settled_count
+from dcnet.norms import HALF_PRECISIONS, Processes, accumulation_dtype, settled_count
 from dcnet.operator import Operator, as_operator, is_plain
 from dcnet.tracing import Opaque, is_symbolic, mark_, record_call
 
@@ -147,12 +147,16 @@ class Decoupled(Opaque):
         before = self._buffers.get("mean_norm")
         super()._apply(fn, recurse)
         after = self._buffers.get("mean_norm")
-        if before is not None and after is not None and after.dtype in (torch.float16, torch.bfloat16):
+        if before is not None and after is not None and after.dtype in HALF_PRECISIONS:
             self.mean_norm = before.to(after.device)
         return self
 
 
 class _DecoupledConv(Decoupled, _ConvNd):
+    """`function` is the stateless function of `dcnet.functional` that the layer calls."""
+
+    function: ClassVar[Callable[..., Tensor]]
+
     def __init__(
         self,
         in_channels: int,
@@ -184,26 +188,18 @@ class _DecoupledConv(Decoupled, _ConvNd):
             padded, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0,)
         return padded, self.weight, self.bias, self.stride, padding, self.dilation, self.groups
 
+    def decoupled(self, input: Tensor) -> Tensor:
+        return self.function(*self.arguments(input), **self.options())
+
     def patches(self, input: Tensor) -> Patches:
         padded, weight, _, *window = self.arguments(input)
         return ConvPatches(len(self.kernel_size), padded, weight, *window)
 
 
 class DecoupledConv1d(_DecoupledConv, nn.Conv1d):
-    """nn.Conv1d with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product.
+    """nn.Conv1d with f(w, x) in place of the inner product; further arguments as in `DecoupledConv2d`."""
 
-    Arguments up to `dtype` are those of torch's layer.
-
-    Args:
-        operator: an Operator, or its spec such as "tanh-cos" or "seg(slope=0.2)-sqcos+linear". Its learned constants
-            become parameters of the layer; a relative radius needs the buffer `mean_norm`.
-        eps: added under the square root of ||w|| and ||x||, so that both are positive with finite slopes at zero.
-        blend: None for the decoupled layer alone. A number t from 0 to 1 makes the layer (1 - t) * plain +
-            t * decoupled, with t in the buffer `blend`; see `dcnet.convert.BlendSchedule`.
-    """
-
-    def decoupled(self, input: Tensor) -> Tensor:
-        return functional.decoupled_conv1d(*self.arguments(input), **self.options())
+    function = staticmethod(functional.decoupled_conv1d)
 
 
 class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
@@ -219,39 +215,17 @@ class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
             t * decoupled, with t in the buffer `blend`; see `dcnet.convert.BlendSchedule`.
     """
 
-    def decoupled(self, input: Tensor) -> Tensor:
-        return functional.decoupled_conv2d(*self.arguments(input), **self.options())
+    function = staticmethod(functional.decoupled_conv2d)
 
 
 class DecoupledConv3d(_DecoupledConv, nn.Conv3d):
-    """nn.Conv3d with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product.
+    """nn.Conv3d with f(w, x) in place of the inner product; further arguments as in `DecoupledConv2d`."""
 
-    Arguments up to `dtype` are those of torch's layer.
-
-    Args:
-        operator: an Operator, or its spec such as "tanh-cos" or "seg(slope=0.2)-sqcos+linear". Its learned constants
-            become parameters of the layer; a relative radius needs the buffer `mean_norm`.
-        eps: added under the square root of ||w|| and ||x||, so that both are positive with finite slopes at zero.
-        blend: None for the decoupled layer alone. A number t from 0 to 1 makes the layer (1 - t) * plain +
-            t * decoupled, with t in the buffer `blend`; see `dcnet.convert.BlendSchedule`.
-    """
-
-    def decoupled(self, input: Tensor) -> Tensor:
-        return functional.decoupled_conv3d(*self.arguments(input), **self.options())
+    function = staticmethod(functional.decoupled_conv3d)
 
 
 class DecoupledLinear(Decoupled, nn.Linear):
-    """nn.Linear with f(w, x) = h(||w||, ||x||) * g(theta) in place of the inner product.
-
-    Arguments up to `dtype` are those of torch's layer.
-
-    Args:
-        operator: an Operator, or its spec such as "tanh-cos" or "seg(slope=0.2)-sqcos+linear". Its learned constants
-            become parameters of the layer; a relative radius needs the buffer `mean_norm`.
-        eps: added under the square root of ||w|| and ||x||, so that both are positive with finite slopes at zero.
-        blend: None for the decoupled layer alone. A number t from 0 to 1 makes the layer (1 - t) * plain +
-            t * decoupled, with t in the buffer `blend`; see `dcnet.convert.BlendSchedule`.
-    """
+    """nn.Linear with f(w, x) in place of the inner product; further arguments as in `DecoupledConv2d`."""
 
     def __init__(
         self,

@@ -28,11 +28,6 @@ REGISTRIES = (dcnet.magnitude.registry, dcnet.angle.registry, dcnet.weighting.re
 GRAMMAR = "magnitude(key=value,...)[&magnitude...]-angle(...)[+weighting]"
 
 
-# Operators by class, spec and the state of the registries: tables parse the same few thousands of times.
-MOST_PARSED = 1000
-_parsed: dict[tuple[Any, ...], Operator] = {}
-
-
 @dataclass(frozen=True)
 class Properties:
     """Properties of an operator; None if unknown or not the same in every layer.
@@ -85,7 +80,8 @@ class Operator:
         set_once("magnitude_terms", terms)
         set_once("angle_term", Term(self.angle))
         set_once("norm_cancels", self.angle.homogeneous and all(part.proportional for part in parts))
-        set_once("_spec", self._write_spec())
+        suffix = f"+{self.weighting.name}" if self.weighted else ""
+        set_once("_spec", f"{self.magnitude.spec()}-{self.angle.spec()}{suffix}")
         set_once("slots", self._gather_slots())
         set_once("decay", self._find_decay())
         if self.weighting.divides and self._scale_slot is not None and self._scale_slot.init == 0:
@@ -100,19 +96,11 @@ class Operator:
             raise ValueError(f"{text!r} is torch's own layer, not a decoupled operator: use dcnet.conv2d or nn.Conv2d")
         if torch.compiler.is_compiling():
             return cls(*_read(text))
-        key = (cls, text, *(each.changes for each in REGISTRIES))
-        if key not in _parsed:
-            if len(_parsed) >= MOST_PARSED:
-                _parsed.clear()
-            _parsed[key] = cls(*_read(text))
-        return _parsed[key]
+        changes = (registry.changes for registry in REGISTRIES)
+        return _parse(cls, text, *changes)  # type: ignore[arg-type]  # mypy takes the class for an instance
 
     def __str__(self) -> str:
         return self._spec
-
-    def _write_spec(self) -> str:
-        suffix = f"+{self.weighting.name}" if self.weighted else ""
-        return f"{self.magnitude.spec()}-{self.angle.spec()}{suffix}"
 
     def __repr__(self) -> str:
         return f"Operator({str(self)!r})"
@@ -212,11 +200,17 @@ def is_plain(operator: Operator | str) -> bool:
     return isinstance(operator, str) and operator.strip() == PLAIN
 
 
+@functools.lru_cache(maxsize=1000)
+def _parse(cls: type[Operator], text: str, *changes: int) -> Operator:
+    """The operator of a spec, cached by the state of the registries, too: tables parse the same specs many times."""
+    return cls(*_read(text))
+
+
 def _read(text: str) -> tuple[Magnitude | Sum, Angle, str]:
     spec = SpecReader(text, "operator", GRAMMAR)
     magnitude = _read_magnitude(spec)
     spec.take("-")
-    angle = _read_angle(spec)
+    angle = spec.call(dcnet.angle.registry)
     weighting = spec.word("a weighting") if spec.skip("+") else "unweighted"
     spec.end()
     return magnitude, angle, weighting
@@ -229,17 +223,13 @@ def _read_magnitude(spec: SpecReader) -> Magnitude | Sum:
     return magnitude
 
 
-def _read_angle(spec: SpecReader) -> Angle:
-    angle: Angle = spec.call(dcnet.angle.registry)
-    return angle
-
-
-def _whole(text: str, read: Callable[[SpecReader], Any], kind: str) -> Any:
+def _read_part(text: str, read: Callable[[SpecReader], Any], kind: str) -> Any:
+    """A magnitude or an angle, if the text has nothing else."""
     spec = SpecReader(text, kind.split()[-1], GRAMMAR)
-    read_part = read(spec)
+    part = read(spec)
     if spec.peek():
         raise ValueError(f"{text!r} is more than {kind}: use dcnet.Operator.parse for whole specs")
-    return read_part
+    return part
 
 
 def _is_function(given: Any) -> bool:
@@ -250,7 +240,7 @@ def _is_function(given: Any) -> bool:
 
 def _magnitude(given: Any) -> Magnitude | Sum:
     if isinstance(given, str):
-        given = _whole(given, _read_magnitude, "a magnitude")
+        given = _read_part(given, _read_magnitude, "a magnitude")
     if isinstance(given, Magnitude | Sum):
         return given
     if _is_function(given):
@@ -260,7 +250,7 @@ def _magnitude(given: Any) -> Magnitude | Sum:
 
 def _angle(given: Any) -> Angle:
     if isinstance(given, str):
-        given = _whole(given, _read_angle, "an angle")
+        given = _read_part(given, lambda spec: spec.call(dcnet.angle.registry), "an angle")
     if isinstance(given, Angle):
         return given
     if _is_function(given):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from dcnet.component import Value
-from dcnet.device_functions import Block, device_function, tl  # noqa: F401 - the interpreter of Triton asks for it
+from dcnet.device_functions import Block, device_function, tl  # noqa: F401 - Triton's interpreter needs `tl` here
 from dcnet.registry import Registry
 
 

@@ -78,8 +78,8 @@ def test_a_frozen_parameter_is_no_matter_and_a_blend_is():
 
 @pytest.fixture
 def changed_classes(monkeypatch):
-    """A patcher of operator classes: what is parsed meanwhile is not kept for later tests."""
-    monkeypatch.setattr(dcnet.operator, "_parsed", {})
+    """Changes classes of operators; operators parsed meanwhile are not cached for later tests."""
+    monkeypatch.setattr(dcnet.operator, "_parse", dcnet.operator._parse.__wrapped__)
     return monkeypatch
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.library import Library
 
-from dcnet.eager import conv2d as eager_conv2d
+from dcnet.eager import ConvPatches, Options, decoupled
 from dcnet.kernels.convolution import Call, dense, mean_of, state_memory
 from dcnet.kernels.passes import RUNNING_MEAN
 from dcnet.kernels.plan import MOST_LEARNED
@@ -82,13 +82,16 @@ def differentiable_gradients(call: Call, mean: Tensor, gradient: Tensor) -> list
     """Gradients of input, filters, bias and constants in eager PyTorch, which can be differentiated again."""
     plan, further = call.plan, torch.is_grad_enabled()
     names = [name for i, name in enumerate(plan.names) if i in plan.learned and name is not None]
-    window = (call.stride, call.padding, call.dilation, call.groups)
+    options: Options = {
+        "operator": call.operator,
+        "eps": call.eps,
+        "constants": dict(zip(names, call.constants, strict=True)),
+        "mean_norm": mean if call.mean == RUNNING_MEAN else None,
+    }
     with torch.enable_grad():
-        output = eager_conv2d(
-            call.x, call.w.to(call.x.dtype), call.bias, *window, operator=call.operator, eps=call.eps,
-            constants=dict(zip(names, call.constants, strict=True)),
-            mean_norm=mean if call.mean == RUNNING_MEAN else None,
-        )  # fmt: skip
+        w = call.w.to(call.x.dtype)
+        patches = ConvPatches(2, call.x, w, call.stride, call.padding, call.dilation, call.groups)
+        output = decoupled(patches, w, call.bias, options)
     inputs = [call.x, call.w, call.bias, *call.constants]
     wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
     found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=further, allow_unused=True))
@@ -141,9 +144,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
 def _forward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     call = _call_of(arguments)
     x, window = call.x, call.window
-    output = torch.empty(
-        (window.batch, window.filters, *window.out), dtype=x.dtype, device=x.device, memory_format=window.format
-    )
+    output = window.empty_output(x)
     product = x.new_empty(0) if call.keeps_output else torch.empty_like(output)
     unit = torch.empty(call.w.shape, dtype=x.dtype, device=x.device, memory_format=window.format)
     state = x.new_empty(state_memory(call.plan, window).total, dtype=torch.float32)

@@ -28,7 +28,6 @@ class Convolution:
         self.forward_scratch = Memory(passes.places, passes.norm_sums)
         sums = passes.back_programs * passes.rows * filters
         self.backward_scratch = Memory(passes.patches, sums, passes.mean_sums, passes.places)
-        self.sizes = (window.stride, window.padding, window.dilation, False, (0, 0), window.groups)
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The output, and the inputs of the backward pass: inner products, unit filters and state."""
@@ -43,7 +42,7 @@ class Convolution:
             passes.prepare(x, squares, w, unit, table, self.plan.stored(constants), stream=stream, aligned=ok)
             with SideStream(device) as side:
                 passes.norms(squares, norm, sums, stream=raw_stream(device), aligned=True)
-            product = self._inner_products(x, unit)
+            product = self.window.convolve(x, unit)
             side.join()
             output = torch.empty_like(product)
             given = (table if bias is None else bias, sums, table if running is None else running)
@@ -71,7 +70,7 @@ class Convolution:
         gradient, unit = gradient.contiguous(memory_format=layout), unit.contiguous(memory_format=layout)
         with device_guard(call.x):
             recompute = not products.numel()
-            products = self._inner_products(call.x, unit) if recompute else products.contiguous(memory_format=layout)
+            products = self.window.convolve(call.x, unit) if recompute else products.contiguous(memory_format=layout)
             return self._backward(call, gradient, (products, unit, state), from_output, needs_input, needs_weight)
 
     def _backward(
@@ -125,16 +124,12 @@ class Convolution:
             w = torch.empty_strided(w.shape, strides, dtype=w.dtype, device=w.device).copy_(w)
         return call._replace(x=x, w=w, bias=bias, constants=constants)
 
-    def _inner_products(self, x: Tensor, unit: Tensor) -> Tensor:
-        """The inner products of all patches with all unit filters."""
-        product = torch.ops.aten.convolution.default(x, unit, None, *self.sizes)
-        return product.contiguous(memory_format=self.window.format)
-
     def _gradients(self, gradient: Tensor, x: Tensor, unit: Tensor, *wanted: bool) -> list[Tensor]:
         """Gradients of the plain convolution by its input and its filters; empty where not wanted."""
         if not any(wanted):
             return [x.new_empty(0)] * 2
-        found = torch.ops.aten.convolution_backward.default(gradient, x, unit, None, *self.sizes, (*wanted, False))
+        sizes, mask = self.window.arguments, (*wanted, False)
+        found = torch.ops.aten.convolution_backward.default(gradient, x, unit, None, *sizes, mask)
         return [
             made.contiguous(memory_format=self.window.format) if want else x.new_empty(0)
             for made, want in zip(found, wanted, strict=False)

@@ -15,6 +15,7 @@ from dcnet.eager import Options, Size, check_options, sharing
 from dcnet.kernels.convolution import mean_kind
 from dcnet.kernels.passes import BATCH_MEAN
 from dcnet.kernels.plan import has_device_functions, lies_channels_last
+from dcnet.norms import HALF_PRECISIONS
 from dcnet.operator import Operator, as_operator
 
 if AVAILABLE:
@@ -23,7 +24,7 @@ if AVAILABLE:
     from dcnet.kernels.folded_inference import folded_conv2d
     from dcnet.kernels.unit_filters import UnitFilters
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = (*HALF_PRECISIONS, torch.float32)
 
 # Limits: a tile holds all channels of a group, loops over windows are unrolled, and positions are 32-bit integers.
 MOST_CHANNELS, LARGEST_WINDOW, LARGEST = 4096, 121, 2**31
@@ -179,9 +180,8 @@ def folded(
     """Inference with a folded layer. Call it only if `fits_folded` is true."""
     stride, padding, dilation, groups = window
     sizes = (_pair(stride), _pads(w, padding, dilation), _pair(dilation), groups)
-    if is_plain_eager(x):
-        return folded_conv2d(x, w, bias, table, str(op), eps, sizes)
-    return torch.ops.dcnet.folded_conv2d.default(x, w, bias, table, str(op), eps, *sizes)
+    run = folded_conv2d if is_plain_eager(x) else torch.ops.dcnet.folded_conv2d.default
+    return run(x, w, bias, table, str(op), eps, *sizes)
 
 
 def _with_filters(op: Operator, x: Tensor, w: Tensor, bias: Tensor | None, eps: float, window: Any) -> Tensor:

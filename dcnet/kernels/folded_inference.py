@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ def folded_conv2d(
     table: Tensor,
     operator: str,
     eps: float,
-    window: Sequence[Any],
+    *window: Any,
 ) -> Tensor:
     """a h(b n) g(<filter, x> / n) + bias, without a gradient."""
     shape = Window.of(x, filters, *window)
@@ -75,8 +75,7 @@ def folded_conv2d(
         ok, stream = aligned(x, bias, table), raw_stream(x.device)
         passes.squares(x, squares, stream=stream, aligned=ok)
         passes.norms(squares, norm, sums, stream=stream, aligned=True)
-        sizes = (shape.stride, shape.padding, shape.dilation, False, (0, 0), shape.groups)
-        product = torch.ops.aten.convolution.default(x, filters, None, *sizes).contiguous(memory_format=shape.format)
+        product = shape.convolve(x, filters)
         given = (table if bias is None else bias, sums, table, table)
         passes.apply(product, norm, table, *given, product, table, stream=stream, aligned=ok)
     return product
@@ -90,20 +89,12 @@ _LIBRARY.define(
 )
 
 
-def _run(
-    x: Tensor, filters: Tensor, bias: Tensor | None, table: Tensor, operator: str, eps: float, *window: Any
-) -> Tensor:
-    return folded_conv2d(x, filters, bias, table, operator, eps, window)
-
-
 def _shape(
     x: Tensor, filters: Tensor, bias: Tensor | None, table: Tensor, operator: str, eps: float, *window: Any
 ) -> Tensor:
-    given = Window.of(x, filters, *window)
-    size = (given.batch, given.filters, *given.out)
-    return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=given.format)
+    return Window.of(x, filters, *window).empty_output(x)
 
 
 for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("folded_conv2d", _run, _key)
+    _LIBRARY.impl("folded_conv2d", folded_conv2d, _key)
 torch.library.register_fake("dcnet::folded_conv2d", _shape, lib=_LIBRARY)

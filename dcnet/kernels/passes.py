@@ -14,8 +14,7 @@ from dcnet.kernels.launch import Launch, multiprocessors, power_of_two
 from dcnet.kernels.plan import Plan, Window
 from dcnet.kernels.pointwise_kernels import add_kernel, apply_kernel, back_kernel
 from dcnet.kernels.window_kernels import norm_kernel, prepare_kernel, spread_kernel, squares_kernel
-
-HALF = (torch.float16, torch.bfloat16)
+from dcnet.norms import HALF_PRECISIONS
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Settings:
 
     @property
     def fast(self) -> bool:
-        return self.dtype in HALF and not INTERPRETED
+        return self.dtype in HALF_PRECISIONS and not INTERPRETED
 
 
 class Passes:

@@ -164,6 +164,21 @@ class Window:
     def outs(self) -> int:
         return self.out[0] * self.out[1]
 
+    def convolve(self, x: Tensor, filters: Tensor) -> Tensor:
+        """torch's convolution, without a bias, in the memory layout of the window."""
+        product = torch.ops.aten.convolution.default(x, filters, None, *self.arguments)
+        return product.contiguous(memory_format=self.format)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments of torch's convolution after the tensors; it is not transposed."""
+        return self.stride, self.padding, self.dilation, False, (0, 0), self.groups
+
+    def empty_output(self, x: Tensor) -> Tensor:
+        """Memory for the output, in the dtype and on the device of the input."""
+        size = (self.batch, self.filters, *self.out)
+        return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=self.format)
+
     def pieces(self, channels: int, pixels: int) -> tuple[int, int, int, int, int, int]:
         """Images, pixels per image, the strides of image, pixel and channel, and the channels per group."""
         if self.channels_last:
