@@ -14,7 +14,7 @@ from dcnet.registry import quote, unknown_name
 # A tensor, a NumPy array, or numbers in lists.
 Numbers: TypeAlias = Any
 
-# Images may leave [0, 1] by this much, as resizing does.
+# Pixels may exceed [0, 1] by this much, for example after resizing.
 ROUNDING = 1e-3
 
 

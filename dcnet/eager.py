@@ -35,7 +35,7 @@ class Options(TypedDict, total=False):
     num_batches_tracked: the batches in `mean_norm`, as an integer tensor; with it the decay of the running mean warms
         up, see `dcnet.norms.warmed_up`.
     training: use the mean norm of the batch, with its gradient, and update `mean_norm` and its count in place.
-    sync: the processes whose batches count as one where the mean of the batch is used; see `dcnet.sync_norms`.
+    sync: the processes whose batches count as one if the mean of the batch is used; see `dcnet.sync_norms`.
     """
 
     operator: Required[Operator | str]
@@ -164,7 +164,7 @@ class ConvPatches(Patches):
 def _channels_last(x: Tensor) -> bool:
     """Whether the channels of images or volumes are adjacent in memory.
 
-    Products and norms then have their channels last too: the layout of a tensor of one channel does not tell, and
+    Products and norms then have their channels last too: the layout of a tensor of one channel is ambiguous, and
     operations between different layouts are slow. A compiler chooses layouts by itself.
     """
     if x.dim() < 4 or torch.compiler.is_compiling():

@@ -16,7 +16,7 @@ from typing import Any
 
 
 class LazyPackage(ModuleType):
-    """A package that keeps a name of its stub where a module of the package has the same name, such as `plan`."""
+    """A package that keeps a name of its stub even if a module of the package has the same name, such as `plan`."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         imported = value is sys.modules.get(f"{self.__name__}.{name}")

@@ -43,7 +43,7 @@ class MagnitudeSlopes:
 class Magnitude(Component):
     """h(n) of a norm n > 0.
 
-    `saturates` says that h never exceeds its scale, or 1 where it has none, `proportional` that h(n) = scale * n, so
+    `saturates` says that h never exceeds its scale, or 1 if it has none, `proportional` that h(n) = scale * n, so
     that a layer need not form the norm, `positive` that h > 0 if all its constants are, and `smooth` that h is
     differentiable everywhere. None stands for unknown.
 
@@ -136,7 +136,7 @@ def _times(scale: Value, value: Tensor) -> Tensor:
 
 
 def _over(n: Tensor, radius: Value) -> Tensor:
-    """The quotient, as a product where channels learn their radii, since the gradient takes three passes less."""
+    """n / radius; computed as a product if channels learn their radii, which saves three passes in the backward."""
     traced = torch._C._get_tracing_state() is not None
     if not isinstance(radius, Tensor) or radius.numel() < 2 or not radius.requires_grad or traced:
         return n / radius

@@ -45,7 +45,7 @@ class _SumOfSquares(torch.autograd.Function):
         dtype = torch.float32 if x.dtype in HALF_PRECISIONS else x.dtype
         if x.device.type == "cpu" and x.stride(dim) != 1:
             return x.to(dtype).square().sum(dim)
-        # One pass and no memory of the size of x, but on the CPU many times slower where channels come first.
+        # One pass and no memory of the size of x, but on the CPU many times slower if channels come first.
         return torch.linalg.vector_norm(x, dim=dim, dtype=dtype).square()
 
     @staticmethod
@@ -221,5 +221,5 @@ def settled_count(decay: float) -> int:
 
 
 def _write(buffer: Tensor, value: Tensor) -> None:
-    # Through a view, since torch.compile loses what is written into a number in float64.
+    # Through a view, since torch.compile loses writes to a zero-dimensional tensor in float64.
     buffer.view(1).copy_(value)

@@ -185,7 +185,7 @@ def _squared_norms(products: Tensor) -> Tensor:
 
 
 class _Products(torch.autograd.Function):
-    """W W^T of each block; its gradient takes one product, where torch computes two that are transposes."""
+    """W W^T of each block; its gradient takes one product instead of two, which are transposes of each other."""
 
     generate_vmap_rule = True
 

@@ -135,7 +135,7 @@ def _assert_finite(layer: Decoupled, x: Tensor, factors: Sequence[float]) -> Non
         for name, value in {"output": out, "input": point.grad, **found}.items():
             if value is None or not value.isfinite().all():
                 kind = "an output" if name == "output" else f"a gradient of its {name}"
-                _fail(layer, f"has {kind} that is not finite where inputs are multiplied by {factor:g}")
+                _fail(layer, f"has {kind} that is not finite if inputs are multiplied by {factor:g}")
 
 
 def _assert_claims(layer: Decoupled, x: Tensor) -> None:

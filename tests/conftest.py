@@ -10,16 +10,16 @@ import pytest
 import torch
 from hypothesis import settings
 
-# Without a GPU the kernels run in Triton's interpreter, which has to be asked for before Triton is imported.
+# Without a GPU the kernels run in Triton's interpreter, which must be enabled before Triton is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-# Triton 3.9 and newer warn where this is unset, since its default will change, and a warning is an error here.
+# Triton 3.9 and newer warn if this is unset, since its default will change, and a warning is an error here.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import dcnet
 from dcnet.models.timm_models import import_timm
 
-# The workers of pytest-xdist share the cores: more threads than that only get in each other's way.
+# The workers of pytest-xdist share the cores: more threads would slow each other down.
 torch.set_num_threads(1)
 
 settings.register_profile("dcnet", deadline=None, max_examples=100, derandomize=True)
@@ -27,8 +27,8 @@ settings.load_profile("dcnet")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _signals_are_heard() -> Iterator[None]:
-    """Here and in all processes that tests start, though `nohup` and shells switch some off in the background."""
+def _signals_enabled() -> Iterator[None]:
+    """Enables SIGINT and SIGTERM here and in child processes: `nohup` and background jobs may ignore them."""
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
     before[signal.SIGTERM] = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
@@ -43,7 +43,7 @@ def _seeded() -> None:
 
 @pytest.fixture(autouse=True)
 def _exact_convolutions() -> Iterator[None]:
-    """Not in TF32, which has three digits, and the same each time; both only matter on a GPU."""
+    """Deterministic convolutions in float32 instead of TF32, which has three digits; matters only on a GPU."""
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         yield
 
@@ -54,7 +54,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 def pairwise(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """The combinations of values, one of each axis, that cover every pair of values of two axes; few, not fewest."""
+    """A few combinations of values, one per axis, that cover every pair of values of any two axes."""
     combinations = {each: set(itertools.combinations(enumerate(each), 2)) for each in itertools.product(*axes)}
     uncovered, chosen = set().union(*combinations.values()), []
     while uncovered:
@@ -64,7 +64,7 @@ def pairwise(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
 
 
 def combination_params(*axes: Iterable[Any]) -> list[Any]:
-    """All combinations of values as parameters of a test; those that are not pairwise are slow."""
+    """All combinations of values as test parameters; those that are not pairwise are marked slow."""
     quick, lists = set(pairwise(*axes)), [list(axis) for axis in axes]
     return [
         pytest.param(*each, id="-".join(map(str, each)), marks=[] if each in quick else pytest.mark.slow)
@@ -78,7 +78,7 @@ def _spec(magnitude: str, angle: str, weighting: str) -> str:
 
 @functools.cache
 def all_operators() -> tuple[str, ...]:
-    """Every magnitude x angle x weighting of the registries, with the constants learned that are by default."""
+    """Every magnitude x angle x weighting of the registries, with default constants."""
     names = itertools.product(dcnet.magnitude.registry, dcnet.angle.registry, dcnet.weighting.registry)
     return tuple(_spec(*each) for each in names)
 
@@ -91,14 +91,14 @@ def pairwise_operators() -> tuple[str, ...]:
 
 
 def operator_params(specs: Iterable[str] | None = None) -> list[Any]:
-    """Specs, all operators by default, as parameters of a test; those that are not pairwise are slow."""
+    """Specs, all operators by default, as test parameters; those that are not pairwise are marked slow."""
     quick = set(pairwise_operators())
     chosen = all_operators() if specs is None else specs
     return [pytest.param(spec, id=spec, marks=[] if spec in quick else pytest.mark.slow) for spec in chosen]
 
 
 def fixed_radius(operator: str, radius: float) -> dcnet.Operator:
-    """The same operator with an absolute, fixed radius, where it has one."""
+    """The operator with its radius, if it has one, replaced by a fixed, absolute one."""
     op = dcnet.Operator.parse(operator)
     if op.decay is None:
         return op
@@ -106,7 +106,7 @@ def fixed_radius(operator: str, radius: float) -> dcnet.Operator:
 
 
 def timm_or_skip() -> Any:
-    """timm as dcnet imports it; without it the calling module or test is skipped."""
+    """The package timm; skips the calling module or test if it is not installed."""
     try:
         return import_timm()
     except ModuleNotFoundError as error:

@@ -50,12 +50,12 @@ def angle(name: str, theta: float, k: float = 0.3, p: float = 2.0) -> float:
         return max(0.0, cos)
     if name == "power":
         return math.copysign(1, cos) * abs(cos) ** p
-    if name == "spline":  # before anything is learned the curve is the cosine
+    if name == "spline":  # its initial curve is the cosine
         return cos
     raise KeyError(name)
 
 
-# --- weightings, Section 3.5: w_norm and x_norm are ||w|| and ||x||, mean multiplies rho only where ||x|| enters ---
+# --- weightings, Section 3.5: w_norm and x_norm are ||w|| and ||x||; mean multiplies rho only in functions of ||x|| ---
 
 
 def weighted(
@@ -130,7 +130,7 @@ def patches(
 
 
 def pixel(image: Tensor, where: list[int], mode: str) -> float:
-    """The value at a position that may lie outside of the image."""
+    """The value at a position that may be outside of the image."""
     index = []
     for i, size in zip(where, image.shape, strict=True):
         if 0 <= i < size:

@@ -1,4 +1,4 @@
-"""Checks of arguments: what they accept, and the messages of what they reject."""
+"""Checks of arguments: accepted values, and error messages."""
 
 import numpy as np
 import pytest
@@ -30,12 +30,12 @@ from dcnet.checks import (
         ({"above": 0, "most": 1}, 0, r"x must be in \(0, 1\], not 0"),
     ],
 )
-def test_numbers_outside_of_their_limits(limits, value, message):
+def test_number_outside_its_limits_raises(limits, value, message):
     with pytest.raises(ValueError, match=message):
         check_number("x", value, **limits)
 
 
-def test_numbers_within_their_limits():
+def test_number_within_its_limits_passes():
     check_number("x", np.float32(0.5), above=0, below=1)
     check_number("x", 1, least=1, most=1)
     for value in (True, "1", None, torch.ones(())):
@@ -79,7 +79,7 @@ def test_images_become_floats_in_0_to_1():
             check_images(images)
 
 
-def test_labels_are_classes():
+def test_labels_are_checked_against_the_classes():
     labels = torch.tensor([0, 2], dtype=torch.uint8)
     assert check_labels("labels", labels, 2, 3).dtype == torch.int64
     assert len(check_labels("labels", labels[:0], 0, 3)) == 0

@@ -1,4 +1,4 @@
-"""Slopes where something is limited: those of our own equations, whatever the gradient of torch's `clamp` is there."""
+"""Slopes at the limits of clamped functions, which do not depend on the gradient of torch's `clamp`."""
 
 import math
 
@@ -22,7 +22,7 @@ def flat_clamp(x, min=None, max=None):
 
 @pytest.fixture(params=["of this torch", "of 2.15"], autouse=True)
 def clamp(request, monkeypatch):
-    """All that follows holds with the gradient of this torch, and with the one at 0."""
+    """Runs every test with the gradient of this torch, and with the one of torch 2.15."""
     if request.param == "of 2.15":
         monkeypatch.setattr(torch.Tensor, "clamp", flat_clamp)
 
@@ -41,38 +41,38 @@ ANGLES = {
     "relucos": (dcnet.angle.ReluCosine().value, 0.0, 1.0),
     "power": (dcnet.angle.Power(p=3.5).value, 3.5, 3.5),
     "linear": (dcnet.angle.Linear().value, 200 / math.pi, 200 / math.pi),
-    # Two segments on each side, so that the slope by the cosine is twice that of the knot.
+    # There are two segments on each side, so the slope with respect to the cosine is twice that of the knot.
     "spline": (lambda c: dcnet.angle.Spline(segments=4).value(c, SLOPES), 2 * 0.4 / SIZE, 2 * 0.9 / SIZE),
-    "own": (dcnet.angle.Custom(lambda c: c**3).value, 3.0, 3.0),
+    "custom": (dcnet.angle.Custom(lambda c: c**3).value, 3.0, 3.0),
     "monotone_cosine": (lambda c: monotone_cosine(c, 4), 16.0, 16.0),
     "sphereface2": (SphereFace2(t=3.0)._similarity, 0.0, 3.0),
 }
 
 
 @pytest.mark.parametrize("name", ANGLES)
-def test_the_slope_at_cosines_of_minus_one_and_one(name):
+def test_slope_at_cosines_of_minus_one_and_one(name):
     function, left, right = ANGLES[name]
     assert slope(function, -1.0) == pytest.approx(left)
     assert slope(function, 1.0) == pytest.approx(right)
 
 
-@pytest.mark.parametrize("name", ["power", "own", "spline", "sphereface2"])
-def test_the_slope_beyond_one_is_that_of_a_constant(name):
+@pytest.mark.parametrize("name", ["power", "custom", "spline", "sphereface2"])
+def test_slope_beyond_one_is_that_of_the_clamped_function(name):
     function, _, _ = ANGLES[name]
     assert slope(function, 1.0 + 1e-9) == pytest.approx(1.0 if name == "power" else 0.0)
 
 
-def test_the_slope_at_a_fixed_radius_is_that_within():
+def test_slope_at_a_fixed_radius_is_the_inner_slope():
     assert slope(lambda n: dcnet.magnitude.Ball(radius=2.0).value(n, 1.0, 2.0), 2.0) == 0.5
     assert slope(lambda n: dcnet.magnitude.Segmented(radius=2.0).value(n, 1.0, 0.25, 2.0), 2.0) == 1.0
 
 
-def test_filters_that_coincide_are_pushed_apart():
+def test_slope_between_equal_filters_is_not_zero():
     assert slope(lambda c: limits.at_least(2 - 2 * c, 0.0), 1.0) == -2.0
 
 
 @pytest.mark.parametrize("learns", [True, False])
-def test_values_are_those_of_clamp(learns):
+def test_values_match_clamp(learns):
     x = torch.tensor([-math.inf, -2.0, -1.0, 0.3, 1.0, 5.0, math.inf, math.nan], requires_grad=learns)
     for found, expected in {
         limits.at_most(x, 1.0): _clamp(x, max=1.0),

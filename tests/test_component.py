@@ -1,4 +1,4 @@
-"""Magnitudes, angles and weightings: expected values, written out by hand, and the registries."""
+"""Magnitudes, angles and weightings: values computed by hand, properties, and custom components."""
 
 import math
 import types
@@ -37,7 +37,7 @@ ANGLES = {
 }
 
 
-def test_the_tables_above_cover_the_registries():
+def test_expected_values_cover_the_registries():
     assert set(MAGNITUDES) == set(dcnet.magnitude.registry)
     assert set(ANGLES) == set(dcnet.angle.registry)
 
@@ -57,7 +57,7 @@ def test_angle_values(name):
 
 
 @given(angle=st.sampled_from(list(ANGLES)), k=st.floats(0.02, 20), p=st.floats(1, 10))
-def test_angles_fall_from_one_and_stay_within_one(angle, k, p):
+def test_angles_decrease_from_one_and_are_bounded_by_one(angle, k, p):
     given_constants = {"sigmoid": {"k": k}, "power": {"p": p}}.get(angle, {})
     op = dcnet.Operator("sphere", dcnet.angle.registry[angle](**given_constants))
     g = op.g(torch.linspace(0, math.pi, 200, dtype=torch.float64).cos(), op.constants({}))
@@ -67,7 +67,7 @@ def test_angles_fall_from_one_and_stay_within_one(angle, k, p):
 
 
 @given(raw=st.lists(st.floats(-3, 3), min_size=7, max_size=7))
-def test_a_spline_is_monotone_bounded_and_zero_at_a_right_angle_whatever_it_learned(raw):
+def test_spline_is_monotone_bounded_and_zero_at_a_right_angle_for_any_slopes(raw):
     op = dcnet.Operator("sphere", dcnet.angle.Spline(segments=6))
     constants = op.constants({"slopes": torch.tensor(raw, dtype=torch.float64)})
     cos = torch.linspace(-1, 1, 201, dtype=torch.float64)
@@ -77,16 +77,16 @@ def test_a_spline_is_monotone_bounded_and_zero_at_a_right_angle_whatever_it_lear
     assert op.g(torch.zeros(1, dtype=torch.float64), constants).item() == 0
 
 
-def test_a_spline_has_one_slope_at_its_knots_too():
-    """Where two segments meet, as in every zero patch, both of them see the cosine."""
+def test_spline_has_its_full_slope_at_knots():
+    """The cosine is at a knot in every zero patch; both adjacent segments contribute to the slope."""
     op = dcnet.Operator("sphere", "spline")
     cos = torch.linspace(-1, 1, 9, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(op.g(cos, op.constants({})).sum(), cos)
     torch.testing.assert_close(slope, torch.ones_like(slope))
 
 
-def test_a_spline_learns_relu_and_square_cosine():
-    """The "one single function" of Section 5: both shapes are within its reach."""
+def test_spline_learns_relu_and_square_cosine():
+    """The "one single function" of Section 5 can approximate both."""
     for target in ("relucos", "sqcos"):
         op, wanted = dcnet.Operator("sphere", "spline"), dcnet.Operator("sphere", target)
         slopes = op.slots["slopes"].initial(1).double().requires_grad_()
@@ -113,7 +113,7 @@ def test_sigmoid_does_not_overflow(k):
 PAPER = ["sphere", "ball", "tanh", "linear", "seg", "log", "mix"]
 
 
-def test_properties_say_what_the_paper_says():
+def test_properties_match_the_paper():
     bounded = {name: dcnet.Operator(name, "cos").properties().bounded for name in PAPER}
     assert bounded == {
         "sphere": True,
@@ -131,7 +131,7 @@ def test_properties_say_what_the_paper_says():
     assert [name for name, value in radius.items() if value is None] == ["sphere", "linear", "log", "mix"]
 
 
-def test_properties_of_weighted_summed_and_own_operators():
+def test_properties_of_weighted_summed_and_custom_operators():
     def properties(spec):
         return dcnet.Operator.parse(spec).properties()
 
@@ -154,10 +154,11 @@ def test_properties_of_weighted_summed_and_own_operators():
     assert properties("ball(radius=2.0)&tanh(radius=3.0)-cos").radius == (2.0, 3.0)
     own = dcnet.Operator(lambda n: n.sqrt(), "cos").properties()
     assert (own.bounded, own.bound, own.smooth) == (None, None, None)
-    assert dcnet.Operator("tanh", lambda c: 5 * c).properties().bound is None
+    own = dcnet.Operator("tanh", lambda c: 5 * c).properties()
+    assert (own.bounded, own.bound) == (None, None)
 
 
-def test_equations_read_well():
+def test_equations_as_text():
     assert dcnet.Operator.parse("seg(slope=0.2)-sqcos+linear").properties().equation == (
         "f(w, x) = ||w|| (beta ||x|| + (alpha - beta) min(||x||, rho)) sign(cos(theta)) cos(theta)^2, "
         "alpha = 1, beta = 0.2, rho = 1 x mean ||x|| (learned per channel)"
@@ -183,7 +184,7 @@ class TwoRadii(dcnet.magnitude.Magnitude):
         return torch.tanh(n / inner) + torch.tanh(n / outer)
 
 
-def test_a_radius_may_have_any_name(registered):
+def test_radius_field_can_have_any_name(registered):
     from dcnet.testing import assert_decoupled
 
     registered(dcnet.magnitude, TwoRadii)
@@ -203,7 +204,7 @@ class Halved(dcnet.angle.Angle):
         return scale * cos
 
 
-def test_the_scale_of_an_angle_is_not_that_of_the_magnitude(registered):
+def test_scale_of_an_angle_is_separate_from_that_of_the_magnitude(registered):
     registered(dcnet.angle, Halved)
     op = dcnet.Operator("sharp", "halved", "product")
     assert op.properties().bound == 1.0
@@ -222,7 +223,7 @@ class Clash(dcnet.magnitude.Magnitude):
         return weight * n
 
 
-def test_a_constant_cannot_take_the_place_of_the_filters():
+def test_constant_named_like_an_attribute_of_layers_is_rejected():
     op = dcnet.Operator(Clash(learnable=True), "cos")
     with pytest.raises(ValueError, match="has a constant named 'weight', a name that layers use"):
         dcnet.DecoupledLinear(4, 3, operator=op)
@@ -230,7 +231,7 @@ def test_a_constant_cannot_take_the_place_of_the_filters():
 
 @pytest.fixture
 def registered():
-    """Enters a part into its registry until the test is over."""
+    """Registers a component until the end of the test."""
     entered = []
 
     def enter(module, part):
@@ -244,7 +245,7 @@ def registered():
 
 @dataclass(frozen=True)
 class OwnRoot(dcnet.magnitude.Magnitude):
-    """h(n) = alpha * sqrt(n): what a user would add."""
+    """h(n) = alpha * sqrt(n), as a user would add it."""
 
     name: typing.ClassVar[str] = "own_root"
     equation: typing.ClassVar[str] = "{scale} sqrt({n})"
@@ -254,7 +255,7 @@ class OwnRoot(dcnet.magnitude.Magnitude):
         return scale * n.sqrt()
 
 
-def test_a_registered_magnitude_is_known_everywhere(registered):
+def test_registered_magnitude_works_in_specs_equations_and_layers(registered):
     from dcnet.testing import assert_decoupled
 
     registered(dcnet.magnitude, OwnRoot)
@@ -273,7 +274,7 @@ def test_a_registered_magnitude_is_known_everywhere(registered):
         ("own-one", "the name of a weighting must be one word of letters, digits and _, not 'own-one'"),
     ],
 )
-def test_a_weighting_is_not_registered_over_another(given, says):
+def test_weighting_with_a_taken_or_invalid_name_is_rejected(given, says):
     class Own(dcnet.weighting.Weighting):
         name = given
         equation = "{x}"
@@ -282,7 +283,7 @@ def test_a_weighting_is_not_registered_over_another(given, says):
         dcnet.weighting.register(Own)
 
 
-def test_own_angles_get_cosines_even_where_they_round_to_more_than_one():
+def test_custom_angles_get_cosines_of_at_most_one():
     weight = torch.randn(200, 9, generator=torch.Generator().manual_seed(0))
     operator = dcnet.Operator("sphere", lambda cos: torch.acos(cos))
     found = dcnet.functional.decoupled_linear(weight, weight, operator=operator, eps=0.0)
@@ -296,7 +297,7 @@ JAVASCRIPT = types.SimpleNamespace(
 
 
 @pytest.mark.parametrize("name", dcnet.magnitude.registry)
-def test_the_script_of_a_magnitude_is_its_equation(name):
+def test_javascript_of_a_magnitude_matches_its_value(name):
     part = dcnet.magnitude.registry[name]()
     constants = {own: 0.3 * low + 0.7 * high for own, (low, high) in part.limits().items()}
     assert set(constants) == set(part.slots())
@@ -306,7 +307,7 @@ def test_the_script_of_a_magnitude_is_its_equation(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(dcnet.angle.registry) - {"spline"}))
-def test_the_script_of_an_angle_is_its_equation(name):
+def test_javascript_of_an_angle_matches_its_value(name):
     part = dcnet.angle.registry[name]()
     constants = {own: 0.3 * low + 0.7 * high for own, (low, high) in part.limits().items()}
     for theta in (0.2, 1.0, 2.0, 3.0):
@@ -315,7 +316,7 @@ def test_the_script_of_an_angle_is_its_equation(name):
         assert found == pytest.approx(part.value(cos, **constants).item())
 
 
-def test_a_subclass_with_another_equation_has_neither_the_script_nor_the_slopes_of_its_parent():
+def test_subclass_with_another_equation_does_not_inherit_forms_of_the_old_one():
     class Doubled(dcnet.magnitude.Tanh):
         def value(self, n, scale, radius):
             return 2 * super().value(n, scale, radius)
@@ -326,3 +327,14 @@ def test_a_subclass_with_another_equation_has_neither_the_script_nor_the_slopes_
     for name in ("slopes", "linear_slope", "device", "javascript"):
         assert belongs_to(dcnet.magnitude.Tanh(), name, "value")
         assert not belongs_to(Doubled(), name, "value")
+
+
+def test_division_by_radii_equals_the_quotient():
+    n, radius = torch.rand(4, 1, 3, 3, dtype=torch.float64) + 0.1, torch.rand(5, 1, 1, dtype=torch.float64) + 0.1
+    radius.requires_grad_()
+    n.requires_grad_()
+    found = dcnet.magnitude._over(n, radius)
+    torch.testing.assert_close(found, n / radius)
+    gradients = [torch.autograd.grad(each.square().sum(), (n, radius)) for each in (found, n / radius)]
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, two)

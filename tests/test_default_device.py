@@ -1,4 +1,4 @@
-"""What measures networks and scores works on the CPU where another device is the default."""
+"""Attacks, corruptions, certificates and verification on the CPU while another device is the default."""
 
 from collections.abc import Callable
 from functools import partial
@@ -54,16 +54,16 @@ MEASURED: dict[str, Callable[[], Any]] = {
 }
 
 
-# AutoAttack consists of attacks that are here by themselves.
+# AutoAttack consists of attacks that are tested separately.
 SLOW = {"autoattack": pytest.mark.slow}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in MEASURED])
-def test_another_default_changes_nothing(name: str):
-    """The device "meta" stands for a GPU: a tensor that is made there has no values, and meets no other."""
+def test_another_default_device_changes_nothing(name: str):
+    """The device "meta" stands for a GPU: its tensors have no values and cannot be combined with others."""
     expected = MEASURED[name]()
     model = network()
     with torch.device("meta"), pytest.MonkeyPatch.context() as patched:
-        # Made where the network of a user would be, who has it on the CPU.
+        # Created before, on the CPU.
         patched.setitem(globals(), "network", lambda: model)
         assert MEASURED[name]() == expected

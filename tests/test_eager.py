@@ -1,4 +1,4 @@
-"""The eager path: strides, paddings and dilations against plain loops, and the depth of a call."""
+"""The eager path: strides, paddings and dilations compared with plain loops, and the depth of a call."""
 
 import itertools
 import sys
@@ -12,7 +12,7 @@ from conftest import pairwise_operators
 
 import dcnet
 
-# --- strides, dilations, groups, paddings, odd sizes and other dimensions, against the plain loops ---
+# --- strides, dilations, groups, paddings, odd sizes and other dimensions, compared with plain loops ---
 
 
 NAMES = ("tanh", "sqcos", "unweighted")
@@ -47,7 +47,7 @@ def test_strides_paddings_dilations_groups(stride, padding, dilation, groups):
     assert_layer_is_reference(layer, x, [(padding, padding)] * 2)
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch's own, as for its layer
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch warns for its own layer too
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
 @pytest.mark.parametrize("padding", [(1, 2), "same", "valid"])
 @pytest.mark.parametrize("kernel", [(3, 3), (2, 4), (1, 1), (5, 2)])
@@ -93,8 +93,8 @@ def test_linear_layer_on_any_leading_shape():
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_patch_norm_is_a_convolution_with_ones(dims):
-    """Every window that a convolution accepts, since the norm is formed in three different ways."""
+def test_patch_norm_equals_a_convolution_with_ones(dims):
+    """Tests many windows, since the norm is computed in three different ways."""
     conv = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[dims]
     for size, stride, before, after, dilation, groups in itertools.product(
         (1, 2, 3), (1, 2), (0, 2), (0, 1), (1, 3), (1, 2)
@@ -109,7 +109,7 @@ def test_patch_norm_is_a_convolution_with_ones(dims):
         torch.testing.assert_close(norm, expected)
 
 
-def test_output_shape_and_unbatched_input_are_torchs():
+def test_output_shape_and_unbatched_input_match_torch():
     for dims, kind, plain in [
         (1, dcnet.DecoupledConv1d, torch.nn.Conv1d),
         (2, dcnet.DecoupledConv2d, torch.nn.Conv2d),
@@ -122,7 +122,7 @@ def test_output_shape_and_unbatched_input_are_torchs():
         torch.testing.assert_close(layer(x), layer(x[None])[0])
 
 
-# --- a call of a layer in eager mode takes a short way: few frames of dcnet lie on top of each other ---
+# --- the depth of the call stack of a layer in eager mode ---
 
 
 PACKAGE = str(Path(dcnet.__file__).parent)
@@ -152,7 +152,7 @@ def deepest_call(call):
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("operator", pairwise_operators())
-def test_a_call_of_a_layer_is_at_most_8_frames_deep(operator, training):
+def test_layer_call_is_at_most_8_frames_deep(operator, training):
     images, rows = torch.rand(2, 4, 6, 6), torch.rand(3, 4)
     layers = [
         (dcnet.DecoupledConv2d(4, 6, 3, padding=1, operator=operator), images),

@@ -1,4 +1,4 @@
-"""Every operator against the paper's equations in plain loops, and its gradients against finite differences."""
+"""Every operator compared with the paper's equations in plain loops, and its gradients with finite differences."""
 
 import itertools
 
@@ -50,7 +50,7 @@ CONSTANTS = {
     "seg(scale=1.7,slope=-0.3,radius=2.0)": ("seg", {"alpha": 1.7, "beta": -0.3}),
     "log(scale=1.7)": ("log", {"alpha": 1.7}),
     "mix(scale=1.7,log_scale=0.6)": ("mix", {"alpha": 1.7, "beta": 0.6}),
-    # h is negative where the norm is small: a ReLU does not let it through.
+    # h is negative for small norms; relucos must not absorb its sign.
     "mix(scale=1.7,log_scale=-8.0)": ("mix", {"alpha": 1.7, "beta": -8.0}),
 }
 ANGLES = {"sigmoid(k=0.05)": {"k": 0.05}, "power(p=3.5)": {"p": 3.5}, "cos": {}, "relucos": {}}
@@ -100,7 +100,7 @@ def test_sum_of_magnitudes_each_with_its_own_radius(weighting: str) -> None:
 
 
 @pytest.mark.parametrize("own", ["magnitude", "angle"])
-def test_functions_of_ones_own(own: str) -> None:
+def test_custom_functions(own: str) -> None:
     x, weight = torch.randn(2, 3, 5, 5, dtype=torch.float64), torch.randn(4, 3, 3, 3, dtype=torch.float64)
     op = dcnet.Operator(lambda n: n.sqrt(), "cos") if own == "magnitude" else dcnet.Operator("sphere", lambda c: c**3)
     y = dcnet.functional.decoupled_conv2d(x, weight, operator=op, stride=2, padding=1)
@@ -119,7 +119,7 @@ def test_functions_of_ones_own(own: str) -> None:
 @pytest.mark.parametrize("operator", operator_params())
 def test_gradients(operator: str, training: bool) -> None:
     layer = dcnet.DecoupledConv2d(2, 2, 2, operator=operator, dtype=torch.float64).train(training)
-    # Where the two sides of the spline are equally high, as at the start, it has a kink.
+    # The initial spline has a kink, since both of its sides are equally high.
     for parameter in (layer.get_parameter(name) for name in layer.operator.learned):
         parameter.data.mul_(torch.linspace(0.9, 1.2, len(parameter), dtype=torch.float64))
     assert_gradients(layer, torch.randn(1, 2, 3, 2, dtype=torch.float64))

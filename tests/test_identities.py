@@ -1,4 +1,4 @@
-"""Identities between operators, and what an operator claims of itself."""
+"""Identities between operators, bounds, and invariances."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_mix_is_linear_plus_log(angle):
     torch.testing.assert_close(apply(f"mix(scale=0.7,log_scale=0.4)-{angle}"), apply(dcnet.Operator(parts, angle)))
 
 
-def test_bcos_and_sharpened_cosine_similarity_are_points_of_the_space():
+def test_bcos_and_sharpened_cosine_similarity_are_operators():
     n = dcnet.functional.patch_norm(X, (3, 3), (1, 1), [(1, 1)] * 2, (1, 1), eps=0.0)
     unit = W / W.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     cos = F.conv2d(X, unit, padding=1) / n
@@ -65,12 +65,12 @@ def test_unweighted_operators_ignore_the_norm_of_filters(operator, scale):
     torch.testing.assert_close(apply(operator, weight=W * scale), apply(operator), rtol=1e-9, atol=1e-9)
 
 
-# A sphere has the same magnitude for every norm, so that only a factor ||w|| shows.
+# The magnitude of a sphere is constant, so only a factor ||w|| changes it.
 WEIGHTED = [name for name in all_operators() if "+linear" in name or ("+" in name and not name.startswith("sphere"))]
 
 
 @pytest.mark.parametrize("operator", operator_params(WEIGHTED))
-def test_weighted_operators_do_not(operator):
+def test_weighted_operators_depend_on_the_norm_of_filters(operator):
     # Norms of about 0.6 and 0.1, where no magnitude has saturated yet.
     assert not torch.allclose(apply(operator, weight=W * 0.1), apply(operator, weight=W * 0.02))
 
@@ -84,15 +84,15 @@ def test_sphere_ignores_the_norm_of_patches(angle, scale):
     name=st.sampled_from(["sphere", "ball", "tanh"]),
     scale=st.floats(1e-2, 1e3),
 )
-def test_a_relative_radius_makes_saturating_magnitudes_scale_free(name, scale):
+def test_relative_radius_makes_saturating_magnitudes_scale_invariant(name, scale):
     torch.testing.assert_close(apply(f"{name}-cos", x=X * scale), apply(f"{name}-cos"), rtol=1e-9, atol=1e-9)
 
 
 BOUNDED = [name for name in all_operators() if dcnet.Operator.parse(name).properties().bounded]
 
 
-def test_what_is_bounded():
-    """As the paper's Section 3.2.2 has it, for any angle; a linear weighting is never bounded."""
+def test_bounded_operators_match_the_paper():
+    """Section 3.2.2, for any angle; a linear weighting is never bounded."""
     bounded = {name.split("-")[0] for name in BOUNDED}
     assert bounded & {"sphere", "ball", "tanh", "linear", "seg", "log", "mix"} == {"sphere", "ball", "tanh"}
     assert {name.partition("+")[2] for name in BOUNDED} == {"", "joint", "product"}
@@ -121,7 +121,7 @@ def test_bounds_hold_for_any_input_and_filter(operator, x_scale, w_scale, seed):
 
 
 @pytest.mark.parametrize("operator", operator_params([name for name in all_operators() if name not in BOUNDED]))
-def test_unbounded_operators_really_grow(operator):
+def test_unbounded_operators_grow(operator):
     op = fixed_radius(operator, 2.5)
     factor = 1e8
     small, large = apply(op, W[:1], W), apply(op, W[:1] * factor, W * factor)

@@ -38,15 +38,15 @@ def test_importing_the_packages_does_not_import_torch():
     assert run(f"import sys, {names}; print('torch' in sys.modules, 'numpy' in sys.modules)") == "False False\n"
 
 
-def test_an_unknown_name_raises_attribute_error():
+def test_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="module 'dcnet' has no attribute 'decuple'"):
         _ = dcnet.decuple
     with pytest.raises(ImportError, match="cannot import name 'decuple'"):
         from dcnet import decuple  # noqa: F401
 
 
-def test_a_function_is_found_beside_a_module_of_its_name(monkeypatch):
-    """As the import of a module `roc` would set it."""
+def test_function_takes_precedence_over_a_module_of_the_same_name(monkeypatch):
+    """Importing a module sets it as an attribute of its package."""
     module = types.ModuleType("dcnet.verification.roc")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     dcnet.verification.roc = module

@@ -1,4 +1,4 @@
-"""Running mean norms from data, and mean norms that processes share."""
+"""Running mean norms recomputed from data, and synchronized between processes."""
 
 import copy
 import datetime
@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 import dcnet
 from dcnet.interrupts import end_process
 from dcnet.kernels import dispatch
+from dcnet.tracing import has_hooks
 
-# --- running mean norms: those that training leaves behind, and those from data ---
+# --- running mean norms after training, and recomputed from data ---
 
 
 def network():
@@ -28,7 +29,7 @@ def network():
     )
 
 
-def test_the_mean_over_the_data_takes_the_place_of_a_running_mean_that_lags():
+def test_update_norms_sets_the_mean_over_the_data():
     model = network().double()
     model(100 * torch.randn(4, 3, 8, 8, dtype=torch.float64))
     batches = [torch.randn(4, 3, 8, 8, dtype=torch.float64) * scale for scale in (1, 2, 3)]
@@ -40,7 +41,7 @@ def test_the_mean_over_the_data_takes_the_place_of_a_running_mean_that_lags():
     assert all(module.training for module in model.modules())
 
 
-def test_bad_batches_leave_no_trace():
+def test_update_norms_ignores_non_finite_batches():
     model = network()
     good, bad = torch.randn(4, 3, 8, 8), torch.full((4, 3, 8, 8), torch.nan)
     dcnet.update_norms(model, [good])
@@ -53,7 +54,7 @@ def test_bad_batches_leave_no_trace():
     assert torch.equal(model[0].mean_norm, expected)
 
 
-def test_a_failure_leaves_the_means_as_they_were():
+def test_failed_update_restores_mean_norms_and_modes():
     model = network().eval()
     model[0].mean_norm.fill_(2.5)
     with pytest.raises(TypeError, match="a batch must be a tensor or a tuple that starts with one, not a str"):
@@ -62,13 +63,13 @@ def test_a_failure_leaves_the_means_as_they_were():
     assert not any(module.training for module in model.modules())
 
 
-def test_one_tensor_is_no_list_of_batches():
-    """Its images would be taken for batches of one, which layers take, too."""
+def test_single_tensor_as_data_is_rejected():
+    """Iterating over it would give single images, which layers accept."""
     with pytest.raises(TypeError, match=r"an iterable of batches, not one tensor: give \[x\]"):
         dcnet.update_norms(network(), torch.randn(4, 3, 8, 8))
 
 
-def test_the_count_is_that_of_the_batches_in_the_mean():
+def test_count_is_the_number_of_batches_in_the_mean():
     model = network()
     model(torch.randn(4, 3, 8, 8))
     assert model[0].num_batches_tracked == 1
@@ -86,8 +87,8 @@ def test_the_count_is_that_of_the_batches_in_the_mean():
         pytest.param("ball-cos", 300, marks=pytest.mark.slow),
     ],
 )
-def test_evaluation_is_within_a_point_of_training_mode_after_100_steps(operator, steps):
-    """Without batch normalization norms grow by a multiple in these steps, to which a decay of 0.999 hardly adapts."""
+def test_evaluation_accuracy_is_within_one_point_of_training_mode(operator, steps):
+    """Without batch normalization, norms multiply in these steps; a decay of 0.999 alone would lag behind."""
     torch.manual_seed(0)
     digits = load_digits()
     x, y = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(digits.target)
@@ -108,7 +109,7 @@ def test_evaluation_is_within_a_point_of_training_mode_after_100_steps(operator,
 
 @torch.no_grad()
 def accuracy(model, x, y, by_batch):
-    """In %, with the mean norm of each batch itself or with the running one."""
+    """In %, with the mean norm of each batch or with the running one."""
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     found = torch.cat([model.train(by_batch)(images).argmax(1) for images in x.split(256)])
     model.load_state_dict(kept, strict=False)
@@ -116,8 +117,8 @@ def accuracy(model, x, y, by_batch):
     return 100 * (found == y).double().mean().item()
 
 
-def test_a_state_dict_without_a_count_is_one_that_has_settled():
-    """As checkpoints of older versions are, at whatever depth in the model."""
+def test_state_dict_without_a_count_loads_as_warmed_up():
+    """Checkpoints of older versions have no count; layers may be at any depth in the model."""
     model, other = network(), network()
     model(torch.randn(4, 3, 8, 8))
     state = {name: value for name, value in model.state_dict().items() if "3.num_batches" not in name}
@@ -129,17 +130,39 @@ def test_a_state_dict_without_a_count_is_one_that_has_settled():
     assert other[3].mean_norm.item() == pytest.approx(before, rel=0.5)
 
 
-def test_a_state_dict_of_plain_layers_adds_no_count():
+def test_state_dict_of_plain_layers_gets_no_count():
     plain = nn.Sequential(nn.Conv2d(3, 4, 3))
     missing = nn.Sequential(dcnet.DecoupledConv2d(3, 4, 3)).load_state_dict(plain.state_dict(), strict=False)
     assert missing.missing_keys == ["0.radius", "0.mean_norm", "0.num_batches_tracked"]
 
 
-# --- several processes with a share of the batch each, against one process with all of it ---
+class CalledTwice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = dcnet.DecoupledLinear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x) + self.layer(10 * x)
+
+
+def test_mean_norm_covers_every_call_of_a_layer():
+    model, x = CalledTwice(), torch.randn(50, 4)
+    dcnet.update_norms(model, [x, x])
+    expected = 5.5 * (x.square().sum(1) + 1e-4).sqrt().mean()
+    torch.testing.assert_close(model.layer.mean_norm, expected, rtol=1e-3, atol=0)
+    assert not has_hooks(model.layer)
+
+
+def test_empty_tuple_as_a_batch_is_rejected():
+    with pytest.raises(TypeError, match="a batch must be a tensor or a tuple that starts with one"):
+        dcnet.update_norms(CalledTwice(), [()])
+
+
+# --- several processes, each with a part of the batch, compared with one process with the whole batch ---
 
 
 PROCESSES, STEPS = 2, 2
-# A process waits for the others as long as this, and the test for all of them.
+# Seconds that a process waits for the others, and the test for all of them.
 PATIENCE, DEADLINE = 60, 240
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -160,7 +183,7 @@ def shared_network(kind):
 
 
 def batches(kind):
-    """One batch for each step, whose first half has far smaller norms than the second."""
+    """One batch per step; its first half has much smaller norms than the second."""
     torch.manual_seed(2)
     shape = (8, 6) if kind == "linear" else (8, 4, 5, 5)
     sizes = torch.tensor([0.3] * 4 + [3.0] * 4, dtype=torch.float64).view(-1, *[1] * (len(shape) - 1))
@@ -188,7 +211,7 @@ def plain_names(named):
     return [(name.removeprefix("module.").removeprefix("_orig_mod."), value) for name, value in named]
 
 
-# --- what each process does ---
+# --- the work of each process ---
 
 
 def in_one_process(rank, folder):
@@ -212,7 +235,7 @@ def in_one_process(rank, folder):
 
 
 def edges(rank):
-    """What else is asked of two processes."""
+    """Groups, pickling, evaluation, updates, compilation, and batches of different sizes."""
     inputs = [share(batch, rank) for batch in batches("conv2d")]
     both, alone = dist.new_group(), [dist.new_group([other]) for other in range(PROCESSES)][rank]
     named = copy.deepcopy(dcnet.sync_norms(shared_network("conv2d"), both))
@@ -234,7 +257,7 @@ def updated(model, data):
     return dict(model.named_buffers())
 
 
-# --- what is compared ---
+# --- comparisons ---
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +276,7 @@ def found(tmp_path_factory):
 
 
 def expected(kind, rank):
-    """What one process computes from the joint batch, as far as it concerns this one."""
+    """The results of one process with the joint batch; outputs and input gradients of this rank only."""
     results = trained(shared_network(kind), batches(kind))
     for name in results:
         if name.endswith("output"):
@@ -264,61 +287,61 @@ def expected(kind, rank):
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_processes_compute_what_one_does_with_the_joint_batch(found, kind):
+def test_synced_processes_match_one_process_with_the_joint_batch(found, kind):
     for rank, results in enumerate(found):
         torch.testing.assert_close(results[kind], expected(kind, rank), **EXACT)
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_without_it_they_do_not(found, kind):
-    """So that the test above can fail."""
+def test_processes_without_sync_differ_from_one_process(found, kind):
+    """Shows that the test above can fail."""
     for rank, results in enumerate(found):
         wanted = expected(kind, rank)
         for name, value in results[f"{kind} apart"].items():
-            # Both have seen as many batches.
+            # The counts of batches are equal.
             if value.is_floating_point():
                 assert (value - wanted[name]).norm() > 1e-4 * wanted[name].norm(), name
 
 
-def test_a_group_may_be_named(found):
+def test_sync_within_a_process_group(found):
     for rank, results in enumerate(found):
         torch.testing.assert_close(results["group"], expected("conv2d", rank), **EXACT)
         torch.testing.assert_close(results["group of one"], results["alone"], rtol=0, atol=0)
 
 
-def test_a_compiled_network_gives_the_same(found):
+def test_compiled_network_syncs(found):
     for rank, results in enumerate(found):
         torch.testing.assert_close(results["compiled"], expected("conv2d", rank), **EXACT)
 
 
-def test_evaluation_does_not_wait_for_others(found):
+def test_evaluation_does_not_sync(found):
     for rank, results in enumerate(found):
         wanted = shared_network("conv2d").eval()(share(batches("conv2d")[0], rank))
         torch.testing.assert_close(results["evaluation"]["output"], wanted, rtol=0, atol=0)
 
 
-def test_shares_of_different_sizes_have_one_mean(found):
+def test_batches_of_different_sizes_have_one_mean(found):
     wanted = shared_network("conv2d")(batches("conv2d")[0])
     outputs = torch.cat([results["uneven"]["output"] for results in found])
     torch.testing.assert_close(outputs, wanted, **EXACT)
 
 
-def test_running_means_from_the_shares_are_those_from_the_joint_batches(found):
+def test_synced_update_norms_matches_the_joint_batches(found):
     wanted = updated(shared_network("conv2d"), batches("conv2d"))
     for results in found:
         torch.testing.assert_close(results["update"], wanted, **EXACT)
 
 
-# --- without other processes ---
+# --- a single process ---
 
 
-def test_one_process_alone_changes_nothing():
+def test_sync_with_one_process_changes_nothing():
     model, marked = shared_network("conv2d"), dcnet.sync_norms(shared_network("conv2d"))
     assert list(marked.state_dict()) == list(model.state_dict())
     torch.testing.assert_close(trained(marked, batches("conv2d")), trained(model, batches("conv2d")), rtol=0, atol=0)
 
 
-def test_one_process_alone_compiles_without_graph_breaks():
+def test_sync_with_one_process_compiles_without_graph_breaks():
     torch.compiler.reset()
     model, marked = shared_network("conv2d"), dcnet.sync_norms(shared_network("conv2d"))
     x = batches("conv2d")[0]
@@ -326,7 +349,7 @@ def test_one_process_alone_compiles_without_graph_breaks():
     torch.testing.assert_close(dict(marked.named_buffers()), dict(model.named_buffers()), **EXACT)
 
 
-def test_only_layers_with_a_relative_radius_are_marked():
+def test_sync_applies_only_to_layers_with_a_relative_radius():
     model = nn.Sequential(dcnet.DecoupledLinear(3, 4), dcnet.DecoupledLinear(4, 2, operator="sphere-cos"), nn.ReLU())
     assert dcnet.sync_norms(model) is model
     assert model[0].sync is not None
@@ -334,18 +357,18 @@ def test_only_layers_with_a_relative_radius_are_marked():
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_share_too(copied):
+def test_copies_keep_sync(copied):
     assert copied(dcnet.sync_norms(shared_network("linear")))[0].sync == dcnet.norms.Processes()
 
 
-def test_a_named_group_is_copied_but_not_pickled():
+def test_process_group_is_copied_but_not_pickled():
     model = dcnet.sync_norms(shared_network("linear"), group=object())
     assert copy.deepcopy(model)[0].sync is model[0].sync
     with pytest.raises(TypeError, match="cannot be pickled: pickle the state_dict"):
         pickle.dumps(model)
 
 
-def test_kernels_step_aside_where_processes_share(monkeypatch):
+def test_kernels_are_not_used_while_syncing(monkeypatch):
     layer = dcnet.sync_norms(dcnet.DecoupledConv2d(3, 4, 3))
     with torch._subclasses.FakeTensorMode():
         x, w = torch.empty(2, 3, 5, 5, device="cuda"), torch.empty(4, 3, 3, 3, device="cuda")

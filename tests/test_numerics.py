@@ -35,7 +35,7 @@ def bounded_operators():
 
 
 @pytest.mark.parametrize("operator", operator_params(bounded_operators()))
-def test_norms_that_float16_cannot_hold_give_bounded_operators_finite_results(operator, device):
+def test_bounded_operators_are_finite_for_norms_beyond_float16(operator, device):
     layer = dcnet.DecoupledConv2d(16, 4, 3, padding=1, operator=operator, device=device, bias=False)
     torch.nn.init.constant_(layer.weight, 0.1)
     x = torch.full((2, 16, 5, 5), 3e4, device=device)
@@ -44,7 +44,7 @@ def test_norms_that_float16_cannot_hold_give_bounded_operators_finite_results(op
     found = run(half, x.half())
     for name, value in found.items():
         assert value.isfinite().all(), name
-    # An inner product counts as at most 65504, where the largest norm is 3.6e5.
+    # An inner product is clamped to 65504, while the largest norm is 3.6e5.
     assert (found["output"].sign() == expected.sign()).all()
     assert (found["output"].abs() <= 1.01 * expected.abs().max() + 1e-3).all()
     folded = dcnet.fold(half)(x.half())
@@ -54,7 +54,7 @@ def test_norms_that_float16_cannot_hold_give_bounded_operators_finite_results(op
 
 
 @pytest.mark.parametrize("operator", ["tanh-cos", "ball-sqcos", "sphere-linear"])
-def test_infinite_float16_inputs_are_not_hidden(operator, device):
+def test_infinite_float16_inputs_give_nan(operator, device):
     x = torch.ones(2, 8, device=device, dtype=torch.float16)
     x[0, 3] = math.inf
     layer = dcnet.DecoupledLinear(8, 4, operator=operator, device=device).half().eval()
@@ -83,7 +83,7 @@ def test_weighted_operators_have_finite_gradients_up_to_norms_of_1e12(operator):
 
 
 @pytest.mark.parametrize("operator", operator_params())
-def test_functions_without_state_run_as_a_new_layer_does(operator, device):
+def test_functions_without_state_match_a_new_layer(operator, device):
     layer = dcnet.DecoupledConv2d(3, 4, 3, operator=operator, device=device)
     x = torch.randn(2, 3, 6, 6, device=device)
     y = dcnet.functional.decoupled_conv2d(x, layer.weight, layer.bias, operator=operator)
@@ -109,7 +109,7 @@ def test_zero_patches_without_eps(operator):
 
 
 @pytest.mark.parametrize("angle", ["linear", "sigmoid", "sigmoid(k=0.01)"])
-def test_angles_are_exact_with_a_finite_slope_where_vectors_are_parallel(angle):
+def test_angles_of_parallel_vectors_are_exact_with_finite_slopes(angle):
     op = dcnet.Operator("sphere", angle)
     cos = torch.tensor([-1.0, 1.0, -1.0000001, 1.0000001, 0.9999999], dtype=torch.float64, requires_grad=True)
     g = op.g(cos, op.constants({}))
@@ -123,7 +123,7 @@ def test_angles_are_exact_with_a_finite_slope_where_vectors_are_parallel(angle):
         assert slope[1].item() == pytest.approx(2 / math.pi / math.sqrt(1e-4))
 
 
-def test_delta_of_an_angle_is_the_floor_under_its_slope():
+def test_delta_limits_the_slope_of_an_angle():
     for delta in (1e-2, 1e-6):
         op = dcnet.Operator("sphere", dcnet.angle.Linear(delta=delta))
         cos = torch.ones(1, dtype=torch.float64, requires_grad=True)
@@ -145,7 +145,7 @@ def test_power_has_finite_slopes_at_zero(p):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("operator", operator_params())
 def test_half_precision_is_the_float64_result_rounded(operator, dtype, device):
-    """Inputs and filters are exact in half precision; what is left is the rounding of the product and of the result."""
+    """Inputs and filters are exact in half precision; only the product and the result are rounded."""
     layer = dcnet.DecoupledConv2d(64, 8, 3, padding=1, operator=operator, device=device, dtype=dtype)
     x = torch.randn(2, 64, 6, 6, device=device).to(dtype)
     y = layer(x)
@@ -158,14 +158,14 @@ def test_half_precision_is_the_float64_result_rounded(operator, dtype, device):
 
 
 @pytest.mark.parametrize("angle", dcnet.angle.registry)
-def test_rounding_of_the_cosine_is_not_multiplied(angle):
-    """In bfloat16 the cosine of a vector with itself may come out above 1; no angle makes more of that."""
+def test_rounding_errors_of_the_cosine_are_not_amplified(angle):
+    """In bfloat16 the cosine of a vector with itself can exceed 1; no angle may amplify the error."""
     op = dcnet.Operator("sphere", "power(p=50)" if angle == "power" else angle)
     layer = dcnet.DecoupledLinear(512, 32, bias=False, operator=op, dtype=torch.bfloat16)
     assert layer(layer.weight.detach() * 300).abs().max() <= 1.02
 
 
-def test_constants_that_float16_cannot_hold_are_finite():
+def test_constants_beyond_float16_are_finite():
     """A radius of 90000 is stored as 300, which half precision can hold."""
     operator = "tanh(radius=Radius(relative=False))-cos"
     x, weight, stored = 1000 * torch.randn(2, 8), torch.randn(4, 8), torch.full((4,), 300.0)
@@ -179,7 +179,7 @@ def test_constants_that_float16_cannot_hold_are_finite():
 
 
 def test_norms_accumulate_in_float32():
-    """A thousand ones beside one large value: in half precision they would not be seen, or overflow."""
+    """Thousands of ones beside one large value: in half precision they would be lost, or overflow."""
     x = torch.full((1, 4096), 1.0)
     x[0, 0] = 256.0
     expected = math.sqrt(4095 + 256**2 + 1e-4)
@@ -192,7 +192,7 @@ def test_norms_accumulate_in_float32():
 
 
 @pytest.mark.parametrize("operator", ["tanh-cos", "seg-linear", "linear-cos", "mix-sigmoid+joint"])
-def test_autocast_gives_the_plain_layers_dtype_and_a_close_result(operator, device):
+def test_autocast_gives_the_dtype_of_plain_layers_and_close_results(operator, device):
     layer = dcnet.DecoupledConv2d(32, 8, 3, padding=1, operator=operator, device=device)
     x = torch.randn(2, 32, 6, 6, device=device)
     with torch.autocast(device, torch.bfloat16):
@@ -205,7 +205,7 @@ def test_autocast_gives_the_plain_layers_dtype_and_a_close_result(operator, devi
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("operator", operator_params())
-def test_a_nan_stays_in_the_patches_that_hold_it(operator, bad):
+def test_nan_affects_only_its_own_patches(operator, bad):
     x = torch.randn(2, 3, 8, 8)
     poisoned = x.clone()
     poisoned[1, 1, 2, 2] = bad
@@ -222,7 +222,7 @@ def test_a_nan_stays_in_the_patches_that_hold_it(operator, bad):
 
 def test_running_mean_starts_from_the_first_batch_and_its_decay_warms_up():
     layer = dcnet.DecoupledConv2d(3, 4, 3, operator="tanh(radius=Radius(decay=0.9))-cos")
-    # From the 81st batch on the decay is 0.9 itself.
+    # The warm-up of the decay ends with the 81st batch.
     batches = [torch.randn(2, 3, 5, 5) * scale for scale in [1, 3, 2] * 30]
     assert layer.mean_norm == 0
     expected = None
@@ -239,14 +239,14 @@ def test_running_mean_starts_from_the_first_batch_and_its_decay_warms_up():
     assert layer.num_batches_tracked == len(batches)
 
 
-def test_the_running_mean_keeps_no_batch_for_a_gradient():
-    """It would hold on to the activations of every batch there was."""
+def test_running_mean_does_not_keep_the_graph():
+    """Otherwise it would keep the activations of every batch in memory."""
     layer = dcnet.DecoupledConv2d(3, 4, 3)
     layer(torch.randn(2, 3, 6, 6, requires_grad=True))
     assert not layer.mean_norm.requires_grad
 
 
-def test_evaluation_uses_the_running_mean_and_training_the_batchs():
+def test_evaluation_uses_the_running_mean_and_training_the_batch_mean():
     layer = dcnet.DecoupledConv2d(3, 4, 3, operator="tanh-cos", dtype=torch.float64)
     x = torch.randn(2, 3, 5, 5, dtype=torch.float64)
     layer(x)
@@ -257,8 +257,8 @@ def test_evaluation_uses_the_running_mean_and_training_the_batchs():
     assert not torch.allclose(layer.train()(7 * x), expected, rtol=1e-3)
 
 
-def test_gradient_flows_through_the_batchs_mean():
-    """tanh(n / (rho mean n)) does not change when x is scaled, so that its gradient along x is zero."""
+def test_gradient_flows_through_the_batch_mean():
+    """tanh(n / (rho mean n)) does not change if x is scaled, so its gradient along x is zero."""
     x = torch.randn(2, 3, 5, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(4, 3, 3, 3, dtype=torch.float64)
     y = dcnet.functional.decoupled_conv2d(x, weight, operator="tanh-cos", eps=0.0)
@@ -267,7 +267,7 @@ def test_gradient_flows_through_the_batchs_mean():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_non_finite_or_empty_batch_never_enters_the_running_mean(bad):
+def test_non_finite_or_empty_batch_does_not_change_the_running_mean(bad):
     layer = dcnet.DecoupledConv2d(3, 4, 3, operator="tanh-cos")
     poisoned = torch.randn(2, 3, 5, 5)
     poisoned[0, 0, 0, 0] = bad
@@ -290,7 +290,7 @@ def test_casting_a_layer_to_half_precision_keeps_the_running_mean_exact():
     assert layer.mean_norm.item() == mean
 
 
-def test_product_takes_the_mean_only_where_the_patch_enters():
+def test_product_weighting_applies_the_mean_only_to_the_patch_norm():
     op = dcnet.Operator.parse("tanh(radius=Radius(init=0.5,learnable=False))-cos+product")
     layer = dcnet.DecoupledLinear(6, 2, bias=False, operator=op, dtype=torch.float64)
     x = torch.randn(5, 6, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What an operator says of itself, and where new layers start."""
+"""Bounds of operators, and the initial constants of layers."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ import dcnet
 
 
 @pytest.mark.parametrize(("weighting", "bound"), [("", 6.0), ("+joint", 6.0), ("+product", 18.0), ("+linear", None)])
-def test_a_bound_is_a_size_whatever_the_sign_of_the_scale(weighting, bound):
+def test_bound_is_positive_for_a_negative_scale(weighting, bound):
     operator = dcnet.Operator.parse(f"seg(scale=-2,slope=0,radius=3.0)-cos{weighting}")
     assert operator.properties().bound == bound
     x = 1e3 * torch.randn(50, 4)
@@ -15,16 +15,11 @@ def test_a_bound_is_a_size_whatever_the_sign_of_the_scale(weighting, bound):
     assert layer(x).abs().max() <= (bound or torch.inf)
 
 
-def test_what_is_relative_to_the_data_has_no_bound_of_its_own():
+def test_relative_radius_has_no_fixed_bound():
     fixed = dcnet.Radius(init=3.0, learnable=False, per_channel=False)
     seg = dcnet.magnitude.Segmented(slope=0.0, radius=fixed)
     found = dcnet.Operator(seg, "cos").properties()
     assert (found.bounded, found.bound) == (True, None)
-
-
-def test_nothing_is_known_of_the_bound_of_an_own_angle():
-    found = dcnet.Operator("tanh", lambda cos: 5 * cos).properties()
-    assert (found.bounded, found.bound) == (None, None)
 
 
 def test_only_relative_radii_have_a_running_mean():
@@ -44,16 +39,10 @@ def test_only_relative_radii_have_a_running_mean():
         ("seg(slope=Learnable(init=-0.5))-cos", "slope", -0.5, None),
     ],
 )
-def test_learned_constants_start_where_they_are_told_and_stay_above_their_floor(spec, name, expected, floor):
+def test_learned_constants_start_at_init_and_stay_above_their_floor(spec, name, expected, floor):
     layer = dcnet.DecoupledLinear(4, 3, operator=spec, dtype=torch.float64)
     found = layer.constants()[name]
     torch.testing.assert_close(found, torch.full_like(found, expected), rtol=1e-6, atol=0)
     torch.nn.init.zeros_(getattr(layer, name))
     lowest = layer.constants()[name]
     assert torch.equal(lowest, torch.full_like(lowest, floor or 0.0))
-
-
-@pytest.mark.parametrize("kind", [dcnet.BcosConv2d, dcnet.SharpenedCosine2d])
-def test_arguments_in_their_places_do_not_bring_a_bias(kind):
-    assert kind(4, 4, 3, 1, 0, 1, 2).bias is None
-    assert kind(4, 4, 3, 1, 0, 1, 2, True).bias is not None

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from helpers.filter_networks import BOTH, decoupled, examples, gradients, network, scale_filters, unit
 from torch import nn
 from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
 
 import dcnet
 from dcnet.models import create_model
@@ -23,7 +24,7 @@ def norms(layer):
 
 @pytest.mark.parametrize("norm", [1.0, 3.0])
 @pytest.mark.parametrize("operator", UNWEIGHTED)
-def test_projection_changes_norms_and_not_the_function(operator, norm):
+def test_projection_changes_norms_but_not_outputs(operator, norm):
     for eps, tolerance in ((0.0, 1e-12), (1e-4, 1e-2)):
         model, x = network(operator, eps).eval(), examples()
         before, plain = model(x), model[3].weight.detach().clone()
@@ -44,7 +45,7 @@ def test_gradients_after_projection_do_not_depend_on_the_norm_before():
     torch.testing.assert_close(gradients(large, x), gradients(model, x))
 
 
-def test_projects_at_every_nth_step_and_leaves_the_optimizer_alone():
+def test_projects_at_every_nth_step_and_keeps_the_optimizer_state():
     model = network()
     optimizer = torch.optim.Adam(model.parameters())
     gradients(model, examples())
@@ -55,7 +56,7 @@ def test_projects_at_every_nth_step_and_leaves_the_optimizer_alone():
     torch.testing.assert_close(optimizer.state_dict()["state"], moments, rtol=0, atol=0)
 
 
-def test_a_resumed_run_continues_exactly():
+def test_resumed_projection_continues_exactly():
     def run(model, projection, steps):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(steps):
@@ -77,7 +78,7 @@ def test_a_resumed_run_continues_exactly():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_filters_without_a_norm_are_left_as_they_are(dtype, device):
+def test_zero_and_infinite_filters_are_not_projected(dtype, device):
     layer = dcnet.DecoupledConv2d(2, 6, 3, dtype=dtype, device=device)
     with torch.no_grad():
         layer.weight[0], layer.weight[1], layer.weight[2] = 0.0, 1e-7, math.inf
@@ -89,8 +90,8 @@ def test_filters_without_a_norm_are_left_as_they_are(dtype, device):
 
 
 @pytest.mark.parametrize("size", [1e-20, 1e-22, 1e-30])
-def test_filters_whose_squares_float32_cannot_hold_are_left_as_they_are(size):
-    """They would be projected to wrong or infinite norms."""
+def test_filters_whose_squares_underflow_are_not_projected(size):
+    """Their projections would have wrong or infinite norms."""
     layer = dcnet.DecoupledLinear(4, 3)
     nn.init.constant_(layer.weight, size)
     before = layer.weight.detach().clone()
@@ -136,7 +137,7 @@ def sphere(w):
 
 
 @pytest.mark.parametrize("norm", [0.1, 1.0, 10.0])
-def test_eq_17_the_gradient_falls_with_the_norm(norm):
+def test_eq_17_gradient_is_inversely_proportional_to_the_norm(norm):
     w, x = torch.randn(2, 7, dtype=torch.float64)
     w = norm * unit(w)
     layer = sphere(w)
@@ -147,7 +148,7 @@ def test_eq_17_the_gradient_falls_with_the_norm(norm):
 
 @pytest.mark.parametrize("on", BOTH)
 @pytest.mark.parametrize("norm", [0.1, 1.0, 10.0])
-def test_eq_18_the_weighted_gradient_does_not(norm, on):
+def test_eq_18_weighted_gradient_does_not_depend_on_the_norm(norm, on):
     w, x = torch.randn(2, 7, dtype=torch.float64)
     w = norm * unit(w)
     layer = sphere(w)
@@ -182,12 +183,12 @@ def adam(parameters):
     return torch.optim.Adam(parameters, lr=1e-3, eps=1e-20)
 
 
-def test_under_sgd_the_gradient_and_the_update_are_the_same():
+def test_weighting_gradients_or_updates_is_the_same_with_sgd():
     for (_, first), (_, second) in zip(*(one_step(sgd, on, 3.0, steps=5) for on in BOTH), strict=True):
         torch.testing.assert_close(first, second)
 
 
-def test_under_adam_a_factor_on_the_gradient_nearly_cancels():
+def test_weighting_gradients_has_little_effect_with_adam():
     plain, gradient, update = (one_step(adam, on, 3.0, steps=10) for on in (None, *BOTH))
     for (start, a), (_, b), (_, c) in zip(plain, gradient, update, strict=True):
         assert (b - a).norm() < 0.01 * (a - start).norm()
@@ -197,7 +198,7 @@ def test_under_adam_a_factor_on_the_gradient_nearly_cancels():
         torch.testing.assert_close(c - start, factor * (a - start))
 
 
-def test_under_adam_the_update_turns_filters_by_the_same_angle_at_any_norm():
+def test_weighted_updates_of_adam_rotate_filters_by_the_same_angle_at_any_norm():
     def angles(on, factor):
         pairs = [(a.flatten(1), b.flatten(1)) for a, b in one_step(adam, on, factor)]
         return torch.cat([(F.normalize(a) - F.normalize(b)).norm(dim=1) for a, b in pairs])
@@ -207,7 +208,7 @@ def test_under_adam_the_update_turns_filters_by_the_same_angle_at_any_norm():
 
 
 @pytest.mark.parametrize("on", BOTH)
-def test_plain_layers_biases_and_constants_step_as_they_did(on):
+def test_other_parameters_are_not_weighted(on):
     steps = []
     for weighted in (False, True):
         torch.manual_seed(0)
@@ -247,7 +248,7 @@ def test_remove_removes_the_hooks(on):
 
 
 @pytest.mark.parametrize("on", BOTH)
-def test_a_filter_of_zeros_still_learns(on):
+def test_zero_filter_still_learns(on):
     layer = dcnet.DecoupledLinear(5, 3, operator="linear-cos")
     nn.init.zeros_(layer.weight)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
@@ -262,7 +263,7 @@ def test_a_filter_of_zeros_still_learns(on):
     "step", [lambda opt, f: opt.step(f), lambda opt, f: opt.step(closure=f)], ids=["at", "by_name"]
 )
 @pytest.mark.parametrize("on", BOTH)
-def test_optimizers_may_compute_the_gradients_themselves(on, step):
+def test_optimizers_with_a_closure(on, step):
     model = network()
     twin = copy.deepcopy(model)
     optimizers = [sgd(either.parameters()) for either in (model, twin)]
@@ -290,7 +291,7 @@ class Wrapping(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize("on", BOTH)
-def test_the_steps_of_a_wrapped_optimizer_are_weighted(on):
+def test_wrapped_optimizer_is_weighted(on):
     model = network()
     twin = copy.deepcopy(model)
     plain, inside = (sgd(either.parameters()) for either in (model, twin))
@@ -308,7 +309,7 @@ def test_the_steps_of_a_wrapped_optimizer_are_weighted(on):
 
 
 @pytest.mark.parametrize("on", BOTH)
-def test_filters_without_gradient_and_those_of_other_optimizers_are_left_alone(on):
+def test_frozen_filters_and_those_of_other_optimizers_are_not_changed(on):
     model = network()
     model[0].weight.requires_grad_(False)
     optimizer = torch.optim.SGD([*model[0].parameters(), *model[1].parameters()], lr=0.1)
@@ -333,7 +334,7 @@ def names_of(model):
     return [decayed["param_names"], kept["param_names"]]
 
 
-def test_what_decays_in_a_resnet():
+def test_decayed_parameters_of_a_resnet():
     decayed, kept = names_of(create_model("resnet32", "tanh-sigmoid(learnable=True)", width=0.05))
     units = [f"body.conv{stage}.unit{i}" for stage in (1, 2, 3) for i in (1, 2, 3, 4, 5)]
     convs = ["body.conv0", *(f"{unit}.{half}" for unit in units for half in ("first", "second"))]
@@ -343,7 +344,7 @@ def test_what_decays_in_a_resnet():
     assert set(decayed) == {f"{layer}.conv.weight" for layer in shortcuts} | batch_norms | {"classifier.weight"}
 
 
-def test_what_decays_elsewhere():
+def test_decayed_parameters_of_other_networks():
     weighted, kept = names_of(create_model("resnet32", "tanh-cos+linear", width=0.05))
     assert {name.rpartition(".")[2] for name in kept} == {"radius"}
     assert "body.conv0.conv.weight" in weighted
@@ -356,14 +357,14 @@ def test_what_decays_elsewhere():
     assert names_of(nn.Linear(3, 2)) == [["weight", "bias"], []]
 
 
-def test_the_scale_that_a_head_learns_does_not_decay():
+def test_learned_scale_of_a_head_does_not_decay():
     """It is stored as its logarithm; decay would pull the scale to 1, where classes can hardly be separated."""
     assert names_of(dcnet.losses.MarginSoftmax(4, 3, scale="learned")) == [["weight"], ["scale.log"]]
     assert names_of(dcnet.losses.MarginSoftmax(4, 3, scale=16.0)) == [["weight"], []]
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-def test_filters_that_a_hook_computes_decay_where_their_norm_matters():
+def test_pruned_and_weight_normed_filters_decay_only_if_weighted():
     model = nn.Sequential(
         *(
             dcnet.DecoupledLinear(3, 3, bias=False, operator=f"log-cos{ending}")
@@ -380,7 +381,7 @@ def test_filters_that_a_hook_computes_decay_where_their_norm_matters():
     ]
 
 
-def test_shared_parameters_are_in_one_group_and_decay_where_a_norm_matters():
+def test_shared_parameters_are_in_one_group_and_decay_if_they_do_in_any_layer():
     model = nn.Sequential(*[dcnet.DecoupledLinear(4, 4, operator="linear-cos", bias=False) for _ in range(3)])
     model[1].weight = model[0].weight
     assert names_of(model) == [[], ["0.weight", "2.weight"]]
@@ -392,7 +393,7 @@ def test_shared_parameters_are_in_one_group_and_decay_where_a_norm_matters():
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 @pytest.mark.parametrize("build", [network, lambda: nn.Sequential(nn.Flatten(), nn.Linear(50, 2)).double()])
-def test_groups_suit_torchs_optimizers(make, named, build):
+def test_groups_work_with_torchs_optimizers(make, named, build):
     model = build()
     optimizer = make(param_groups(model, weight_decay=0.1, named=named), lr=0.01)
     gradients(model, examples())
@@ -408,7 +409,7 @@ def make_either(kind, model, **options):
 
 
 @pytest.mark.parametrize("kind", ["projection", "gradients"])
-def test_weighted_operators_are_refused_by_name(kind):
+def test_weighted_operators_are_rejected_with_the_layer_name(kind):
     model = create_model("cnn9", "ball-cos+linear", width=0.1, classifier="normalized")
     with pytest.raises(
         ValueError, match=r"layer 'body.conv1.layer1.conv' has the weighted operator 'ball-cos\+linear'"
@@ -423,7 +424,7 @@ def test_weighted_operators_are_refused_by_name(kind):
 
 
 @pytest.mark.parametrize("kind", ["projection", "gradients"])
-def test_layers_that_blend_are_refused_and_decay(kind):
+def test_blended_layers_are_rejected_and_decay(kind):
     layer = dcnet.DecoupledConv2d(2, 4, 3, blend=0.5)
     with pytest.raises(ValueError, match="blends with the plain layer, which"):
         make_either(kind, layer)
@@ -437,13 +438,13 @@ def test_models_without_decoupled_layers_are_rejected(kind):
     with pytest.raises(ValueError, match="`layers` selects none"):
         make_either(kind, network(), layers=lambda name, layer: False)
     layer = dcnet.DecoupledLinear(4, 3)
-    nn.utils.parametrizations.weight_norm(layer)
+    weight_norm(layer)
     with pytest.raises(ValueError, match="the weight of layer '0' must be a parameter"):
         make_either(kind, nn.Sequential(layer))
 
 
 @pytest.mark.parametrize("kind", ["projection", "gradients"])
-def test_a_weight_shared_with_a_layer_that_needs_its_norm_is_rejected(kind):
+def test_weight_shared_with_a_plain_layer_is_rejected(kind):
     model = nn.Sequential(dcnet.DecoupledLinear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
     with pytest.raises(ValueError, match=r"layer '0' shares its weight with '1', which depends on \|\|w\|\|"):
@@ -451,14 +452,14 @@ def test_a_weight_shared_with_a_layer_that_needs_its_norm_is_rejected(kind):
 
 
 @pytest.mark.parametrize("kind", ["projection", "gradients"])
-def test_a_weight_shared_with_an_excluded_weighted_layer_is_rejected(kind):
+def test_weight_shared_with_an_excluded_weighted_layer_is_rejected(kind):
     model = nn.Sequential(dcnet.DecoupledLinear(4, 4), dcnet.DecoupledLinear(4, 4, operator="tanh-cos+linear"))
     model[1].weight = model[0].weight
     with pytest.raises(ValueError, match=r"layer '0' shares its weight with '1', which depends on \|\|w\|\|"):
         make_either(kind, model, layers=lambda name, layer: not layer.operator.weighted)
 
 
-def test_a_weight_that_decoupled_layers_share_is_weighted_once():
+def test_weight_shared_by_decoupled_layers_is_weighted_once():
     model = nn.Sequential(dcnet.DecoupledLinear(4, 4, eps=0.0), dcnet.DecoupledLinear(4, 4, eps=0.0)).double()
     model[1].weight = model[0].weight
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -481,3 +482,13 @@ def test_invalid_arguments_are_rejected():
         WeightedGradients(model, torch.optim.SGD(network().parameters(), lr=0.1))
     with pytest.raises(ValueError, match=r"weight_decay must not be negative, not -0.1"):
         param_groups(model, weight_decay=-0.1)
+
+
+def test_parametrized_filters_do_not_decay():
+    model = nn.Sequential(weight_norm(dcnet.DecoupledLinear(4, 3, operator="tanh-cos")), weight_norm(nn.Linear(3, 2)))
+    decaying, others = (group["param_names"] for group in dcnet.optim.param_groups(model, 0.1, named=True))
+    assert {name for name in others if "parametrizations" in name} == {
+        "0.parametrizations.weight.original0",
+        "0.parametrizations.weight.original1",
+    }
+    assert "1.parametrizations.weight.original1" in decaying

@@ -74,7 +74,7 @@ def trained(tmp_path_factory):
 
 @pytest.mark.parametrize("on", BOTH)
 @pytest.mark.parametrize("way", WAYS)
-def test_two_processes_train_as_one_does(way, on, trained):
+def test_two_processes_train_like_one(way, on, trained):
     torch.manual_seed(0)
     alone = {name: value.detach() for name, value in train(network(), examples(), on).named_parameters()}
     for found in trained:

@@ -1,4 +1,4 @@
-"""The operators that tests take by default cover every pair of magnitude, angle and weighting."""
+"""The default test operators cover every pair of magnitude, angle and weighting."""
 
 import itertools
 
@@ -22,14 +22,14 @@ def test_a_quarter_of_the_operators_cover_every_pair():
     assert pairwise_operators.__wrapped__() == pairwise_operators()
 
 
-def test_all_others_are_slow():
+def test_operators_that_are_not_pairwise_are_slow():
     params = operator_params()
     assert [param.id for param in params] == list(all_operators())
     assert {param.id for param in params if not param.marks} == set(pairwise_operators())
     assert [param.id for param in operator_params(["tanh-cos", "ball-cos"])] == ["tanh-cos", "ball-cos"]
 
 
-def test_axes_of_any_length():
+def test_pairwise_of_axes_of_any_length():
     assert pairwise("ab", "c") == [("a", "c"), ("b", "c")]
     assert len(pairwise("ab", "cd", "ef")) == 4
     assert len(combination_params("ab", "cd", "ef")) == 8

@@ -1,4 +1,4 @@
-"""Layers by the names that papers give them."""
+"""Layers by their names in papers."""
 
 import copy
 import pickle
@@ -27,7 +27,7 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("preset", OPERATORS, ids=lambda preset: preset.__name__)
-def test_presets_are_their_operators(preset):
+def test_presets_have_their_operators(preset):
     layer = preset(4, 6, 3, padding=1, stride=2, groups=2, eps=1e-3, dtype=torch.float64)
     assert str(layer.operator) == OPERATORS[preset]
     assert (layer.stride, layer.groups, layer.eps) == ((2, 2), 2, 1e-3)
@@ -38,7 +38,7 @@ def test_presets_are_their_operators(preset):
     assert getattr(dcnet, preset.__name__) is preset
 
 
-def test_constants_angle_and_weighting_come_by_name():
+def test_constants_angle_and_weighting_are_keyword_arguments():
     layer = presets.SegConv2d(
         4, 6, 3, slope=0.2, radius=2.0, learnable=True, angle="sqcos", weighting="linear", bias=False
     )
@@ -51,7 +51,7 @@ def test_constants_angle_and_weighting_come_by_name():
 
 
 @pytest.mark.parametrize("b", [1.0, 1.5, 2.0, 4.0])
-def test_bcos_is_its_published_definition(b):
+def test_bcos_matches_its_published_definition(b):
     layer = presets.BcosConv2d(4, 6, 3, b=b, eps=0.0, dtype=torch.float64)
     assert layer.bias is None
     unit = layer.weight / layer.weight.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
@@ -60,14 +60,9 @@ def test_bcos_is_its_published_definition(b):
     torch.testing.assert_close(layer(X), cos.abs().pow(b - 1) * linear)
 
 
-def test_a_bias_may_be_asked_for():
-    for layer in (presets.BcosConv2d(4, 6, 3, bias=True), presets.SharpenedCosine2d(4, 6, 3, 1, 0, 1, 1, True)):
-        assert layer.bias is not None
-
-
 @pytest.mark.parametrize("q", [0.0, 0.3, 5.0])
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.5])
-def test_sharpened_cosine_similarity_is_its_published_definition(p, q):
+def test_sharpened_cosine_similarity_matches_its_published_definition(p, q):
     layer = presets.SharpenedCosine2d(4, 6, 3, p=p, q=q, eps=0.0, dtype=torch.float64)
     assert layer.bias is None
     w_norm = layer.weight.flatten(1).norm(dim=1).view(-1, 1, 1)
@@ -75,3 +70,16 @@ def test_sharpened_cosine_similarity_is_its_published_definition(p, q):
     x_norm = F.conv2d(X.square(), torch.ones_like(layer.weight[:1])).sqrt()
     expected = product.sign() * (product.abs() / ((w_norm + q) * (x_norm + q))) ** p
     torch.testing.assert_close(layer(X), expected)
+
+
+@pytest.mark.parametrize("kind", [dcnet.BcosConv2d, dcnet.SharpenedCosine2d])
+def test_presets_reject_an_operator(kind):
+    with pytest.raises(TypeError, match=f"{kind.__name__} takes no 'operator'"):
+        kind(3, 4, 3, operator="tanh-cos")
+
+
+@pytest.mark.parametrize("preset", [presets.BcosConv2d, presets.SharpenedCosine2d])
+def test_bias_is_off_unless_requested(preset):
+    assert preset(4, 4, 3, 1, 0, 1, 2).bias is None
+    assert preset(4, 4, 3, 1, 0, 1, 2, True).bias is not None
+    assert preset(4, 6, 3, bias=True).bias is not None

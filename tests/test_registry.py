@@ -24,7 +24,7 @@ def test_entries_are_found_by_name_alias_and_spelling():
     assert repr(registry) == "Registry('a speed': fast)"
 
 
-def test_an_unknown_name_is_an_error_with_the_nearest():
+def test_unknown_name_raises_with_the_nearest_name():
     registry = Registry[type]("a speed", extra=lambda: ["own:<name>"])
     registry.register(Fast)
     message = "unknown speed 'fasd': known are fast, quick, own:<name>; did you mean 'fast'?"
@@ -36,7 +36,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest():
         registry[3]  # type: ignore[index]
 
 
-def test_a_taken_name_is_rejected_and_assignment_replaces():
+def test_taken_name_is_rejected_but_assignment_replaces():
     registry = Registry[object]("a speed", identifiers=True)
     registry.register(Fast)
     for name, aliases in (("fast", ()), ("quick", ()), ("slow", ("fast",))):

@@ -67,7 +67,7 @@ def orthogonal_pair(first, second, same):
 @pytest.mark.parametrize(
     ("regularizer", "pair"), [(orthonormal, orthonormal_pair), (orthogonal, orthogonal_pair)], ids=["normal", "gonal"]
 )
-def test_constraints_are_the_loops_over_pairs(regularizer, pair, normalize):
+def test_constraints_match_loops_over_pairs(regularizer, pair, normalize):
     model = mixed_network()
     values = regularizer(model, normalize=normalize, layers=everything, reduce="layers")
     assert list(values) == ["0", "1", "2", "3", "4", "5"]
@@ -79,7 +79,7 @@ def test_constraints_are_the_loops_over_pairs(regularizer, pair, normalize):
 
 @pytest.mark.parametrize("half_space", [False, True])
 @pytest.mark.parametrize("power", [0, 1, 2, 3.5])
-def test_energy_is_the_loop_over_pairs(power, half_space):
+def test_energy_matches_a_loop_over_pairs(power, half_space):
     def energy(distance_squared):
         return -0.5 * math.log(distance_squared) if power == 0 else distance_squared ** (-power / 2)
 
@@ -98,7 +98,7 @@ def test_energy_is_the_loop_over_pairs(power, half_space):
         assert values[name].item() == pytest.approx(loop_over(layer, pair, True) / pairs, rel=1e-9)
 
 
-def test_half_space_is_the_energy_of_filters_and_negatives():
+def test_half_space_matches_the_energy_of_filters_and_negatives():
     """Except for the constant pairs of a filter with its own negative, at distance 2."""
     filters, count = torch.randn(5, 3, dtype=torch.float64), 5
     half = hyperspherical_energy(layer_of(filters), half_space=True).item() * 2 * count * (2 * count - 2)
@@ -128,13 +128,13 @@ def test_orthonormal_filters_cost_nothing():
     assert orthonormal(layer_of(scaled), normalize=False).item() == pytest.approx(9 + 64 + 225 + 576)
 
 
-def test_both_constraints_coincide_on_normalized_filters():
+def test_constraints_are_equal_for_normalized_filters():
     model = mixed_network()
     torch.testing.assert_close(orthonormal(model, normalize=True), orthogonal(model, normalize=True))
 
 
 @pytest.mark.parametrize("regularizer", [orthonormal, hyperspherical_energy])
-def test_filters_that_are_normalized_may_have_any_norm(regularizer):
+def test_normalized_regularizers_ignore_the_norm(regularizer):
     filters = torch.randn(6, 9)
     norms = torch.logspace(-3, 3, 6).unsqueeze(1)
     torch.testing.assert_close(regularizer(layer_of(filters * norms)), regularizer(layer_of(filters)))
@@ -154,7 +154,7 @@ def test_descending_makes_filters_orthonormal():
 
 @pytest.mark.parametrize("power", [0, 1, 2])
 def test_equal_angles_have_the_least_energy(power):
-    """n + 1 filters in n dimensions are farthest apart as the corners of a simplex."""
+    """n + 1 filters in n dimensions have the least energy at the corners of a simplex."""
     corners = torch.eye(5, dtype=torch.float64) - 1 / 5
     least = hyperspherical_energy(layer_of(corners), power=power)
     for _ in range(50):
@@ -171,7 +171,7 @@ def test_equal_angles_have_the_least_energy(power):
 
 @pytest.mark.parametrize("power", [0, 1, 2])
 @pytest.mark.parametrize("half_space", [False, True])
-def test_filters_that_coincide_or_vanish_have_finite_gradients(power, half_space):
+def test_equal_and_zero_filters_have_finite_gradients(power, half_space):
     filters = torch.randn(5, 4)
     filters[1], filters[2], filters[3] = filters[0], -filters[0], 0.0
     layer = layer_of(filters)
@@ -186,7 +186,7 @@ def test_filters_that_coincide_or_vanish_have_finite_gradients(power, half_space
 
 
 @pytest.mark.parametrize("power", [0, 1, 2])
-def test_the_cosine_of_filters_that_coincide_may_round_to_more_than_one(power):
+def test_energy_is_bounded_if_a_cosine_rounds_above_one(power):
     """Their squared distance is clamped to 0, and eps is added."""
     directions = torch.randn(200, 1, 9, generator=torch.Generator().manual_seed(0))
     sizes = torch.tensor([1.0, 3.0]).view(2, 1)
@@ -197,7 +197,7 @@ def test_the_cosine_of_filters_that_coincide_may_round_to_more_than_one(power):
     assert (found <= most * (1 + 1e-5)).all()
 
 
-def test_a_filter_is_not_compared_with_itself_even_if_that_would_overflow():
+def test_energy_of_a_filter_with_itself_does_not_overflow():
     layer = layer_of(torch.eye(3))
     value = hyperspherical_energy(layer, power=60)
     value.backward()
@@ -206,7 +206,7 @@ def test_a_filter_is_not_compared_with_itself_even_if_that_would_overflow():
 
 
 @pytest.mark.parametrize("regularizer", EVERY)
-def test_one_filter_alone_costs_nothing(regularizer):
+def test_single_filter_costs_nothing(regularizer):
     alone = nn.Sequential(dcnet.DecoupledLinear(4, 1), dcnet.DecoupledConv2d(3, 3, 3, groups=3))
     value = regularizer(alone)
     value.backward()
@@ -234,14 +234,14 @@ def test_one_product_for_each_shape_of_filters(regularizer):
     assert seen.calls["mm"] == 0
 
 
-# What autograd and the dispatcher do to a tensor without a pass over its values.
+# Operations without a pass over the values of a tensor.
 FREE = {"view", "unsqueeze", "permute", "transpose", "select", "squeeze", "detach", "_unsafe_view"}
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["first", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("regularizer", EVERY)
-def test_ten_layers_of_a_shape_are_no_more_work_than_one(regularizer, dtype, layout):
+def test_layers_of_one_shape_are_measured_together(regularizer, dtype, layout):
     calls = []
     for count in (1, 10):
         model = nn.Sequential(*[dcnet.DecoupledConv2d(4, 6, 3, groups=2) for _ in range(count)])
@@ -254,7 +254,7 @@ def test_ten_layers_of_a_shape_are_no_more_work_than_one(regularizer, dtype, lay
 
 
 @pytest.mark.parametrize("regularizer", EVERY)
-def test_layers_together_give_what_each_gives_alone(regularizer):
+def test_joint_and_separate_measurements_agree(regularizer):
     """For equal and different shapes and memory layouts, with gradients."""
     shapes = [(4, 6, 3, 1), (4, 6, 3, 2), (4, 6, 3, 1), (4, 6, 1, 1), (4, 6, 3, 2), (2, 6, 3, 1)]
     model = nn.Sequential(
@@ -289,10 +289,10 @@ def test_half_precision_and_autocast_compute_in_float32(regularizer):
     torch.testing.assert_close(value, expected, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch, while it compiles
+@pytest.mark.filterwarnings("ignore")  # warnings of torch.compile
 @pytest.mark.parametrize("regularizer", EVERY)
 def test_compiles_without_graph_breaks(regularizer):
-    """With inductor, not only to a graph: there a backward pass overwrote memory that it still had to read."""
+    """Uses inductor, where a backward pass once overwrote memory before it read it."""
     torch.compiler.reset()
     model = nn.Sequential(dcnet.DecoupledConv2d(4, 6, 3), dcnet.DecoupledConv2d(4, 6, 3), nn.Linear(3, 2)).double()
 
@@ -306,7 +306,7 @@ def test_compiles_without_graph_breaks(regularizer):
 
 
 @pytest.mark.parametrize("regularizer", EVERY)
-def test_layers_are_chosen_by_name_and_type(regularizer):
+def test_layers_are_selected_by_name_and_type(regularizer):
     model = mixed_network()
     assert list(regularizer(model, reduce="layers")) == ["0", "1", "3", "5"]
     plain = regularizer(model, reduce="layers", layers=lambda name, layer: type(layer) is nn.Conv2d)

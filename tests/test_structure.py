@@ -1,4 +1,4 @@
-"""Rules of the codebase: floors of imports, names of modules, and the map of the paper."""
+"""Rules of the codebase: floors of imports, names of modules, and the map of the paper to code and tests."""
 
 import ast
 import collections
@@ -44,7 +44,7 @@ FLOORS = [
 LEVEL = {name: level for level, floor in enumerate(FLOORS) for name in floor}
 
 
-# Imports inside functions: optional packages, and those that only some calls need.
+# Imports inside functions: optional packages, and packages that few calls need.
 IMPORTED_LATE = {
     "data/mnist.py": {"sklearn", "sklearn.model_selection"},
     "training/checkpoints.py": {"torch.distributed.tensor"},
@@ -55,11 +55,11 @@ def modules():
     return [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
 
 
-def place(path):
+def path_in_package(path):
     return path.relative_to(PACKAGE).as_posix()
 
 
-def room(path):
+def package_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -76,10 +76,10 @@ def imported(tree):
 
 def test_imports_go_down_only():
     found = [
-        f"{place(path)} imports {name}, which lies above it"
+        f"{path_in_package(path)} imports {name}, which is on a higher floor"
         for path in modules()
         for name in imported(ast.parse(path.read_text()))
-        if name.startswith("dcnet.") and LEVEL[name.split(".")[1]] > LEVEL[room(path)]
+        if name.startswith("dcnet.") and LEVEL[name.split(".")[1]] > LEVEL[package_of(path)]
     ]
     assert found == []
 
@@ -89,23 +89,23 @@ def test_no_two_modules_have_the_same_name():
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_functions_import_only_what_few_calls_need():
+def test_imports_inside_functions_are_listed():
     late = collections.defaultdict(set)
     for path in modules():
         functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
         for name in (name for function in functions for name in imported(function)):
             if name.split(".")[0] not in sys.stdlib_module_names:
-                late[place(path)].add(name)
+                late[path_in_package(path)].add(name)
     assert late == IMPORTED_LATE
     assert sum(map(len, IMPORTED_LATE.values())) <= 15
 
 
-def test_the_guide_lists_every_module_with_what_belongs_there():
+def test_contributing_lists_every_module():
     (tree,) = re.findall(r"```text\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     rows = [line.split(maxsplit=1) for line in tree.splitlines() if line.strip()]
     assert [row for row in rows if len(row) < 2] == []
     listed = [path for path, _ in rows if path.endswith(".py")]
-    assert sorted(listed) == sorted(place(path) for path in modules() if not path.name.startswith("__"))
+    assert sorted(listed) == sorted(path_in_package(path) for path in modules() if not path.name.startswith("__"))
 
 
 def map_rows():
@@ -114,7 +114,7 @@ def map_rows():
 
 
 @pytest.mark.parametrize("row", map_rows(), ids=lambda row: row[0].strip())
-def test_the_map_of_the_paper_leads_to_symbols_and_tests(row):
+def test_paper_map_names_existing_symbols_and_tests(row):
     _, _, symbols, tests = row
     for symbol in re.findall(r"`([\w.]+)`", symbols):
         parts = symbol.split(".")
@@ -133,24 +133,24 @@ def test_the_map_of_the_paper_leads_to_symbols_and_tests(row):
     assert "`" in tests
 
 
-def test_every_equation_of_the_paper_is_on_the_map():
+def test_paper_map_has_every_equation():
     numbers = {int(number) for row in map_rows() for number in re.findall(r"Eq\. (\d+)", row[0])}
     assert set(range(1, 19)) <= numbers
 
 
 def text_without_encoding(path):
-    """The lines that read or write text in whatever the locale says."""
+    """The lines that read or write text in the encoding of the locale."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Call) or any(keyword.arg == "encoding" for keyword in node.keywords):
             continue
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         mode = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
-        # What another module opens, as PIL and tarfile do, is no text.
+        # Other modules such as PIL and tarfile have an `open` for files that are not text.
         opened = name == "open" and isinstance(node.func, ast.Name) and not any("b" in str(word) for word in mode)
         opened |= name == "open" and any(word in ("w", "r", "a", "x") for word in mode)
         if name in ("read_text", "write_text") or opened:
             yield f"{path.relative_to(ROOT)}:{node.lineno}"
 
 
-def test_text_is_utf8_whatever_the_locale():
+def test_text_files_are_opened_as_utf8():
     assert [line for path in modules() for line in text_without_encoding(path)] == []

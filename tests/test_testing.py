@@ -1,4 +1,4 @@
-"""The public oracle passes what is right and refuses what is wrong."""
+"""`assert_decoupled` accepts correct layers and rejects wrong ones."""
 
 import pytest
 import torch
@@ -9,11 +9,11 @@ from dcnet.testing import assert_decoupled
 
 
 @pytest.mark.parametrize("operator", operator_params())
-def test_passes_every_operator(operator):
+def test_accepts_every_operator(operator):
     assert_decoupled(dcnet.DecoupledConv2d(4, 6, 3, stride=2, padding=1, groups=2, operator=operator))
 
 
-def test_passes_every_layer_and_leaves_it_alone():
+def test_accepts_every_layer_without_changing_it():
     own = dcnet.Operator(lambda n: n.sqrt(), lambda c: c**3, "product")
     for layer in (
         dcnet.DecoupledConv1d(3, 3, 3, groups=3, padding=1, padding_mode="circular", operator=own),
@@ -30,7 +30,7 @@ def test_passes_every_layer_and_leaves_it_alone():
 
 
 @pytest.mark.parametrize("operator", ["tanh-cos", "seg-sqcos+joint", "log-cos+product"])
-def test_passes_one_image_and_patches_of_zeros_without_eps(operator):
+def test_accepts_one_image_and_zero_patches_without_eps(operator):
     assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, operator=operator), torch.randn(2, 5, 6))
     assert_decoupled(dcnet.DecoupledConv1d(4, 4, 3, padding=3, groups=2, operator=operator), torch.randn(4, 7))
     assert_decoupled(dcnet.DecoupledConv2d(4, 3, 1, padding=1, operator=operator, eps=0.0))
@@ -46,29 +46,29 @@ class ForgetsDetach(dcnet.DecoupledConv2d):
         return super().forward(input.detach()) + 0 * input.sum()
 
 
-def test_refuses_a_wrong_value():
+def test_rejects_a_wrong_value():
     with pytest.raises(AssertionError, match=r"OffByALittle with operator 'tanh-cos' differs by .* in training"):
         assert_decoupled(OffByALittle(2, 3, 3))
 
 
-def test_refuses_a_wrong_gradient():
+def test_rejects_a_wrong_gradient():
     with pytest.raises(AssertionError, match="gradients that differ from finite differences"):
         assert_decoupled(ForgetsDetach(2, 3, 3))
 
 
-def test_refuses_what_is_not_finite():
+def test_rejects_non_finite_values():
     steep = dcnet.Operator(lambda n: n**3, "cos")
-    with pytest.raises(AssertionError, match=r"not finite where inputs are multiplied by 1e\+15"):
+    with pytest.raises(AssertionError, match=r"not finite if inputs are multiplied by 1e\+15"):
         assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, operator=steep))
     assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, operator=steep), factors=[0.0, 1e3])
 
 
-def test_needs_a_decoupled_layer():
+def test_rejects_a_plain_layer():
     with pytest.raises(TypeError, match="layer must be a decoupled layer, not Conv2d"):
         assert_decoupled(torch.nn.Conv2d(3, 4, 3))
 
 
-def test_a_frozen_parameter_is_no_matter_and_a_blend_is():
+def test_accepts_frozen_parameters_and_rejects_a_blend():
     layer = dcnet.DecoupledConv2d(2, 3, 3)
     layer.radius.requires_grad_(False)
     assert_decoupled(layer)
@@ -83,13 +83,13 @@ def changed_classes(monkeypatch):
     return monkeypatch
 
 
-def test_refuses_a_false_bound(changed_classes):
+def test_rejects_a_false_bound(changed_classes):
     changed_classes.setattr(dcnet.magnitude.Linear, "saturates", True)
     with pytest.raises(AssertionError, match="says it is bounded by 1 but gives"):
         assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, operator="linear-cos"))
 
 
-def test_refuses_an_operator_that_is_weighted_in_secret(changed_classes):
+def test_rejects_a_weighted_operator_that_claims_to_be_unweighted(changed_classes):
     changed_classes.setattr(dcnet.weighting.LinearlyWeighted, "weighted", False)
     with pytest.raises(AssertionError, match=r"does not parse back|changes when its filters are scaled"):
         assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, operator="tanh-cos+linear"))

@@ -36,7 +36,7 @@ class Doubled(dcnet.DecoupledLinear):
 
 
 def settled(model, *shape):
-    """In evaluation mode, after a batch that sets the mean norms."""
+    """The model in evaluation mode, after a batch that sets the mean norms."""
     model(torch.randn(shape))
     return model.eval()
 
@@ -48,7 +48,7 @@ def same(traced, model, *shape):
 
 @pytest.mark.parametrize("blend", [None, 0.5])
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_layer_is_traced_alone_and_in_a_network(kind, blend):
+def test_layer_is_traced_alone_and_in_a_network(kind, blend):
     make, shape = LAYERS[kind]
     for model in (make(blend=blend), nn.Sequential(make(blend=blend), nn.ReLU())):
         traced = fx.symbolic_trace(model)
@@ -63,14 +63,14 @@ def test_a_layer_is_traced_alone_and_in_a_network(kind, blend):
 
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("operator", ["tanh-cos", "linear-cos", "seg-sigmoid+product"])
-def test_a_folded_layer_is_traced_alone_and_in_a_network(kind, operator):
+def test_folded_layer_is_traced_alone_and_in_a_network(kind, operator):
     make, shape = LAYERS[kind]
     layer = settled(make(operator=operator), *shape)
     for model in (dcnet.fold(layer), dcnet.fold(nn.Sequential(layer, nn.ReLU()))):
         same(fx.symbolic_trace(model), model, *shape)
 
 
-def test_a_traced_network_tracks_mean_norms_and_trains_as_the_network_does():
+def test_traced_network_trains_and_tracks_mean_norms_like_the_network():
     model = nn.Sequential(dcnet.DecoupledConv2d(3, 4, 3), nn.ReLU(), dcnet.DecoupledConv2d(4, 5, 3))
     other, x = copy.deepcopy(model), torch.randn(2, 3, 8, 8)
     traced = fx.symbolic_trace(other)
@@ -84,7 +84,7 @@ def test_a_traced_network_tracks_mean_norms_and_trains_as_the_network_does():
 
 
 @pytest.mark.parametrize("name", networks)
-def test_the_networks_of_the_registry_are_traced(name):
+def test_registered_networks_are_traced(name):
     model = dcnet.create_model(name, "tanh-cos", num_classes=5, width=0.125)
     layers = [path for path, module in model.named_modules() if isinstance(module, Decoupled)]
     for mode in (True, False):
@@ -94,7 +94,7 @@ def test_the_networks_of_the_registry_are_traced(name):
 
 
 @pytest.mark.parametrize("name", ["cnn9-small", "resnet32"])
-def test_a_traced_network_gives_what_the_network_gives(name):
+def test_traced_network_matches_the_network(name):
     model = dcnet.create_model(name, "tanh-cos", num_classes=5, width=0.25, in_channels=1, image_size=16)
     traced = fx.symbolic_trace(settled(model, 2, 1, 16, 16))
     same(traced, model, 3, 1, 16, 16)
@@ -105,7 +105,7 @@ def test_a_traced_network_gives_what_the_network_gives(name):
     torch.testing.assert_close(again(torch.ones(1, 1, 16, 16)), folded(torch.ones(1, 1, 16, 16)))
 
 
-def test_hooks_and_the_forward_of_a_subclass_count_once():
+def test_hooks_and_the_forward_of_a_subclass_run_once():
     hooked = dcnet.DecoupledLinear(4, 5, operator="linear-sqcos")
     hooked.register_forward_pre_hook(lambda layer, args: (args[0] + 1,))
     hooked.register_forward_hook(lambda layer, args, output: 3 * output)
@@ -115,7 +115,7 @@ def test_hooks_and_the_forward_of_a_subclass_count_once():
         same(fx.symbolic_trace(traced), model, 6, 4)
 
 
-def test_torchvision_extracts_features_as_from_the_plain_twin():
+def test_torchvision_extracts_features():
     timm_or_skip()
     feature_extraction = importlib.import_module("torchvision.models.feature_extraction")
     twin = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3))
@@ -145,7 +145,7 @@ pytestmark = [
 
 def traced(model, x):
     with warnings.catch_warnings():
-        # Sizes that are checked are constants of a trace.
+        # Checked sizes become constants of the trace.
         warnings.simplefilter("ignore", torch.jit.TracerWarning)
         found = torch.jit.trace(model, x)
     content = io.BytesIO()
@@ -159,7 +159,7 @@ def traced(model, x):
     "operator", ["tanh-cos", "seg-sqcos", "linear-cos", "log-sigmoid+product", "ball-spline+joint"]
 )
 @pytest.mark.parametrize("kind", TRACED_LAYERS)
-def test_a_traced_layer_agrees_before_and_after_it_is_saved(kind, operator, folded):
+def test_jit_traced_layer_matches_before_and_after_saving(kind, operator, folded):
     make, shape = TRACED_LAYERS[kind]
     model = nn.Sequential(make(operator), nn.ReLU())
     model(torch.randn(shape))
@@ -169,7 +169,7 @@ def test_a_traced_layer_agrees_before_and_after_it_is_saved(kind, operator, fold
         torch.testing.assert_close(found(other), model(other))
 
 
-def test_a_traced_layer_alone_agrees():
+def test_jit_traced_single_layer_matches():
     layer = dcnet.DecoupledConv2d(3, 4, 3)
     layer(torch.randn(2, 3, 8, 8))
     layer.eval()
@@ -178,7 +178,7 @@ def test_a_traced_layer_alone_agrees():
         torch.testing.assert_close(found(x), layer(x))
 
 
-def test_a_traced_network_agrees():
+def test_jit_traced_network_matches():
     model = dcnet.create_model("cnn9-small", "tanh-cos", num_classes=5, width=0.25, in_channels=1, image_size=16)
     model(torch.randn(4, 1, 16, 16))
     for found in traced(model.eval(), torch.randn(2, 1, 16, 16)):
@@ -186,11 +186,11 @@ def test_a_traced_network_agrees():
         torch.testing.assert_close(found(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-# --- decoupled layers in torch's transformers, whose fast path would use the weights without calling the layers ---
+# --- torch's transformers, whose fast path would use the weights without calling the layers ---
 
 
 OPERATOR = "tanh(radius=2.0)-sqcos+linear"
-# True where there is nothing: at the end of sequences, which torch makes nested tensors of, and elsewhere.
+# True for padding: at the end of sequences, for which torch uses nested tensors, and elsewhere.
 PADDED = {
     "none": None,
     "at the end": torch.tensor([[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1]]).bool(),
@@ -263,7 +263,7 @@ def in_plain_loops(layer, x, padded):
 @pytest.mark.parametrize("padded", PADDED.values(), ids=PADDED)
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("put_in", [by_hand, one_by_one, as_a_whole, pickled, folded])
-def test_an_encoder_computes_in_evaluation_what_it_computes_in_training(put_in, norm_first, padded):
+def test_encoder_gives_the_same_in_evaluation_and_training(put_in, norm_first, padded):
     plain, x = encoder(norm_first), torch.randn(3, 4, 8, dtype=torch.float64)
     expected = run(by_hand(copy.deepcopy(plain)).train(), x, padded)
     found = run(put_in(plain.eval()).eval(), x, padded)
@@ -273,7 +273,7 @@ def test_an_encoder_computes_in_evaluation_what_it_computes_in_training(put_in, 
 
 @pytest.mark.parametrize("padded", PADDED.values(), ids=PADDED)
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_an_encoder_in_evaluation_computes_its_equation(norm_first, padded):
+def test_encoder_in_evaluation_matches_its_equation(norm_first, padded):
     model, x = as_a_whole(encoder(norm_first, layers=1)).eval(), torch.randn(3, 4, 8, dtype=torch.float64)
     with torch.no_grad():
         expected = in_plain_loops(model.layers[0], x, padded)
@@ -281,7 +281,7 @@ def test_an_encoder_in_evaluation_computes_its_equation(norm_first, padded):
     torch.testing.assert_close(run(model, x, padded)[there], expected[there])
 
 
-def test_a_compiled_encoder_computes_the_same():
+def test_compiled_encoder_gives_the_same():
     model, x = as_a_whole(encoder()).eval(), torch.randn(3, 4, 8, dtype=torch.float64)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(run(compiled, x, None), run(model, x, None))
@@ -297,7 +297,7 @@ def test_plain_layers_keep_the_fast_path():
     assert not calls
 
 
-def test_the_rows_of_nested_tensors_are_rows():
+def test_nested_tensors_are_batches_of_rows():
     parts = [torch.randn(2, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)]
     layer = dcnet.DecoupledLinear(4, 5, dtype=torch.float64)
     expected = layer(torch.cat(parts))
@@ -319,7 +319,7 @@ def test_attention_rejects_a_layer_that_it_would_not_call():
     assert type(attention.out_proj) is not dcnet.DecoupledLinear
 
 
-def test_modules_without_a_decoupled_twin_are_reported():
+def test_modules_without_a_decoupled_equivalent_are_reported():
     parts = {"lstm": nn.LSTM(4, 4), "cell": nn.GRUCell(4, 4), "both": nn.Bilinear(2, 3, 4)}
     model = nn.ModuleDict({**parts, "encoder": encoder(layers=1), "convolution": nn.Conv2d(3, 4, 3)})
     found = plan(model, "tanh-cos", dcnet.convert.Choice(linear=True))

@@ -125,7 +125,7 @@ class Convolution:
         return call._replace(x=x, w=w, bias=bias, constants=constants)
 
     def _gradients(self, gradient: Tensor, x: Tensor, unit: Tensor, *wanted: bool) -> list[Tensor]:
-        """Gradients of the plain convolution by its input and its filters; empty where not wanted."""
+        """Gradients of the plain convolution with respect to input and filters; empty if not wanted."""
         if not any(wanted):
             return [x.new_empty(0)] * 2
         sizes, mask = self.window.arguments, (*wanted, False)
@@ -227,7 +227,7 @@ class Call(NamedTuple):
         return self.bias is None and self.plan.invertible
 
     def convolution(self, in_place: bool) -> Convolution:
-        """The compiled convolution for such tensors; `in_place` or not says where it writes the new running mean."""
+        """The compiled convolution for such tensors; it updates the running mean in place, or returns the new one."""
         x, w = self.x, self.w
         tensors = (x, w, self.bias, self.running, self.tracked, *self.constants)
         dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.processes import PATIENCE, wait_until
 from helpers.tiny_bench import bench
-from processes import PATIENCE, wait_until
 
 from dcnet.bench.layer_costs import LayerBenchmark
 

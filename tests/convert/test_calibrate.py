@@ -170,3 +170,8 @@ def test_only_operators_without_a_scale_are_rejected():
     for operator in scaled:
         layer = decouple(nn.Conv2d(3, 4, 3), operator, start="calibrated", data=data)
         assert all(value.isfinite().all() for value in layer.state_dict().values()), operator
+
+
+def test_calibration_with_one_row():
+    model = dcnet.decouple(nn.Linear(4, 3), "tanh-cos", linear=True, start="calibrated", data=[torch.randn(4)])
+    assert model(torch.randn(4)).shape == (3,)

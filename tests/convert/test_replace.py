@@ -13,6 +13,7 @@ import dcnet
 from dcnet.convert import BlendSchedule, Choice, decouple, plan, recouple
 from dcnet.convert.selection import is_depthwise, is_shortcut
 from dcnet.layers import Decoupled
+from dcnet.norms import Processes
 
 
 class Block(nn.Module):
@@ -435,3 +436,25 @@ def test_a_layer_in_several_places_is_chosen_by_each_of_its_names():
     assert plan(model, "tanh-cos", Choice(exclude="encoder.*")).changed == ["decoder.1"]
     model["shortcut"] = shared
     assert plan(model, "tanh-cos", Choice(shortcuts=False)).changed == ["decoder.1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"include": 5}, "include must be a pattern"),
+        ({"exclude": [nn.Conv2d]}, "exclude must be a pattern"),
+        ({"where": "conv"}, "where must be a function of name and layer"),
+        ({"also": nn.Conv2d}, "also must be a list of classes"),
+    ],
+)
+def test_invalid_selections_are_rejected(given, problem):
+    with pytest.raises(TypeError, match=problem):
+        dcnet.decouple(nn.Sequential(nn.Conv2d(3, 4, 3)), "tanh-cos", **given)
+
+
+def test_recoupled_layers_have_no_process_group():
+    model = dcnet.decouple(nn.Sequential(nn.Conv2d(3, 4, 3)), "tanh-cos")
+    model[0].sync = Processes("a group")
+    plain = dcnet.recouple(model)
+    assert "sync" not in vars(plain[0])
+    pickle.loads(pickle.dumps(plain))

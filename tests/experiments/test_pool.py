@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.fake_records import small
-from processes import wait_until
+from helpers.processes import wait_until
 from rich.console import Console
 
 from dcnet.experiments.experiment import evaluations

@@ -1,4 +1,4 @@
-"""The attacks in plain loops, one image and one pixel at a time; gradients are differences of losses."""
+"""Attacks in plain loops, one image and one pixel at a time, with gradients by finite differences."""
 
 import math
 
@@ -8,7 +8,7 @@ BITS = (1 << 64) - 1
 
 
 def draw(seed, row, pixel, pixels):
-    """The 23 upper bits of splitmix64, and a half."""
+    """A number in (0, 1) from the upper 23 bits of splitmix64."""
     bits = ((row * pixels + pixel + 1) * 0x9E3779B97F4A7C15 + seed) & BITS
     bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & BITS
     bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & BITS

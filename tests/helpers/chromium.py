@@ -1,4 +1,4 @@
-"""Chromium without a window, driven by its DevTools protocol over two pipes: no driver and no package is needed."""
+"""Headless Chromium, controlled by its DevTools protocol over two pipes, without a driver or package."""
 
 import base64
 import json
@@ -27,7 +27,7 @@ OPTIONS = (
     "--disable-dev-shm-usage",
     "--remote-debugging-pipe",
 )
-# Chromium reads from 3 and writes to 4, whatever these are here: a process in between gives them their numbers.
+# Chromium reads from file descriptor 3 and writes to 4; this intermediate process assigns these numbers.
 START = """
 import fcntl, os, sys
 ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 20) for end in sys.argv[1:3]]
@@ -39,12 +39,12 @@ PATIENCE = 60.0
 
 
 def found() -> str | None:
-    """Where Chromium is; None where there is none."""
+    """The path of Chromium, or None."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Chromium:
-    """One page in a browser of its own, with a profile that is removed at the end."""
+    """A browser with one page and a temporary profile."""
 
     def __init__(self) -> None:
         self.profile = tempfile.TemporaryDirectory(prefix="dcnet-chromium-", ignore_cleanup_errors=True)
@@ -78,7 +78,7 @@ class Chromium:
         self.profile.cleanup()
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """Sends a command and gives its answer; events on the way are kept."""
+        """Sends a command and returns its answer; events that arrive meanwhile are kept."""
         self.count += 1
         message: dict[str, Any] = {"id": self.count, "method": method, "params": parameters}
         if self.session is not None:
@@ -110,32 +110,32 @@ class Chromium:
             time.sleep(0.05)
 
     def size(self, width: int, height: int) -> None:
-        """The window, as that of a phone or a desk has it."""
+        """Sets the size of the window; a narrow one is that of a phone."""
         phone = width < 600
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
 
     def prefer(self, scheme: str) -> None:
-        """Light or dark, as the system asks for; without motion, which would still be under way when one clicks."""
+        """Sets the light or dark color scheme, and reduced motion, so that nothing moves during a click."""
         wanted = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
         features = [{"name": name, "value": value} for name, value in wanted.items()]
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def value(self, expression: str) -> Any:
-        """What an expression of JavaScript comes to."""
-        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        """The value of a JavaScript expression."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
 
     def press(self, key: str, code: int) -> None:
-        """A key, where the focus is."""
+        """Presses a key in the focused element."""
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
     def click(self, selector: str) -> None:
-        """A click in the middle of the first element that there is, as a hand would do it."""
+        """Clicks in the middle of the first element that matches."""
         one = f"document.querySelector({selector!r})"
         self.value(f"{one}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
-        # Two frames later, when what was to move has moved.
+        # Wait for two frames, until the layout is stable.
         frames = "new Promise(then => requestAnimationFrame(() => requestAnimationFrame(then)))"
         middle = f"(b => [b.x + b.width / 2, b.y + b.height / 2])({one}.getBoundingClientRect())"
         x, y = self.value(f"{frames}.then(() => {middle})")
@@ -147,16 +147,16 @@ class Chromium:
         path.write_bytes(base64.b64decode(taken["data"]))
 
     def complaints(self) -> list[str]:
-        """Errors and warnings of the console, and exceptions."""
+        """Console messages and exceptions."""
         self.call("Runtime.evaluate", expression="0")
         kinds = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled")
         return [json.dumps(event["params"])[:500] for event in self.events if event["method"] in kinds]
 
     def requests(self) -> list[str]:
-        """The addresses of all that was asked for, but for what is inside of the page."""
+        """The addresses of all requests, without data URLs."""
         sent = [event["params"] for event in self.events if event["method"] == "Network.requestWillBeSent"]
         return [one["request"]["url"] for one in sent if not one["request"]["url"].startswith("data:")]
 
 
-# By tests that look at a page.
+# Marks tests that need a browser.
 NEEDED = pytest.mark.skipif(found() is None, reason="Chromium is not installed: `make browser`")

@@ -1,4 +1,4 @@
-"""Tiny files in the formats of the datasets, written byte by byte, and the errors for wrong ones."""
+"""Tiny files in the formats of the datasets, written byte by byte."""
 
 import gzip
 import io
@@ -12,7 +12,7 @@ import pytest
 
 
 def sentence_of(work: Callable[[], object]) -> str:
-    """The message of its ValueError, which must be one line."""
+    """The message of the ValueError that it raises, which must be one line."""
     with pytest.raises(ValueError, match=r".") as error:
         work()
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Run by each of two processes: `dcnet train`, which prints a line if Python is finalized after it."""
+"""Program for each of two processes: `dcnet train`, then a line is printed if Python is finalized."""
 
 import atexit
 import sys

@@ -1,4 +1,4 @@
-"""Small networks, and functions of their filters."""
+"""Small networks, and functions for their filters."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ BOTH = ["gradient", "update"]
 
 
 def network(operator="tanh(radius=2.0)-cos", eps=1e-4):
-    """Two processes cannot divide its 5, 1 and 3 filters evenly."""
+    """A network whose 5, 1 and 3 filters cannot be divided evenly between two processes."""
     options = {"eps": eps, "dtype": torch.float64}
     return nn.Sequential(
         dcnet.DecoupledConv2d(2, 5, 3, operator=operator, **options),

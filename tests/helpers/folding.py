@@ -10,8 +10,8 @@ from dcnet.layers import Decoupled
 def disturb(model: nn.Module) -> None:
     """Changes the parameters of normalizations and operators from their initial values, some to negative ones.
 
-    The statistics of the last batch are those that count, so that what comes out of a deep network still depends on
-    what goes in.
+    Batch normalization keeps the statistics of the last batch only, so that the output of a deep network still depends
+    on its input.
     """
     for module in model.modules():
         if isinstance(module, _BatchNorm):

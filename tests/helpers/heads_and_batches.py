@@ -1,4 +1,4 @@
-"""A head with a small batch for it, in float64."""
+"""A margin head with a small batch, in float64."""
 
 import torch
 

@@ -16,7 +16,7 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 
 # ||difference|| / ||expected||. In half precision filters, products and results are rounded, each to 2^-12 or 2^-9 at
-# worst; Triton's interpreter cuts off what does not fit into bfloat16, and so is off by twice as much.
+# worst; Triton's interpreter truncates to bfloat16, which doubles the error.
 TOLERANCE = {
     torch.float32: 3e-5 if ON_GPU else 1e-5,
     torch.float16: 4e-3,
@@ -24,7 +24,7 @@ TOLERANCE = {
 }
 HALVES = [torch.bfloat16, torch.float16]
 
-# The interpreter computes in numpy, which warns where a GPU silently goes on with inf.
+# The interpreter computes in numpy, which warns about overflow, unlike a GPU.
 quiet_numpy = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
 
 
@@ -66,7 +66,7 @@ def one_of_each():
 
 
 def alternating(operators, settings):
-    """All operators with all settings as parameters; quick are those with one of the settings each, taken in turn."""
+    """All operators with all settings as test parameters; all are slow, except one setting per operator, in turn."""
     return [
         pytest.param(operator, *setting, marks=[] if i % len(settings) == k else pytest.mark.slow)
         for i, operator in enumerate(operators)
@@ -75,7 +75,7 @@ def alternating(operators, settings):
 
 
 def make_layer(operator, channels=3, filters=2, kernel=3, *, dtype=torch.float32, **settings):
-    """A layer whose filters and constants all differ, as after some training."""
+    """A layer with different filters and constants, as after training."""
     layer = dcnet.DecoupledConv2d(channels, filters, kernel, operator=operator, **settings)
     with torch.no_grad():
         layer.weight.mul_(torch.empty(filters, 1, 1, 1).uniform_(0.5, 2))

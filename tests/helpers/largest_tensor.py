@@ -1,4 +1,4 @@
-"""How large the tensors are that a piece of code makes."""
+"""The size of the largest tensor that code creates."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -6,7 +6,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Largest(TorchDispatchMode):
-    """The most elements that any tensor which torch made had."""
+    """Records the number of elements of the largest tensor created."""
 
     elements = 0
 

@@ -1,4 +1,4 @@
-"""A small folder in the layout of LFW, with lists of its own."""
+"""A small folder in the layout of LFW, with small lists."""
 
 from pathlib import Path
 

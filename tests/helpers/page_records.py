@@ -1,4 +1,4 @@
-"""Records for the page: those of the repository, and some that nobody measured, for what is not there yet."""
+"""Records for the report page: those of the repository, and made-up ones."""
 
 import functools
 import json
@@ -27,13 +27,13 @@ def drawn(folder: Path) -> Node:
 
 
 def a_run(**changes: Any) -> dict[str, Any]:
-    """The record of some run of the repository, changed."""
+    """The record of a run of the repository, with changes."""
     file = next(iter(sorted((RESULTS / "digits").glob("*tanh-cos-seed0*.json"))))
     return json.loads(file.read_text()) | changes
 
 
 def values_of(figure: Any) -> dict[str, Any]:
-    """What the script of a chart reads off."""
+    """The values that the script of a chart reads."""
     return json.loads("".join(figure.one("script", class_="values").children))
 
 

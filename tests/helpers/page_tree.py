@@ -1,10 +1,10 @@
-"""The page as a tree, read strictly: what is opened is closed, and what holds nothing has nothing inside."""
+"""A strict HTML parser: every element must be closed, and void elements must be empty."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
-# A browser takes what follows for their content unless a slash closes them.
+# Without a closing slash, a browser would parse the following markup as their content.
 SHAPES = {"line", "rect", "path", "circle"}
 EMPTY = {"meta", "link", "input"} | SHAPES
 
@@ -16,7 +16,7 @@ class Node:
     children: list["Node | str"] = field(default_factory=list)
 
     def all(self, name: str | None = None, **attributes: str) -> list["Node"]:
-        """The elements inside of that name, with these classes and attributes."""
+        """The descendants with the name, classes and attributes."""
         return [node for node in self.walk() if node.fits(name, attributes)]
 
     def one(self, name: str | None = None, **attributes: str) -> "Node":

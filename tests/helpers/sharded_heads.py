@@ -1,4 +1,4 @@
-"""A program for several processes: heads whose classes are divided among them, compared with whole heads."""
+"""Program for several processes: sharded heads compared with unsharded ones."""
 
 import dataclasses
 import sys
@@ -12,7 +12,7 @@ from dcnet.losses import Annealing, MarginSoftmax, ShardedMarginSoftmax, SphereF
 from dcnet.parameters import Learnable
 
 FEATURES, CLASSES, OWN = 6, 11, 3
-# A process that waits for another one in vain ends after this.
+# A process that waits for another one fails after this time.
 PATIENCE = timedelta(seconds=60)
 
 
@@ -49,7 +49,7 @@ def compare(margin, ignored=None, **options):
         expected, found = whole(x, labels), sharded(own, parts[rank][1])
         if options.get("reduction") == "none":
             close(found, expected[OWN * rank : OWN * (rank + 1)])
-            # Each process computes something else from its losses; the gradient is that of the mean.
+            # Each process computes a different function of its losses; the gradient is that of the mean.
             of_each = torch.arange(1, world + 1, dtype=torch.float64).repeat_interleave(OWN) / world
             expected, found = (of_each * expected.square()).sum(), ((rank + 1) * found.square()).sum()
         else:
@@ -100,7 +100,7 @@ def close(found, expected):
 
 
 def check_compiled(margin):
-    """Loss and gradients of a head that is compiled."""
+    """Compares loss and gradients of a compiled head."""
     head = ShardedMarginSoftmax(FEATURES, CLASSES, margin, annealing=None).double()
     x, labels = batch(dist.get_rank(), 0)
     x.requires_grad_()
@@ -210,7 +210,7 @@ def main():
     for name, check in CHECKS.items():
         torch.manual_seed(3)
         check()
-        # In one piece, since processes share the stream.
+        # One write per line, since processes share the stream.
         sys.stdout.write(f"passed: {name}\n")
         sys.stdout.flush()
     dist.barrier()

@@ -1,4 +1,4 @@
-"""Run by each of two processes: sharded weights and moments are gathered and restored."""
+"""Program for each of two processes: gathers and restores sharded weights and moments."""
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from helpers.small_runs import tiny
 
 def make(optimizer, shard):
     torch.manual_seed(0)
-    # Three filters on two processes: the shares are of different sizes.
+    # Three filters on two processes: the shards have different sizes.
     model = torch.nn.Sequential(dcnet.DecoupledConv2d(2, 3, 3, operator="tanh-cos"), torch.nn.Flatten())
     if shard:
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
@@ -54,7 +54,7 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     for optimizer in ("adam", "sgd"):
         check(optimizer)
-    # Who ends first must not take the connection away from the other.
+    # The first process to end must not close the connection of the other.
     dist.barrier()
     dist.destroy_process_group()
     print("equal")

@@ -1,4 +1,4 @@
-"""Runs of a few steps, of the smallest network on few digits."""
+"""Runs of a few steps of the smallest network on a few digits."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ ON_CPU = Execution(device="cpu")
 
 
 def tiny(**changes):
-    """Three steps an epoch, some ten milliseconds each."""
+    """A config with three steps per epoch, about ten milliseconds each."""
     small = {"train_images": 60, "batch_size": 20, "width": 0.1, "epochs": 2, "operator": "tanh-cos"}
     if "steps" in changes:
         del small["epochs"]
@@ -29,7 +29,7 @@ def weights(run):
 
 
 class InterruptsAt(Callback):
-    """Presses Ctrl-C during a step."""
+    """Sends SIGINT during a step."""
 
     def __init__(self, step):
         self.step = step
@@ -54,7 +54,7 @@ class Remembers(Callback):
 
 
 class Noisy(nn.Module):
-    """A network with chance in it."""
+    """A network with dropout."""
 
     def __init__(self):
         super().__init__()

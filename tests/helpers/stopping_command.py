@@ -1,4 +1,4 @@
-"""Run by each of two processes: `dcnet train`, with a SIGINT to the second process alone at step 5."""
+"""Program for each of two processes: `dcnet train`, with a SIGINT to the second process only, at step 5."""
 
 import os
 import signal

@@ -22,7 +22,7 @@ IMAGES, PAIRS = 60, 240
 
 
 def copied(folder: Path, operator: str = "conv") -> Run:
-    """A trained run of digits that may be written to."""
+    """A writable copy of a trained run of digits."""
     return Run(shutil.copytree(trained()[operator].folder, folder))
 
 
@@ -43,7 +43,7 @@ def listed(file: Path, rows: Iterable[tuple[str, str, bool]]) -> Path:
 
 
 def digit_scores(run: Run, file: Path, flip: bool = True) -> tuple[Tensor, Tensor]:
-    """The cosines of the pairs in a list, and their answers, without the command."""
+    """The cosines of the pairs in a list, and their answers, computed without the command."""
     pairs = read_pairs(file)
     pixels = np.stack([np.array(Image.open(file.parent / name)) for name in pairs.names])
     found = embeddings(load_model(run)[0], torch.from_numpy(pixels)[:, None], flip)
@@ -58,7 +58,7 @@ def embeddings(model: nn.Module, images: Tensor, flip: bool = True) -> Tensor:
 
 
 def margin_run(folder: Path) -> Run:
-    """A network that was not trained, for digits, with eight features and a head that has a margin."""
+    """An untrained network for digits, with eight features and a margin head."""
     config = RunConfig(operator="conv", width=0.1, epochs=1, margin="am-softmax", features=8)
     torch.manual_seed(0)
     model, run = build_model(config, 10, 1, 8), Run(folder)
@@ -69,7 +69,7 @@ def margin_run(folder: Path) -> Run:
 
 
 def set_thresholds(run: Run, lower: float, upper: float) -> None:
-    """Puts other thresholds into the calibration of a run."""
+    """Replaces the thresholds in the calibration of a run."""
     file = run.folder / "verification.json"
     found = Calibration.load(file)
     decision = dataclasses.replace(found.decision, lower=lower, upper=upper)

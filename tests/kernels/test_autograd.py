@@ -28,20 +28,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-# Saves only its output, from which the angle is recovered, and the norms.
+# An operator that saves its output, from which the backward pass recovers the angle, instead of inner products.
 KEEPS_OUTPUT = "tanh-sqcos+joint"
 
 
-# --- in place ---
+# --- tensors changed in place ---
 
 
 @pytest.mark.parametrize(("operator", "bias"), [*((name, False) for name in one_of_each()), ("tanh-sigmoid", True)])
-def test_an_activation_may_overwrite_the_output(operator, bias):
+def test_in_place_activation_can_overwrite_the_output(operator, bias):
     layer = make_layer(operator, padding=1, bias=bias)
     check(layer, images(1, 3, 4, 5), run=by_kernels_and_in_place, run_exactly=by_torch_and_activated)
 
 
-def test_the_output_may_be_overwritten_between_two_backward_passes():
+def test_output_can_be_overwritten_between_two_backward_passes():
     layer, x = make_layer(KEEPS_OUTPUT, bias=False), images(2, 3, 5, 6).requires_grad_()
     output = by_kernels(layer, x)
     (before,) = torch.autograd.grad(output.sum(), x, retain_graph=True)
@@ -53,7 +53,7 @@ def test_the_output_may_be_overwritten_between_two_backward_passes():
 
 @pytest.mark.parametrize("name", ["input", "weight", "radius"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_an_input_that_was_overwritten_is_an_error(name, bias):
+def test_overwritten_input_raises(name, bias):
     layer, x = make_layer("tanh-cos", bias=bias), images(2, 3, 5, 6).requires_grad_()
     output = by_kernels(layer, x)
     with torch.no_grad():
@@ -62,18 +62,18 @@ def test_an_input_that_was_overwritten_is_an_error(name, bias):
         output.sum().backward()
 
 
-# --- again and further ---
+# --- repeated, double and batched backward passes ---
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_graph_that_is_retained_gives_the_same_again(bias):
+def test_retained_graph_gives_the_same_gradients_again(bias):
     layer, x = make_layer("tanh-sigmoid+product", bias=bias), images(2, 3, 5, 6).requires_grad_()
     output = by_kernels(layer, x)
     first, second = (torch.autograd.grad(output.sum(), [x, *layer.parameters()], retain_graph=True) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_a_layer_may_be_used_twice():
+def test_layer_can_be_used_twice():
     layer = make_layer("tanh-cos", channels=3, filters=3, padding=1)
 
     def twice(run):
@@ -96,7 +96,7 @@ def gradients_of_gradients(run, layer, x, cotangent):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("operator", ["tanh-sigmoid(learnable=True)+product", "linear-cos", "log-sqcos"])
-def test_gradients_have_gradients(operator, training, bias):
+def test_double_backward(operator, training, bias):
     layer, x = make_layer(operator, bias=bias).train(training), images(2, 3, 4, 4)
     cotangent = cotangent_for(layer, x)
     double = x.double().requires_grad_()
@@ -106,7 +106,7 @@ def test_gradients_have_gradients(operator, training, bias):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_many_gradients_at_once(bias):
+def test_batched_gradients(bias):
     """The backward pass of a batch of cotangents, as for a Jacobian."""
     layer, x = make_layer("tanh-sqcos", bias=bias), images(2, 3, 4, 4).requires_grad_()
     cotangents = torch.stack([cotangent_for(layer, x) for _ in range(3)])
@@ -117,7 +117,7 @@ def test_many_gradients_at_once(bias):
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
-def test_the_running_mean_may_change_before_the_backward_pass(create_graph):
+def test_running_mean_can_change_before_the_backward_pass(create_graph):
     """A layer in evaluation mode sees two batches, with a training step between them."""
     layer, x = make_layer("tanh-cos").eval(), images(2, 3, 5, 6).requires_grad_()
     layer.mean_norm.fill_(2.0)
@@ -128,7 +128,7 @@ def test_the_running_mean_may_change_before_the_backward_pass(create_graph):
     torch.testing.assert_close(found.detach(), wanted)
 
 
-# --- what is kept ---
+# --- saved tensors ---
 
 
 def bytes_kept_for_backward(layer, x):
@@ -158,7 +158,7 @@ def test_only_norms_are_saved_besides_input_filters_and_output(dtype, layout):
 
 @pytest.mark.parametrize("operator", [KEEPS_OUTPUT, "linear-cos"])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_the_output_is_the_same(mode, operator):
+def test_output_without_gradients_is_the_same(mode, operator):
     layer, x = make_layer(operator, bias=False), images(2, 3, 5, 6)
     wanted = by_kernels(copy.deepcopy(layer), x)
     with mode():
@@ -166,7 +166,7 @@ def test_without_gradients_the_output_is_the_same(mode, operator):
 
 
 def kept_as_copies(layer, x):
-    """As `save_on_cpu(pin_memory=True)` does, which does not preserve the memory layout."""
+    """Saves copies without the memory layout, as `save_on_cpu(pin_memory=True)` does."""
 
     def pack(tensor):
         return tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -181,18 +181,18 @@ def checkpointed(layer, x):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["first", "last"])
-def test_saved_tensors_may_be_moved(layout, bias):
+def test_saved_tensors_can_be_moved(layout, bias):
     layer = make_layer(KEEPS_OUTPUT, bias=bias).to(memory_format=layout)
     check(layer, images(2, 3, 5, 6).contiguous(memory_format=layout), run=kept_as_copies)
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_saved_tensors_may_be_recomputed(bias):
+def test_saved_tensors_can_be_recomputed(bias):
     layer, x = make_layer(KEEPS_OUTPUT, bias=bias), images(2, 3, 5, 6).requires_grad_()
     cotangent = cotangent_for(layer, x)
     wanted = results(by_kernels_and_in_place, copy.deepcopy(layer), x, cotangent)
     found = results(checkpointed, layer, x, cotangent)
-    # The batch is seen twice, as by torch's own batch normalization.
+    # The batch is counted twice, as by torch's batch normalization.
     assert (found.pop("num_batches_tracked"), wanted.pop("num_batches_tracked")) == (2, 1)
     assert_same_bits(found, wanted)
 
@@ -256,7 +256,7 @@ def layout_of(tensor):
         (FIRST, LAST, torch.bfloat16),
     ],
 )
-def test_fake_results_have_the_true_shapes(operator, settings, of_input, of_filters, dtype):
+def test_fake_results_have_the_real_shapes(operator, settings, of_input, of_filters, dtype):
     layer = make_layer(operator, dtype=dtype, **settings).eval().to(memory_format=of_filters)
     x = images(2, layer.in_channels, 7, 6, dtype=dtype).contiguous(memory_format=of_input)
     fake = FakeTensorMode()
@@ -289,7 +289,7 @@ def test_operations_pass_opcheck(operator, bias, training):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("operator", "bias"), [("tanh-cos", False), (LEARNING, True)])
-def test_a_dispatch_mode_changes_nothing(operator, bias, training):
+def test_dispatch_mode_changes_nothing(operator, bias, training):
     layer, x = make_layer(operator, bias=bias).train(training), images(2, 3, 5, 6).requires_grad_()
     cotangent = cotangent_for(layer, x)
     wanted = results(by_kernels, copy.deepcopy(layer), x, cotangent)
@@ -299,13 +299,13 @@ def test_a_dispatch_mode_changes_nothing(operator, bias, training):
     assert_same_bits(found, wanted)
 
 
-def test_an_activation_may_overwrite_the_output_under_a_dispatch_mode():
+def test_in_place_activation_under_a_dispatch_mode():
     layer, x = make_layer("tanh-sqcos+joint", bias=False), images(2, 3, 5, 6).requires_grad_()
     with Watch():
         check(layer, x, run=by_kernels_and_in_place, run_exactly=by_torch_and_activated)
 
 
-# --- torch.compile, as far as it goes without a GPU ---
+# --- torch.compile, on the CPU if there is no GPU ---
 
 
 def compiled(function, **options):
@@ -320,13 +320,13 @@ def test_compiled_layers_give_the_same(operator, bias, training):
     check(layer, 0.4 * images(2, 3, 5, 6), run=compiled(by_kernels_or_layer))
 
 
-def test_a_compiled_activation_may_overwrite_the_output():
+def test_compiled_in_place_activation_can_overwrite_the_output():
     layer = make_layer("tanh-sqcos+joint", bias=False)
     run = compiled(lambda layer, x: by_kernels_or_layer(layer, x).mul_(-2).relu_())
     check(layer, images(2, 3, 5, 6), run=run, run_exactly=by_torch_and_activated)
 
 
-def test_compiled_layers_take_images_of_any_size():
+def test_compiled_layers_accept_images_of_any_size():
     layer, run = make_layer("tanh-cos", bias=False, padding=1), compiled(by_kernels_or_layer, dynamic=True)
     for size in ((2, 3, 5, 6), (3, 3, 7, 5), (2, 3, 4, 9)):
         check(layer, images(*size), run=run)

@@ -62,7 +62,7 @@ def with_device_functions(registry):
 
 
 def learning(part, per_channel):
-    """The part with every constant learned; a radius declares that itself."""
+    """The component with every constant learned; a radius has its own setting."""
     numbers = {name: slot.init for name, slot in part.slots().items() if not isinstance(getattr(part, name), Radius)}
     return dataclasses.replace(part, **{name: Learnable(init, per_channel) for name, init in numbers.items()})
 
@@ -100,7 +100,7 @@ def test_radii(magnitude, radius):
         "mix(log_scale=-3.0)-linear(delta=0.01)",
     ],
 )
-def test_constants_together_negative_and_fixed(operator):
+def test_combined_negative_and_fixed_constants(operator):
     check(make_layer(operator, bias=False), images(1, 3, 5, 6))
 
 
@@ -125,7 +125,7 @@ def test_eps(eps):
 
 @pytest.mark.parametrize("operator", ["linear-cos", "linear(scale=-2.5)-cos", "linear-cos+linear"])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
-def test_convolutions_with_filters_of_one_size(operator, dtype):
+def test_plain_convolutions_with_scaled_filters(operator, dtype):
     check(make_layer(operator, dtype=dtype), images(1, 3, 5, 6, dtype=dtype))
 
 
@@ -143,10 +143,10 @@ def test_mean_norms(operator, training, mean_norm):
         assert (layer.mean_norm != mean_norm) == training
 
 
-def test_running_mean_follows_batch_after_batch():
+def test_running_mean_over_several_batches():
     layer = make_layer("ball(radius=Radius(decay=0.6))-cos")
     double = exact(layer)
-    # From the 14th batch on the decay is 0.6 itself.
+    # The warm-up of the decay ends with the 14th batch.
     for scale in (1, 3, 0.5, 2) * 4:
         x = scale * images(1, 3, 5, 6)
         by_kernels(layer, x)
@@ -158,7 +158,7 @@ def test_running_mean_follows_batch_after_batch():
 @quiet_numpy
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("before", [0.0, 2.5])
-def test_a_batch_that_is_not_finite_never_enters_the_running_mean(before, bad):
+def test_non_finite_batch_does_not_change_the_running_mean(before, bad):
     layer = make_layer("tanh-cos")
     layer.mean_norm.fill_(before)
     layer.num_batches_tracked.fill_(7)
@@ -169,14 +169,14 @@ def test_a_batch_that_is_not_finite_never_enters_the_running_mean(before, bad):
     assert layer.num_batches_tracked == 7
 
 
-def test_a_mean_norm_set_to_zero_starts_over_whatever_its_count():
+def test_mean_norm_of_zero_restarts_for_any_count():
     layer = make_layer("tanh-cos")
     layer.num_batches_tracked.fill_(1000)
     check(layer, images(1, 3, 5, 6))
     assert layer.num_batches_tracked == 1
 
 
-def test_a_running_mean_without_a_count_has_its_decay_from_the_start():
+def test_running_mean_without_a_count_does_not_warm_up():
     layer = make_layer("ball(radius=Radius(decay=0.6))-cos")
     layer.num_batches_tracked = None
     double = exact(layer)
@@ -207,7 +207,7 @@ def test_zero_patches_have_correct_gradients(eps):
 @quiet_numpy
 @pytest.mark.parametrize("operator", one_of_each())
 def test_tiny_patches_have_correct_gradients(operator):
-    """Values recovered from the output are recovered from very small outputs, too."""
+    """The backward pass must also recover values from very small outputs."""
     check(make_layer(operator, bias=False, eps=1e-8), 1e-4 * images(1, 3, 5, 6))
 
 
@@ -234,7 +234,7 @@ def test_extreme_norms_give_finite_results_and_gradients(operator, norm, dtype):
 
 @quiet_numpy
 @pytest.mark.parametrize("operator", ["tanh-cos", "ball-sqcos", "sphere-linear", "sharp-relucos", "tanh-sigmoid+joint"])
-def test_norms_that_float16_cannot_hold_give_bounded_operators_finite_results(operator):
+def test_bounded_operators_are_finite_for_norms_beyond_float16(operator):
     layer = make_layer(operator, channels=16, padding=1, bias=False, dtype=torch.float16)
     with torch.no_grad():
         layer.weight.fill_(0.1)
@@ -249,14 +249,14 @@ def test_norms_that_float16_cannot_hold_give_bounded_operators_finite_results(op
 
 @quiet_numpy
 @pytest.mark.parametrize("operator", one_of_each())
-def test_a_nan_affects_only_its_own_patches(operator):
+def test_nan_affects_only_its_own_patches(operator):
     """A kernel that computes max(0, NaN) would return a number."""
     layer, x = make_layer(operator).eval(), images(2, 3, 7, 7)
     x[1, 1, 2, 2] = math.nan
     assert torch.equal(by_kernels(layer, x).isnan(), exact(layer)(x.double()).isnan())
 
 
-# --- not everything has a gradient ---
+# --- frozen tensors ---
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_frozen_tensors_get_no_gradient(frozen):
     check(layer, images(2, 3, 5, 6), needs_input="input" not in frozen)
 
 
-# --- memory and order ---
+# --- uninitialized memory, and determinism ---
 
 
 @contextlib.contextmanager
@@ -301,7 +301,7 @@ def run_from_the_same_start(layer, x, cotangent):
     ("operator", "size", "bias"), [*((name, 5, False) for name in one_of_each()[:3]), ("tanh-sigmoid", 40, True)]
 )
 def test_no_memory_is_read_before_it_is_written(operator, size, bias):
-    """Three images give three programs, while kernels read four sums, one of which does not exist."""
+    """Three images give three programs, while kernels read four sums, the last of them masked."""
     layer, x = make_layer(operator, bias=bias, padding=1), images(3, 3, size, size).requires_grad_()
     cotangent = cotangent_for(layer, x)
     with new_memory_is_nan(fill=False):
@@ -316,7 +316,7 @@ def test_no_memory_is_read_before_it_is_written(operator, size, bias):
 
 @pytest.mark.parametrize(("layout", "bias"), [(torch.contiguous_format, True), (torch.channels_last, False)])
 def test_results_are_deterministic(layout, bias):
-    """With several programs, whose sums must be added in a fixed order."""
+    """Several programs compute partial sums, which must be added in a fixed order."""
     layer = make_layer("tanh-sigmoid(learnable=True)+product", bias=bias)
     x = images(3, 3, 31, 33).contiguous(memory_format=layout).requires_grad_()
     cotangent = cotangent_for(layer, x)
@@ -324,7 +324,7 @@ def test_results_are_deterministic(layout, bias):
     assert_same_bits(run_from_the_same_start(layer, x, cotangent), first)
 
 
-# A weighting that constants enter, and a mean norm that has a gradient.
+# The weighting depends on the constants, and the mean norm has a gradient.
 OPERATOR = "tanh-sigmoid(learnable=True)+product"
 LAST = torch.channels_last
 
@@ -401,7 +401,7 @@ def test_filters_in_several_tiles_chunks_and_groups():
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_window_beyond_the_image_is_an_error(size):
+def test_window_larger_than_the_image_raises(size):
     with pytest.raises(RuntimeError):
         by_kernels(make_layer("tanh-cos", kernel=3), images(1, 3, size, size))
 
@@ -447,7 +447,7 @@ def test_layouts_of_the_gradient(of_gradient, of_input):
 
 
 @pytest.mark.parametrize("of_input", ["first", "last"])
-def test_a_gradient_of_one_number(of_input):
+def test_gradient_expanded_from_one_number(of_input):
     """The gradient from `output.sum().backward()`: all strides are 0."""
     layer, x = make_layer(OPERATOR), LAYOUTS[of_input](images(2, 3, 5, 6))
     check(layer, x, torch.ones((), device=x.device).expand(cotangent_for(layer, x).shape))
@@ -455,7 +455,7 @@ def test_a_gradient_of_one_number(of_input):
 
 @pytest.mark.parametrize("of_input", ["first", "last"])
 @pytest.mark.parametrize("of_filters", ["first", "last"])
-def test_the_output_has_the_layout_of_a_convolution(of_input, of_filters):
+def test_output_has_the_layout_of_a_convolution(of_input, of_filters):
     layer, x = make_layer(OPERATOR), LAYOUTS[of_input](images(2, 3, 5, 6))
     layer.weight = nn.Parameter(LAYOUTS[of_filters](layer.weight.detach()))
     assert by_kernels(layer, x).stride() == F.conv2d(x, layer.weight).stride()
@@ -470,8 +470,8 @@ def test_vectors_with_gaps(name):
     check(layer, images(2, 3, 5, 6))
 
 
-def test_addresses_may_change_from_call_to_call():
-    """Kernels compiled for aligned addresses must not be used for others, and the other way round."""
+def test_addresses_can_change_between_calls():
+    """Kernels compiled for aligned addresses must not be used for others, or the reverse."""
     layer = make_layer(OPERATOR)
     for layout in ("first", "unaligned", "first", "unaligned"):
         check(layer, LAYOUTS[layout](images(2, 3, 5, 6)))

@@ -1,4 +1,4 @@
-"""Device functions compared with torch: the equation of each part, and its derivatives by argument and constants."""
+"""Device functions compared with torch: the equation of each component and its derivatives."""
 
 import itertools
 import math
@@ -96,7 +96,7 @@ NORMS = as_float32([1e-19, 1e-10, 1e-4, 0.009, 0.011, 0.2, 0.3, 0.77, 1.3, 2.1, 
 
 @pytest.mark.parametrize("part", MAGNITUDES, ids=lambda part: part.spec())
 def test_magnitudes(part):
-    """Values with the precision of float32 for any norm; slopes relative to the largest of them."""
+    """Values are accurate relative to themselves for any norm, slopes relative to the largest of them."""
     n, constants = grid(NORMS, part, (0.31, 1.07, 2.6))
     wanted = by_autograd(part.value, n, constants)
     found = on_device(part.device, part, n, constants)
@@ -116,7 +116,7 @@ ANGLES = variants(
 )
 SIZES = (0.0, 1e-30, 1e-12, 1e-7, 1e-3, 0.12, 0.24, 0.26, 0.49, 0.51, 0.7, 0.9, 0.99, 0.9999, 0.999999, 1.0)
 COSINES = as_float32([sign * size for size in SIZES for sign in (1, -1)])
-# 1 - cos^2, of which the slope of an arc is made, loses digits near 1, down to 1e-7 of the 1e-4 where it ends.
+# Near cosines of 1, the slope of the angle loses digits with 1 - cos^2, which is accurate to 1e-7 and at least 1e-4.
 OF_SLOPES = {"rtol": 1e-3, "atol": 1e-4}
 
 
@@ -131,7 +131,7 @@ def test_angles(part):
 
 @pytest.mark.parametrize("part", [part for part in ANGLES if part.device_inverse], ids=lambda part: part.spec())
 def test_inverses_of_angles(part):
-    """From g back to the cosine, where g determines it, and to the slopes there."""
+    """From g back to the cosine, if g determines it, and to the slopes."""
     cos, constants = grid(COSINES, part, (0.06, 0.3, 1.0, 3.0))
     wanted = by_autograd(part.value, cos, constants)
     found = on_device(part.device_inverse, part, wanted[0], constants)
@@ -140,8 +140,8 @@ def test_inverses_of_angles(part):
 
 
 @pytest.mark.parametrize("part", ANGLES, ids=lambda part: part.spec())
-def test_cosines_beyond_one_are_no_worse_than_one(part):
-    """Rounding may give such values; the result is finite and off by no more than the rounding."""
+def test_cosines_beyond_one_give_finite_and_close_results(part):
+    """Rounding may give such cosines; the result is finite and accurate to the rounding error."""
     cos, constants = grid(as_float32([1.004, -1.004]), part, (0.06, 0.3, 3.0))
     found = on_device(part.device, part, cos, constants)
     assert found.isfinite().all()
@@ -168,7 +168,7 @@ def test_weightings(name):
     torch.testing.assert_close(found.cpu().double(), wanted, rtol=1e-6, atol=1e-37)
 
 
-# --- the approximations of the hardware ---
+# --- hardware approximations ---
 
 
 @pytest.mark.skipif(not ON_GPU, reason="approximations are instructions of a GPU")

@@ -50,17 +50,17 @@ def test_operators_with_device_functions_use_kernels(operator):
 @pytest.mark.parametrize(
     "operator", ["tanh-spline", "tanh&log-cos", Operator(doubled), Operator("log", doubled)], ids=str
 )
-def test_operators_without_device_functions_do_not(operator):
+def test_operators_without_device_functions_fall_back_to_torch(operator):
     assert not takes_kernels(operator)
 
 
-def test_a_missing_operator_falls_back_to_torch():
+def test_missing_operator_falls_back_to_torch():
     assert not takes_kernels(None)
 
 
 @pytest.fixture
 def _own_registry():
-    """Removes what a test registers."""
+    """Removes the magnitudes that a test registers."""
     before = set(dcnet.magnitude.registry)
     yield
     for name in set(dcnet.magnitude.registry) - before:
@@ -73,7 +73,7 @@ def register(magnitude):
 
 
 @pytest.mark.usefixtures("_own_registry")
-def test_a_new_magnitude_uses_kernels_once_it_has_a_device_function():
+def test_new_magnitude_uses_kernels_once_it_has_a_device_function():
     @register
     @dataclasses.dataclass(frozen=True)
     class Root(dcnet.magnitude.Magnitude):
@@ -98,7 +98,7 @@ def test_a_new_magnitude_uses_kernels_once_it_has_a_device_function():
 
 
 @pytest.mark.usefixtures("_own_registry")
-def test_a_subclass_with_another_equation_does_not_use_its_parents_kernel():
+def test_subclass_with_another_equation_does_not_use_the_kernel_of_its_parent():
     """The parent's device function would silently compute the parent's equation."""
 
     @register
@@ -112,7 +112,7 @@ def test_a_subclass_with_another_equation_does_not_use_its_parents_kernel():
     assert not takes_kernels("twice_tanh-cos")
 
 
-def test_an_unregistered_magnitude_does_not_use_kernels():
+def test_unregistered_magnitude_does_not_use_kernels():
     """Plans are made from specs, which are parsed by the registries."""
 
     @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ def test_an_unregistered_magnitude_does_not_use_kernels():
 
 
 @pytest.mark.usefixtures("_own_registry")
-def test_more_learned_constants_than_the_operation_has_arguments():
+def test_too_many_learned_constants_fall_back_to_torch():
     @register
     @dataclasses.dataclass(frozen=True)
     class Many(dcnet.magnitude.Magnitude):
@@ -143,7 +143,7 @@ def test_more_learned_constants_than_the_operation_has_arguments():
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda operator: pickle.loads(pickle.dumps(operator))])
 @pytest.mark.parametrize("spec", ["tanh-cos", "seg-sigmoid+product"])
 def test_copied_operators_use_kernels(spec, copied):
-    """As in a copied, folded or unpickled model."""
+    """Copied, folded and unpickled models have such operators."""
     assert takes_kernels(copied(Operator.parse(spec)))
 
 
@@ -165,7 +165,7 @@ def test_kernels_are_on_again_after_an_error():
     assert takes_kernels("tanh-cos")
 
 
-def test_an_environment_variable_turns_kernels_off():
+def test_environment_variable_turns_kernels_off():
     code = """if True:
         from dcnet.kernels import use_kernels
         from helpers.kernel_comparison import takes_kernels
@@ -182,13 +182,13 @@ def test_an_environment_variable_turns_kernels_off():
 # --- tensors ---
 
 
-def test_a_cpu_does_not_use_kernels():
+def test_cpu_does_not_use_kernels():
     x, w = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3)
     assert not fits(x, w, None, 0, 1, {"operator": "tanh-cos"})
     assert not takes_kernels("tanh-cos", w=w)
 
 
-def test_an_old_gpu_does_not_use_kernels(monkeypatch):
+def test_old_gpu_does_not_use_kernels(monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5))
     assert not fits(*a_convolution(), None, 0, 1, {"operator": "tanh-cos"})
 
@@ -210,18 +210,18 @@ def test_dtypes(dtype, of_filters, taken):
     assert takes_kernels("tanh-cos", x, w) == taken
 
 
-def test_filters_in_float32_with_half_precision_need_autocast():
-    """As in torch: without autocast, dtypes that differ are an error."""
+def test_float32_filters_with_half_precision_input_need_autocast():
+    """Without autocast, different dtypes are an error in torch, too."""
     assert not takes_kernels("tanh-cos", on_gpu(2, 3, 5, 5, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("bias", [torch.float64, torch.float16])
-def test_a_bias_of_another_dtype_falls_back_to_torch(bias):
+def test_bias_of_another_dtype_falls_back_to_torch(bias):
     assert not takes_kernels("tanh-cos", bias=on_gpu(4, dtype=bias))
 
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (4, 1), ()])
-def test_a_bias_of_another_shape_falls_back_to_torch(shape):
+def test_bias_of_another_shape_falls_back_to_torch(shape):
     """Kernels would read out of bounds."""
     assert takes_kernels("tanh-cos", bias=on_gpu(4))
     assert not takes_kernels("tanh-cos", bias=on_gpu(*shape))
@@ -264,7 +264,7 @@ def test_paddings(padding, kernel, taken):
 
 @quiet_numpy
 @pytest.mark.parametrize(("radius", "size"), [("Radius(per_channel=False)", 4), ("Radius()", 1)])
-def test_constants_of_another_size_than_a_layer_stores(radius, size):
+def test_constants_of_other_sizes_broadcast_as_in_torch(radius, size):
     """torch broadcasts them; the kernels must give the same result, and not read out of bounds."""
     operator, stored = f"tanh(radius={radius})-cos", torch.linspace(0.5, 2, size, device=DEVICE)
     with mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)):
@@ -278,10 +278,10 @@ def test_constants_of_another_size_than_a_layer_stores(radius, size):
         torch.testing.assert_close(conv2d(x, w, None, 1, 0, 1, 1, options), wanted, rtol=1e-4, atol=1e-5)
 
 
-# --- those who look on ---
+# --- transforms and traces ---
 
 
-def test_transforms_of_functions_see_torchs_own_operations():
+def test_functorch_transforms_use_torch():
     seen = []
 
     def ask(x):
@@ -294,14 +294,14 @@ def test_transforms_of_functions_see_torchs_own_operations():
     assert seen == [False] * 3
 
 
-def test_derivatives_forward_see_torchs_own_operations():
+def test_forward_mode_autograd_uses_torch():
     """The kernels have no forward-mode derivative; tangents would be lost."""
     with forward_ad.dual_level():
         assert not takes_kernels("tanh-cos")
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_trace_sees_torchs_own_operations():
+def test_jit_trace_uses_torch():
     seen = []
 
     def ask(x):

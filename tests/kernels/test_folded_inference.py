@@ -1,4 +1,4 @@
-"""Folded layers in the kernels give the results of the trained network with batch normalization."""
+"""Folded layers in the kernels, compared with the trained network with batch normalization."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def covered():
 
 
 def covered_params():
-    """Every operator with both settings; quick are the pairwise operators with one of them each."""
+    """Every operator with both settings; all are slow, except pairwise operators with one setting each."""
     quick = [name for name in covered() if name in pairwise_operators()]
     others = [name for name in covered() if name not in quick]
     settings = [(True, 1, True), (False, 2, False)]
@@ -30,7 +30,7 @@ def covered_params():
 
 
 def trained(operator, bias, groups, last):
-    """A layer with batch normalization after a few batches, in evaluation mode, with factors of both signs."""
+    """A layer and a batch normalization after two batches, in evaluation mode, with factors of both signs."""
     conv = dcnet.DecoupledConv2d(6, 8, 3, stride=2, padding=1, groups=groups, bias=bias, operator=operator)
     norm = nn.BatchNorm2d(8)
     model = nn.Sequential(conv, norm).to(DEVICE)
@@ -52,7 +52,7 @@ def by_kernels(layer, x):
 
 
 @pytest.mark.parametrize(("operator", "bias", "groups", "last"), covered_params())
-def test_a_folded_layer_in_kernels_gives_the_trained_results(operator, bias, groups, last):
+def test_folded_layer_in_kernels_matches_the_trained_layer(operator, bias, groups, last):
     model = trained(operator, bias, groups, last)
     (layer,) = [module for module in dcnet.fold(model).modules() if isinstance(module, FoldedConv)]
     x = torch.randn(3, 6, 7, 5, device=DEVICE)
@@ -62,7 +62,7 @@ def test_a_folded_layer_in_kernels_gives_the_trained_results(operator, bias, gro
     assert (found - expected).norm() <= 2e-5 * expected.norm()
 
 
-def test_a_table_follows_its_buffers():
+def test_table_is_rebuilt_if_a_buffer_changes():
     layer = folded_layer("tanh-sqcos", bias=False, groups=1, last=True)
     x, before = torch.randn(1, 6, 7, 5, device=DEVICE), layer.table()
     assert layer.table() is before
@@ -83,7 +83,7 @@ def test_gradients_and_the_cpu_fall_back_to_torch():
         assert dispatch.fits_folded(x, *arguments) == (DEVICE == "cuda")
 
 
-def test_a_layer_that_was_folded_in_inference_mode():
+def test_layer_folded_in_inference_mode():
     """Its buffers have no version counter to cache the table by."""
     model = trained("tanh-sqcos", bias=False, groups=1, last=True)
     with torch.inference_mode():
@@ -107,7 +107,7 @@ def compiled(function, backend):
     ("operator", "backend"),
     alternating(["tanh-cos", "seg(learnable=True)-sigmoid+product", "log-linear+joint"], [("aot_eager",), ("eager",)]),
 )
-def test_a_compiled_layer_gives_the_same_and_follows_its_buffers(operator, backend):
+def test_compiled_layer_gives_the_same_and_sees_changed_buffers(operator, backend):
     run = compiled(by_kernels, backend)
     for bias, groups, last in ((True, 1, True), (False, 2, False)):
         layer, x = folded_layer(operator, bias, groups, last), torch.randn(3, 6, 7, 5, device=DEVICE)
@@ -118,7 +118,7 @@ def test_a_compiled_layer_gives_the_same_and_follows_its_buffers(operator, backe
                 layer.w_norm.mul_(1.5)
 
 
-def test_a_compiled_layer_takes_images_of_any_size():
+def test_compiled_layer_accepts_images_of_any_size():
     layer = folded_layer("tanh-cos", bias=False, groups=1, last=False)
     torch.compiler.reset()
     run = torch.compile(by_kernels, fullgraph=True, backend="aot_eager", dynamic=True)
@@ -129,7 +129,7 @@ def test_a_compiled_layer_takes_images_of_any_size():
 
 
 class OnGpu(nn.Module):
-    """A folded layer on a GPU that is not installed; nothing is run."""
+    """A folded layer on a GPU that is not installed; its forward is only traced."""
 
     def __init__(self, layer):
         super().__init__()
@@ -158,11 +158,11 @@ def calls_when_compiled(network):
     return calls
 
 
-def test_a_compiler_on_a_gpu_sees_one_operation(on_gpu):
+def test_compiled_on_a_gpu_is_one_operation(on_gpu):
     assert [name for name in calls_when_compiled(on_gpu) if "conv2d" in name] == ["dcnet.folded_conv2d.default"]
 
 
-def test_a_compiler_on_a_gpu_sees_torchs_operations_without_kernels(on_gpu):
+def test_compiled_on_a_gpu_without_kernels_uses_torch(on_gpu):
     with dispatch.use_kernels(False):
         assert not any("dcnet" in name for name in calls_when_compiled(on_gpu))
 
@@ -182,7 +182,7 @@ def test_compiled_layers_with_gradients_or_autocast_fall_back_to_torch(monkeypat
         assert not dispatch.fits_folded(x, *arguments)
 
 
-def test_an_export_on_a_gpu_has_no_operation_of_this_library(on_gpu):
+def test_export_on_a_gpu_uses_torch(on_gpu):
     program = torch.export.export(on_gpu, ())
     names = [str(node.target) for node in program.graph.nodes]
     assert any("conv2d" in name for name in names)
@@ -191,7 +191,7 @@ def test_an_export_on_a_gpu_has_no_operation_of_this_library(on_gpu):
 
 @quiet_numpy
 @pytest.mark.parametrize(("bias", "groups", "last"), [(True, 1, True), (False, 2, False)])
-def test_the_operation_passes_opcheck(bias, groups, last):
+def test_operation_passes_opcheck(bias, groups, last):
     layer = folded_layer("tanh-sqcos+joint", bias, groups, last)
     window = ((2, 1), (1, 0), (1, 2), groups)
     for size in ((3, 6, 7, 5), (1, 6, 2, 5), (2, 6, 1, 5)):

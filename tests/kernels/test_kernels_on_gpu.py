@@ -33,7 +33,7 @@ LEARNING = "tanh(learnable=True)-sigmoid(learnable=True)+product"
 
 @contextlib.contextmanager
 def kernels_untouched():
-    """Fails if the kernels are called."""
+    """Fails if a kernel is called."""
     with mock.patch.object(dcnet.kernels, "conv2d", side_effect=AssertionError("took the kernels")):
         yield
 
@@ -50,7 +50,7 @@ def test_layers_of_real_size(operator, dtype, layout):
 
 
 @pytest.mark.parametrize("mode", ["reflect", "circular", "replicate"])
-def test_paddings_that_torch_writes_out(mode):
+def test_padding_modes(mode):
     check(make_layer("tanh-cos", padding=1, padding_mode=mode), images(2, 3, 5, 6))
 
 
@@ -78,21 +78,21 @@ def test_memory_is_not_reused_while_a_side_stream_reads_it():
 
 
 @pytest.mark.parametrize(("stride", "padding"), [(2, "same"), (1, "smae")])
-def test_errors_of_torch_are_errors(stride, padding):
+def test_invalid_padding_raises(stride, padding):
     x, weight = images(2, 3, 5, 6), images(4, 3, 3, 3)
     with pytest.raises((RuntimeError, ValueError)):
         dcnet.functional.decoupled_conv2d(x, weight, stride=stride, padding=padding, operator="tanh-cos")
 
 
-# --- compilers and captures ---
+# --- torch.compile and CUDA graphs ---
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("operator", ["tanh-cos", LEARNING, "linear-cos"])
 def test_compiled_networks(operator, dtype):
-    """A layer between others, with an in-place activation: inductor may reorder and fuse all but the operation.
+    """A layer and an in-place activation: inductor may reorder and fuse everything except the operation.
 
-    The activation has no kink, on whose other side half precision might fall.
+    The activation has no kink, around which half precision would change the gradient.
     """
     net = nn.Sequential(make_layer(operator, 3, 8, bias=False, dtype=dtype), nn.ELU(inplace=True), nn.AvgPool2d(2))
     torch.compiler.reset()
@@ -133,7 +133,7 @@ def train_step(layer, x, cotangent):
 
 
 @pytest.mark.parametrize("operator", ["tanh-cos", LEARNING, "linear-cos"])
-def test_captured_graphs_replay_with_new_numbers(operator):
+def test_captured_graphs_replay_with_new_values(operator):
     layer, x = make_layer(operator, 8, 16, padding=1, bias=False), images(4, 8, 20, 20).requires_grad_()
     cotangent, side = cotangent_for(layer, x), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -175,17 +175,17 @@ def test_autocast_casts_the_input_and_reads_filters_in_float32(operator, compile
     assert_close(found, wanted, 2 * TOLERANCE[dtype])
 
 
-# --- those who have to see torch's own operations ---
+# --- fallback to torch ---
 
 
-def test_an_export_has_no_operation_of_this_library():
+def test_export_uses_torch():
     layer, x = make_layer("tanh-cos").eval(), images(2, 3, 5, 6)
     program = torch.export.export(layer, (x,))
     assert not any(str(node.target).startswith("dcnet") for node in program.graph.nodes)
     torch.testing.assert_close(program.module()(x), by_kernels(layer, x), rtol=1e-4, atol=1e-5)
 
 
-def test_transforms_of_functions():
+def test_functorch_transforms_use_torch():
     layer, x = make_layer("tanh-cos").eval(), images(4, 2, 3, 5, 6)
     parameters = dict(layer.named_parameters())
 
@@ -208,12 +208,12 @@ def test_kernels_can_be_turned_off():
 
 
 @pytest.mark.parametrize("operator", ["tanh-spline", "tanh&log-cos", "linear-relucos"])
-def test_other_operators_are_computed_by_torch(operator):
+def test_other_operators_use_torch(operator):
     with kernels_untouched():
         make_layer(operator)(images(2, 3, 5, 6)).sum().backward()
 
 
-def test_doubles_and_single_images_are_computed_by_torch():
+def test_float64_and_single_images_use_torch():
     layer = make_layer("tanh-cos")
     with kernels_untouched():
         layer(images(3, 5, 6))

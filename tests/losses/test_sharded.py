@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from helpers import sharded_heads
-from processes import launch
+from helpers.processes import launch
 
 from dcnet.losses import MarginSoftmax, ShardedMarginSoftmax, registry
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.processes import launch
 from helpers.small_runs import tiny, train
-from processes import launch
 
 from dcnet.data import load_dataset
 from dcnet.training import Run

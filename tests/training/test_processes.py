@@ -13,9 +13,9 @@ import time
 import numpy
 import pytest
 import torch
+from helpers.processes import PATIENCE, wait_until
 from helpers.small_runs import tiny, train
 from PIL import Image
-from processes import PATIENCE, wait_until
 
 from dcnet.training import Execution, Run, RunConfig, Trainer
 from dcnet.training.runs import run_lock

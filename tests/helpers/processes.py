@@ -1,4 +1,4 @@
-"""Helpers for tests that start processes."""
+"""Tests with several processes: launching them, and waiting for them."""
 
 import os
 import socket
@@ -7,15 +7,14 @@ import sys
 import time
 from pathlib import Path
 
-# Folders that the started programs import from.
-HERE = Path(__file__).parent
-FOLDERS = (HERE,)
-# Seconds; even on a busy machine the processes of tests take less.
+# Programs import `helpers` from here.
+TESTS = Path(__file__).parents[1]
+# More seconds than a process of a test needs, even on a busy machine.
 PATIENCE = 300.0
 
 
 def wait_until(found, process=None, seconds=PATIENCE):
-    """Waits until `found()` is true or the process ends, and returns its value; an AssertionError after `seconds`."""
+    """Waits until `found` returns a true value or the process has ended, and returns the value; fails after `seconds`."""
     end = time.monotonic() + seconds
     while not (value := found()) and (process is None or process.poll() is None):
         assert time.monotonic() < end, f"nothing happened in {seconds:g} s"
@@ -30,10 +29,10 @@ def free_port():
 
 
 def launch(processes, *command, fails=False):
-    """Runs a command in several processes by torchrun."""
+    """Runs a program with torchrun."""
     start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
     place = ["--master-addr=localhost", f"--master-port={free_port()}"]
-    found = [*map(str, FOLDERS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(found)}
     done = subprocess.run(
         [*start, *place, *map(str, command)],
