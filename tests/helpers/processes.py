@@ -14,7 +14,7 @@ PATIENCE = 300.0
 
 
 def wait_until(found, process=None, seconds=PATIENCE):
-    """Waits until `found` returns a true value or the process has ended, and returns the value; fails after `seconds`."""
+    """The value of `found` once it is true, or when the process has ended; fails after some seconds."""
     end = time.monotonic() + seconds
     while not (value := found()) and (process is None or process.poll() is None):
         assert time.monotonic() < end, f"nothing happened in {seconds:g} s"
