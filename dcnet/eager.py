@@ -137,8 +137,8 @@ class ConvPatches(Patches):
         self.input = input if self.batched else input.unsqueeze(0)
         self.kernel, self.groups = tuple(weight.shape[2:]), groups
         # One size for all dimensions is written out: the export to ONNX takes a tuple of one as it is, and is wrong.
-        self.stride, self.dilation = _each(stride, spatial), _each(dilation, spatial)
-        self.padding = padding if isinstance(padding, str) else _each(padding, spatial)
+        self.stride, self.dilation = each_dimension(stride, spatial), each_dimension(dilation, spatial)
+        self.padding = padding if isinstance(padding, str) else each_dimension(padding, spatial)
         self.channels_last = _channels_last(self.input) or _channels_last(weight)
         per_group = (groups, -1) if groups > 1 else (-1,)
         self.shape = per_group if self.channels_last else (*per_group, *[1] * spatial)
@@ -150,7 +150,7 @@ class ConvPatches(Patches):
         return _move_channels(product, self.groups, 1, -1) if self.channels_last else product
 
     def norm(self, eps: float) -> Tensor:
-        ends = _padding_ends(self.padding, self.kernel, self.dilation)
+        ends = padding_ends(self.padding, self.kernel, self.dilation)
         n = patch_norm(self.input, self.kernel, self.stride, ends, self.dilation, self.groups, eps)
         n = n.unsqueeze(2) if self.groups > 1 else n
         return _move_channels(n, self.groups, 1, -1) if self.channels_last else n
@@ -180,17 +180,18 @@ def _move_channels(x: Tensor, groups: int, source: int, target: int) -> Tensor:
     return x.movedim(ends[source], ends[target])
 
 
-def _each(size: Size, spatial: int) -> tuple[int, ...]:
+def each_dimension(size: Size, spatial: int) -> tuple[int, ...]:
+    """One size per spatial dimension."""
     sizes = tuple(size) if isinstance(size, Sequence) else (size,)
     return sizes * spatial if len(sizes) == 1 else sizes
 
 
-def _padding_ends(padding: Size | str, kernel: Sequence[int], dilation: Sequence[int]) -> list[tuple[int, int]]:
+def padding_ends(padding: Size | str, kernel: Sequence[int], dilation: Sequence[int]) -> list[tuple[int, int]]:
     """Rows of zeros before and after each spatial dimension; an odd one of "same" goes after, as in torch."""
     if padding == "same":
         totals = [step * (size - 1) for size, step in zip(kernel, dilation, strict=True)]
         return [(total // 2, total - total // 2) for total in totals]
-    sizes = _each(0 if isinstance(padding, str) else padding, len(kernel))
+    sizes = each_dimension(0 if isinstance(padding, str) else padding, len(kernel))
     return [(size, size) for size in sizes]
 
 

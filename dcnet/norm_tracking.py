@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dcnet.layers import Decoupled
+from dcnet.modes import evaluating
 from dcnet.norms import Processes
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -27,9 +28,8 @@ def sync_norms(model: Model, group: Any = None) -> Model:
         model: any network; its layers are changed in place, and it is returned.
         group: a group of torch.distributed; all processes by default. A model with a group cannot be pickled.
     """
-    for module in model.modules():
-        if isinstance(module, Decoupled) and module.operator.decay is not None:
-            module.sync = Processes(group)
+    for layer in _tracked_layers(model):
+        layer.sync = Processes(group)
     return model
 
 
@@ -47,14 +47,15 @@ def update_norms(model: nn.Module, data: Iterable[Any]) -> None:
     """
     if isinstance(data, Tensor):
         raise TypeError("data must be an iterable of batches, not one tensor: give [x]")
-    layers = [module for module in model.modules() if isinstance(module, Decoupled)]
-    tracked = [layer for layer in layers if layer.operator.decay is not None]
+    tracked = _tracked_layers(model)
     means = [layer.get_buffer("mean_norm") for layer in tracked]
     counts = [layer.get_buffer("num_batches_tracked") for layer in tracked]
     found: list[list[float]] = [[] for _ in means]
     before = [buffer.clone() for buffer in (*means, *counts)]
     try:
-        with _only_norms_in_training(model), _collect_mean_norms(tracked, found):
+        with evaluating(model), _collect_mean_norms(tracked, found):
+            for layer in tracked:
+                layer.training = True
             for batch in data:
                 model(_input(batch, model))
     finally:
@@ -64,6 +65,12 @@ def update_norms(model: nn.Module, data: Iterable[Any]) -> None:
         if seen:
             mean.fill_(statistics.fmean(seen))
             count.fill_(len(seen))
+
+
+def _tracked_layers(model: nn.Module) -> list[Decoupled]:
+    """The layers with a relative radius, which track the mean norm."""
+    layers = [module for module in model.modules() if isinstance(module, Decoupled)]
+    return [layer for layer in layers if layer.operator.decay is not None]
 
 
 @contextlib.contextmanager
@@ -86,18 +93,6 @@ def _collect_mean_norms(layers: list[Decoupled], found: list[list[float]]) -> It
             hooks.enter_context(layer.register_forward_pre_hook(reset))
             hooks.enter_context(layer.register_forward_hook(collect))
         yield
-
-
-@contextlib.contextmanager
-def _only_norms_in_training(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    for module in modes:
-        module.training = isinstance(module, Decoupled)
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _input(batch: Any, model: nn.Module) -> Tensor:

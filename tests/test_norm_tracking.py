@@ -1,22 +1,19 @@
 """Running mean norms recomputed from data, and synchronized between processes."""
 
 import copy
-import datetime
 import pickle
-import time
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from helpers.processes import process_group, results_of
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import dcnet
-from dcnet.interrupts import end_process
 from dcnet.kernels import dispatch
 from dcnet.tracing import has_hooks
 
@@ -162,8 +159,6 @@ def test_empty_tuple_as_a_batch_is_rejected():
 
 
 PROCESSES, STEPS = 2, 2
-# Seconds that a process waits for the others, and the test for all of them.
-PATIENCE, DEADLINE = 60, 240
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 NETWORKS = ["conv2d", "linear", "sum of magnitudes", "weighted"]
@@ -215,26 +210,17 @@ def plain_names(named):
 
 
 def in_one_process(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=PROCESSES,
-        timeout=datetime.timedelta(seconds=PATIENCE),
-    )
     results = {}
-    for kind in NETWORKS:
-        inputs = [share(batch, rank) for batch in batches(kind)]
-        results[kind] = trained(DistributedDataParallel(dcnet.sync_norms(shared_network(kind))), inputs)
-        results[f"{kind} apart"] = trained(DistributedDataParallel(shared_network(kind)), inputs)
-    results |= edges(rank)
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-    end_process()
+    with process_group(rank, folder, PROCESSES):
+        for kind in NETWORKS:
+            inputs = [share(batch, rank) for batch in batches(kind)]
+            results[kind] = trained(DistributedDataParallel(dcnet.sync_norms(shared_network(kind))), inputs)
+            results[f"{kind} apart"] = trained(DistributedDataParallel(shared_network(kind)), inputs)
+        results |= edge_cases(rank)
+        torch.save(results, f"{folder}/{rank}.pt")
 
 
-def edges(rank):
+def edge_cases(rank):
     """Groups, pickling, evaluation, updates, compilation, and batches of different sizes."""
     inputs = [share(batch, rank) for batch in batches("conv2d")]
     both, alone = dist.new_group(), [dist.new_group([other]) for other in range(PROCESSES)][rank]
@@ -263,16 +249,7 @@ def updated(model, data):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """The results of every process."""
-    folder = tmp_path_factory.mktemp("processes")
-    context = mp.start_processes(in_one_process, (str(folder),), PROCESSES, join=False, start_method="spawn")
-    deadline = time.monotonic() + DEADLINE
-    try:
-        while not context.join(timeout=1):
-            assert time.monotonic() < deadline, "the processes wait for each other"
-    finally:
-        for process in context.processes:
-            process.kill()
-    return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
+    return results_of(in_one_process, tmp_path_factory.mktemp("processes"), PROCESSES)
 
 
 def expected(kind, rank):

@@ -1,17 +1,15 @@
 """Weight projection, weighted gradients and regularizers in several processes."""
 
-import datetime
 import itertools
 
 import pytest
 import torch
-import torch.distributed as dist
 from helpers.filter_networks import BOTH, examples, network, whole
+from helpers.processes import process_group, results_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from dcnet.interrupts import end_process
 from dcnet.optim import WeightedGradients, WeightProjection, param_groups
 from dcnet.regularizers import orthonormal
 
@@ -42,34 +40,21 @@ WAYS = ("ddp", "fsdp2")
 
 def work(rank, folder):
     """One of two processes, which trains on every other example."""
-    torch.set_num_threads(1)
-    rendezvous = {"init_method": f"file://{folder}/rendezvous", "timeout": datetime.timedelta(seconds=60)}
-    dist.init_process_group("gloo", rank=rank, world_size=2, **rendezvous)
     results = {}
-    for way, on in itertools.product(WAYS, BOTH):
-        torch.manual_seed(0)
-        model = train(wrap(network(), way), examples()[rank::2], on)
-        results[way, on] = {name.removeprefix("module."): whole(v.detach()) for name, v in model.named_parameters()}
-        # DDP waits for its process group when it is deleted.
-        del model
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-    end_process()
+    with process_group(rank, folder, 2):
+        for way, on in itertools.product(WAYS, BOTH):
+            torch.manual_seed(0)
+            model = train(wrap(network(), way), examples()[rank::2], on)
+            results[way, on] = {name.removeprefix("module."): whole(v.detach()) for name, v in model.named_parameters()}
+            # DDP waits for its process group when it is deleted.
+            del model
+        torch.save(results, f"{folder}/{rank}.pt")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The parameters after training in two processes, by rank."""
-    folder = tmp_path_factory.mktemp("processes")
-    processes = torch.multiprocessing.spawn(work, (str(folder),), nprocs=2, join=False)
-    try:
-        # `join` also returns False when one of them has ended.
-        assert any(processes.join(timeout=100) for _ in range(3)), "two processes wait for each other"
-    finally:
-        for process in processes.processes:
-            process.kill()
-    return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
+    return results_of(work, tmp_path_factory.mktemp("processes"), 2)
 
 
 @pytest.mark.parametrize("on", BOTH)

@@ -131,12 +131,6 @@ def test_torchvision_extracts_features():
 # --- torch.jit.trace of layers in evaluation mode, saved and loaded again ---
 
 
-TRACED_LAYERS = {
-    "linear": (lambda op: dcnet.DecoupledLinear(4, 5, operator=op), (6, 4)),
-    "conv1d": (lambda op: dcnet.DecoupledConv1d(4, 5, 3, operator=op), (2, 4, 8)),
-    "conv2d": (lambda op: dcnet.DecoupledConv2d(4, 6, 3, padding=1, groups=2, operator=op), (2, 4, 8, 8)),
-    "conv3d": (lambda op: dcnet.DecoupledConv3d(4, 5, 2, padding=1, operator=op), (2, 4, 3, 3, 3)),
-}
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning"),
@@ -158,10 +152,10 @@ def traced(model, x):
 @pytest.mark.parametrize(
     "operator", ["tanh-cos", "seg-sqcos", "linear-cos", "log-sigmoid+product", "ball-spline+joint"]
 )
-@pytest.mark.parametrize("kind", TRACED_LAYERS)
+@pytest.mark.parametrize("kind", LAYERS)
 def test_jit_traced_layer_matches_before_and_after_saving(kind, operator, folded):
-    make, shape = TRACED_LAYERS[kind]
-    model = nn.Sequential(make(operator), nn.ReLU())
+    make, shape = LAYERS[kind]
+    model = nn.Sequential(make(operator=operator), nn.ReLU())
     model(torch.randn(shape))
     model = dcnet.fold(model) if folded else model.eval()
     other = torch.randn(shape[0] + 3, *shape[1:])

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcnet.device_functions import AVAILABLE
-from dcnet.eager import Options, Size, check_options, sharing
+from dcnet.eager import Options, Size, check_options, each_dimension, padding_ends, sharing
 from dcnet.kernels.convolution import mean_kind
 from dcnet.kernels.passes import BATCH_MEAN
 from dcnet.kernels.plan import has_device_functions, lies_channels_last
@@ -28,6 +28,8 @@ DTYPES = (*HALF_PRECISIONS, torch.float32)
 
 # Limits: a tile holds all channels of a group, loops over windows are unrolled, and positions are 32-bit integers.
 MOST_CHANNELS, LARGEST_WINDOW, LARGEST = 4096, 121, 2**31
+
+Sizes = tuple[int, ...]
 
 _enabled = AVAILABLE and os.environ.get("DCNET_KERNELS", "on") != "off"
 
@@ -140,15 +142,15 @@ def conv2d(
     options: Options,
 ) -> Tensor:
     """f(w, x) + bias by the fused kernels; also updates the running mean. Call it only if `fits` is true."""
-    if padding == "same" and _pair(stride) != (1, 1):
+    if padding == "same" and each_dimension(stride, 2) != (1, 1):
         raise ValueError(f"padding='same' requires stride 1, not {stride}")
     op, running = check_options(options), options.get("mean_norm")
     if op.norm_cancels:
         return _with_filters(op, x, w, bias, options.get("eps", 1e-4), (stride, padding, dilation, groups))
     mean = mean_kind(op.decay, running, options.get("training", False))
-    sizes = (_pair(stride), _pads(w, padding, dilation), _pair(dilation), groups, mean)
     tracked = options.get("num_batches_tracked") if running is not None else None
-    settings = (running, tracked, str(op), options.get("eps", 1e-4), *sizes)
+    sizes = _sizes(w, stride, padding, dilation)
+    settings = (running, tracked, str(op), options.get("eps", 1e-4), *sizes, groups, mean)
     constants = _stored(op, options, w)
     if is_plain_eager(x):
         x = x.to(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else x
@@ -178,10 +180,9 @@ def folded(
     x: Tensor, w: Tensor, bias: Tensor | None, table: Tensor, op: Operator, eps: float, window: Sequence[Any]
 ) -> Tensor:
     """Inference with a folded layer. Call it only if `fits_folded` is true."""
-    stride, padding, dilation, groups = window
-    sizes = (_pair(stride), _pads(w, padding, dilation), _pair(dilation), groups)
+    *sizes, groups = window
     run = folded_conv2d if is_plain_eager(x) else torch.ops.dcnet.folded_conv2d.default
-    return run(x, w, bias, table, str(op), eps, *sizes)
+    return run(x, w, bias, table, str(op), eps, *_sizes(w, *sizes), groups)
 
 
 def _with_filters(op: Operator, x: Tensor, w: Tensor, bias: Tensor | None, eps: float, window: Any) -> Tensor:
@@ -208,15 +209,8 @@ def _stored(op: Operator, options: Options, w: Tensor) -> list[Tensor]:
     ]
 
 
-def _pads(w: Tensor, padding: Size | str, dilation: Size) -> tuple[int, int]:
-    if padding == "same":
-        (high, wide), (down, across) = w.shape[2:], _pair(dilation)
-        return (high - 1) * down // 2, (wide - 1) * across // 2
-    return (0, 0) if isinstance(padding, str) else _pair(padding)
-
-
-def _pair(size: Size | Sequence[int]) -> tuple[int, int]:
-    if not isinstance(size, Sequence):
-        return size, size
-    first, *rest = size
-    return first, rest[0] if rest else first
+def _sizes(w: Tensor, stride: Size, padding: Size | str, dilation: Size) -> tuple[Sizes, Sizes, Sizes]:
+    """Stride, padding and dilation, each of height and width."""
+    dilation = each_dimension(dilation, 2)
+    pads = tuple(before for before, _ in padding_ends(padding, w.shape[2:], dilation))
+    return each_dimension(stride, 2), pads, dilation

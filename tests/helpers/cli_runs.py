@@ -69,9 +69,14 @@ def colour_run(folder: Path, images: Path) -> Run:
                 noise = np.random.default_rng(i).integers(0, 40, (11, 9, 3))
                 Image.fromarray((shade + noise).astype(np.uint8)).save(images / part / name / f"{i}.png")
     config = RunConfig(dataset="imagefolder", model="cnn9-small", operator="conv", width=0.1, image_size=14, epochs=1)
+    return untrained_run(folder, config, list(shades), channels=3, size=14)
+
+
+def untrained_run(folder: Path, config: RunConfig, classes: list[str], channels: int, size: int) -> Run:
+    """A finished run with the initial weights of its network."""
     torch.manual_seed(0)
-    model, run = build_model(config, 2, 3, 14), Run(folder)
+    model, run = build_model(config, len(classes), channels, size), Run(folder)
     write_tensors(run.model_file, {f"model.{name}": value for name, value in model.state_dict().items()}, {})
-    data = {"name": "imagefolder", "classes": list(shades), "channels": 3, "image_size": 14}
+    data = {"name": config.dataset, "classes": classes, "channels": channels, "image_size": size}
     run.write(Record(config=config.described(), status="done", data=DataDescription.from_json(data)))
     return run

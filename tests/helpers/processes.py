@@ -1,11 +1,18 @@
 """Tests with several processes: launching them, and waiting for them."""
 
+import contextlib
+import datetime
 import os
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dcnet.interrupts import end_process
 
 # Programs import `helpers` from here.
 TESTS = Path(__file__).parents[1]
@@ -44,3 +51,30 @@ def launch(processes, *command, fails=False):
     )
     assert (done.returncode != 0) == fails, done.stderr[-3000:]
     return done
+
+
+def results_of(work, folder, processes):
+    """Runs `work(rank, folder)` in several processes. Returns what each of them saved as `<rank>.pt`."""
+    context = torch.multiprocessing.spawn(work, (str(folder),), processes, join=False)
+    end = time.monotonic() + PATIENCE
+    try:
+        # `join` also returns False when one of them has ended.
+        while not context.join(timeout=1):
+            assert time.monotonic() < end, "the processes wait for each other"
+    finally:
+        for process in context.processes:
+            process.kill()
+    return [torch.load(folder / f"{rank}.pt") for rank in range(processes)]
+
+
+@contextlib.contextmanager
+def process_group(rank, folder, processes):
+    """Joins the group of all processes, and ends the process afterwards."""
+    torch.set_num_threads(1)
+    timeout = datetime.timedelta(seconds=60)
+    rendezvous = {"init_method": f"file://{folder}/rendezvous", "timeout": timeout}
+    dist.init_process_group("gloo", rank=rank, world_size=processes, **rendezvous)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+    end_process()

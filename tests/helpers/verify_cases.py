@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from dcnet.data import load_dataset
 from dcnet.training import Run, RunConfig, load_model
-from dcnet.training.build import build_model
-from dcnet.training.checkpoints import write_tensors
-from dcnet.training.record import DataDescription, Record
 from dcnet.verification import Calibration, pair_scores, read_pairs, sample_pairs
-from helpers.cli_runs import trained
+from helpers.cli_runs import trained, untrained_run
+from helpers.lfw_folder import write_image
 
 IMAGES, PAIRS = 60, 240
 
@@ -60,12 +58,7 @@ def embeddings(model: nn.Module, images: Tensor, flip: bool = True) -> Tensor:
 def margin_run(folder: Path) -> Run:
     """An untrained network for digits, with eight features and a margin head."""
     config = RunConfig(operator="conv", width=0.1, epochs=1, margin="am-softmax", features=8)
-    torch.manual_seed(0)
-    model, run = build_model(config, 10, 1, 8), Run(folder)
-    write_tensors(run.model_file, {f"model.{name}": value for name, value in model.state_dict().items()}, {})
-    data = {"name": "digits", "classes": [str(i) for i in range(10)], "channels": 1, "image_size": 8}
-    run.write(Record(config=config.described(), status="done", data=DataDescription.from_json(data)))
-    return run
+    return untrained_run(folder, config, [str(i) for i in range(10)], channels=1, size=8)
 
 
 def set_thresholds(run: Run, lower: float, upper: float) -> None:
@@ -80,10 +73,8 @@ def lfw_folder(folder: Path, people: Iterable[str]) -> Path:
     """Two images of each person in LFW's layout, and two folds of pairs, each of one same and one different pair."""
     first, second, third, fourth = people
     for place, person in enumerate((first, second, third, fourth)):
-        (folder / person).mkdir(parents=True)
         for number in (1, 2):
-            pixels = np.random.default_rng(2 * place + number).integers(0, 256, (12, 12, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / person / f"{person}_{number:04d}.jpg")
+            write_image(folder / person / f"{person}_{number:04d}.jpg", 2 * place + number)
     folds = [f"{a}\t1\t2\n{a}\t1\t{b}\t1\n" for a, b in ((first, second), (third, fourth))]
     (folder / "pairs.txt").write_text("2\t1\n" + "".join(folds))
     (folder / "pairsDevTest.txt").write_text(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import all_operators, pairwise_operators
-from helpers.kernel_comparison import alternating, quiet_numpy
+from helpers.kernel_comparison import DEVICE, alternating, quiet_numpy
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -11,8 +11,6 @@ import dcnet
 from dcnet.inference.folded_layers import FoldedConv
 from dcnet.kernels import dispatch
 from dcnet.kernels.plan import has_device_functions
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def covered():
@@ -42,9 +40,14 @@ def trained(operator, bias, groups, last):
     return model.eval().to(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
-def folded_layer(operator, bias, groups, last):
-    (layer,) = [m for m in dcnet.fold(trained(operator, bias, groups, last)).modules() if isinstance(m, FoldedConv)]
+def fold_layer(model):
+    """The folded layer of a network that has one."""
+    (layer,) = [module for module in dcnet.fold(model).modules() if isinstance(module, FoldedConv)]
     return layer
+
+
+def folded_layer(operator, bias, groups, last):
+    return fold_layer(trained(operator, bias, groups, last))
 
 
 def by_kernels(layer, x):
@@ -54,7 +57,7 @@ def by_kernels(layer, x):
 @pytest.mark.parametrize(("operator", "bias", "groups", "last"), covered_params())
 def test_folded_layer_in_kernels_matches_the_trained_layer(operator, bias, groups, last):
     model = trained(operator, bias, groups, last)
-    (layer,) = [module for module in dcnet.fold(model).modules() if isinstance(module, FoldedConv)]
+    layer = fold_layer(model)
     x = torch.randn(3, 6, 7, 5, device=DEVICE)
     x = x.contiguous(memory_format=torch.channels_last) if last else x
     with torch.no_grad():
@@ -87,7 +90,7 @@ def test_layer_folded_in_inference_mode():
     """Its buffers have no version counter to cache the table by."""
     model = trained("tanh-sqcos", bias=False, groups=1, last=True)
     with torch.inference_mode():
-        (layer,) = [module for module in dcnet.fold(model).modules() if isinstance(module, FoldedConv)]
+        layer = fold_layer(model)
         x = torch.randn(1, 6, 7, 5, device=DEVICE)
         torch.testing.assert_close(by_kernels(layer, x), model(x), rtol=1e-4, atol=1e-5)
         before = layer.table()
