@@ -332,6 +332,16 @@ def test_certify_rejects_invalid_arguments(options, message):
         certify(small(), **options)
 
 
+def test_certify_rejects_custom_norms():
+    """Their unit ball may be larger than that of linf."""
+    norms.add("wide", norms["linf"])
+    try:
+        with pytest.raises(ValueError, match="unknown norm 'wide': known are linf, l2"):
+            certify(small(), 0.1, "wide", image_size=8)
+    finally:
+        del norms["wide"]
+
+
 def test_networks_with_a_custom_forward_are_traced():
     class Mine(Network):
         def forward(self, input):
