@@ -138,7 +138,7 @@ def _compare(model: nn.Module, content: bytes, batches: Sequence[Tensor]) -> Non
         with evaluating(model):
             # An output that is None, as some networks have in evaluation mode, is not in the file.
             expected = [value.double().cpu() for value in tree_leaves(model(batch)) if value is not None]
-        for i, (ours, theirs) in enumerate(zip(expected, _run(content, batch), strict=True)):
+        for i, (ours, theirs) in enumerate(zip(expected, run_onnx(content, batch), strict=True)):
             difference = float((ours - theirs).abs().max()) if ours.numel() else 0.0
             limit = TOLERANCE.get(batch.dtype, 1e-4) * float(ours.abs().max()) if ours.numel() else 0.0
             if not difference <= limit:
@@ -148,7 +148,7 @@ def _compare(model: nn.Module, content: bytes, batches: Sequence[Tensor]) -> Non
                 )
 
 
-def _run(content: bytes, batch: Tensor) -> list[Tensor]:
+def run_onnx(content: bytes, batch: Tensor) -> list[Tensor]:
     onnxruntime = importlib.import_module("onnxruntime")
     try:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])

@@ -14,17 +14,7 @@ import tyro
 from rich import progress
 
 from dcnet import report, robustness, training
-from dcnet.cli.options import (
-    DataOptions,
-    JsonOption,
-    Number,
-    OneRun,
-    arg,
-    check_at_least,
-    load_run,
-    output_file,
-    report_bad_input,
-)
+from dcnet.cli import options
 from dcnet.exit_codes import INTERRUPTED
 from dcnet.files import write_atomically
 from dcnet.terminal import console, print_json, visible
@@ -37,7 +27,7 @@ PICTURES = ("accuracy", "loss")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(JsonOption, DataOptions, OneRun):
+class Command(options.JsonOption, options.DataOptions, options.OneRun):
     """Attack the network of a run, and report how robust it is and how reliable the result is.
 
     Measures the accuracy under FGSM, BIM, PGD, AutoAttack, a transfer from another run and corruptions, and the epsilon
@@ -45,10 +35,10 @@ class Command(JsonOption, DataOptions, OneRun):
     record of the run: after Ctrl-C the same command resumes.
     """
 
-    source: Annotated[str | None, arg("RUN")] = None
+    source: Annotated[str | None, options.arg("RUN")] = None
     """A run with the same classes, such as a plain network, from which attacks are transferred."""
 
-    images: Number = 1000
+    images: options.Number = 1000
     """How many test images to attack, equally many of each class; all if there are fewer."""
 
     epsilon: Annotated[str, tyro.conf.arg(metavar="SIZE")] = "8/255"
@@ -57,23 +47,23 @@ class Command(JsonOption, DataOptions, OneRun):
     quick: bool = False
     """Use weaker attacks and no AutoAttack, in a small part of the time."""
 
-    report: Annotated[Path | None, arg("FILE.md")] = None
+    report: Annotated[Path | None, options.arg("FILE.md")] = None
     """Write the report card as Markdown, with two pictures beside it."""
 
     def prepare(self) -> Callable[[], int]:
         epsilon, workers = _epsilon(self.epsilon), self.chosen_workers()
-        check_at_least(1, "--images", self.images)
+        options.check_at_least(1, "--images", self.images)
         if self.report is not None:
-            output_file("--report", self.report, (".md",))
+            options.output_file("--report", self.report, (".md",))
             for path in _pictures_beside(self.report):
-                output_file("--report", path)
+                options.output_file("--report", path)
         device, run = self.chosen_device(), self.found()
-        model, record = load_run(run)
+        model, record = options.load_run(run)
         effort = robustness.subject.QUICK if self.quick else robustness.subject.STANDARD
         attack = robustness.attack_run.RunAttack.of(
             (run, model, record), epsilon, self.images, self._source(record), effort, self.data_dir, device, workers
         )
-        return report_bad_input(lambda: self._run(attack))
+        return options.report_bad_input(lambda: self._run(attack))
 
     def _source(self, record: Record) -> Loaded | None:
         """The run from which attacks are transferred."""
@@ -82,7 +72,7 @@ class Command(JsonOption, DataOptions, OneRun):
         run = training.find_run(self.source, self.root())
         if (other := run.record()).data.classes:
             robustness.attack_run.check_source_run(record, other, run.folder.name)
-        return run, *load_run(run)
+        return run, *options.load_run(run)
 
     def _run(self, attack: RunAttack) -> int:
         done = attack.stored_results()

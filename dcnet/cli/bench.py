@@ -10,64 +10,57 @@ import tyro
 
 import dcnet
 from dcnet import bench
-from dcnet.cli.options import (
-    DeviceOption,
-    Number,
-    OptionalFile,
-    Specs,
-    arg,
-    check_above_zero,
-    check_at_least,
-    decoupled_operators,
-    known_networks,
-    output_file,
-    writable,
-)
+from dcnet.cli import options
 
 if TYPE_CHECKING:
     from dcnet.bench.benchmark import Benchmark, Config
 
-BY_DEVICE = "by device"
+
+def by_device(metavar: str) -> Any:
+    """The help of an option whose default depends on the device."""
+    return options.arg(metavar, "by device")
+
+
 Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
-NumbersByDevice = Annotated[tuple[int, ...], arg("N ...", BY_DEVICE)]
-NumberByDevice = Annotated[int | None, arg("N", BY_DEVICE)]
-FactorByDevice = Annotated[float | None, arg("FACTOR", BY_DEVICE)]
-Dtype = Annotated[Literal["bfloat16", "float16", "float32"] | None, arg("{bfloat16,float16,float32}", BY_DEVICE)]
+NumbersByDevice = Annotated[tuple[int, ...], by_device("N ...")]
+NumberByDevice = Annotated[int | None, by_device("N")]
+FactorByDevice = Annotated[float | None, by_device("FACTOR")]
+Dtype = Annotated[Literal["bfloat16", "float16", "float32"] | None, by_device("{bfloat16,float16,float32}")]
 DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(DeviceOption):
+class BenchOptions(options.DeviceOption):
     """Options of every benchmark."""
 
-    repeats: Number = 20
+    repeats: options.Number = 20
     """Timed rounds; a round times everything once, in turns."""
 
-    warmup: Number = 3
+    warmup: options.Number = 3
     """Warmup rounds, which do not count."""
 
     threads: NumberByDevice = None
     """Threads of torch: 2 on the cpu, torch's default on cuda."""
 
-    json: OptionalFile = None
+    json: options.OptionalFile = None
     """Write the measurements to this file."""
 
-    plot: OptionalFile = None
+    plot: options.OptionalFile = None
     """Draw the measurements into this file, .png or .svg."""
 
     def common(self, device: str, operators: Sequence[str] = ()) -> dict[str, Any]:
         """The checked values that all configs share."""
-        check_at_least(2, "--repeats", self.repeats)
-        check_at_least(0, "--warmup", self.warmup)
-        check_at_least(1, "--threads", self.threads)
+        options.check_at_least(2, "--repeats", self.repeats)
+        options.check_at_least(0, "--warmup", self.warmup)
+        options.check_at_least(1, "--threads", self.threads)
         if self.plot is not None:
-            output_file("--plot", self.plot)
+            options.output_file("--plot", self.plot)
         if self.json is not None:
-            writable(str(self.json))
+            options.writable(str(self.json))
         return {
             "device": device,
-            "operators": decoupled_operators(operators) if operators else [],
+            "operators": options.decoupled_operators(operators) if operators else [],
             "threads": self.threads or bench.meter.default_threads(device),
             "repeats": self.repeats,
             "warmup": self.warmup,
@@ -87,10 +80,10 @@ class Layers(BenchOptions):
     exit code is 1.
     """
 
-    operators: Specs = ("tanh-cos", "tanh(radius=8.0)-cos", "seg-sqcos", "sphere-cos", "linear-cos")
+    operators: options.Specs = ("tanh-cos", "tanh(radius=8.0)-cos", "seg-sqcos", "sphere-cos", "linear-cos")
     """Operators such as tanh-cos or "seg(slope=0.2)-sqcos+linear"."""
 
-    shapes: Annotated[tuple[str, ...], arg("SHAPE ...", BY_DEVICE)] = ()
+    shapes: Annotated[tuple[str, ...], by_device("SHAPE ...")] = ()
     """Inputs such as N32xC64x32: 32 images, 64 channels, 32x32 pixels; N8xC3x32x48xK5 for 32x48 pixels and 5x5 filters.
     There are as many filters as channels."""
 
@@ -104,12 +97,12 @@ class Layers(BenchOptions):
     """What to time beside nn.Conv2d: the layer of this library or the naive formulation, eager or compiled. Compiling
     takes a while."""
 
-    check_batch: Annotated[int | None, arg("N", "all")] = None
+    check_batch: Annotated[int | None, options.arg("N", "all")] = None
     """Images of the batch to compare with float64; fewer are faster, but are compiled separately."""
 
     def prepare(self) -> Callable[[], int]:
         device = self.chosen_device()
-        check_at_least(1, "--check-batch", self.check_batch)
+        options.check_at_least(1, "--check-batch", self.check_batch)
         config = bench.layer_costs.LayerConfig(
             **self.common(device, self.operators),
             shapes=_once(str(bench.shapes.Shape.parse(text)) for text in self.shapes or SHAPES[device]),
@@ -137,25 +130,23 @@ class Network(BenchOptions):
     model: Annotated[str, tyro.conf.arg(metavar="NAME")] = "resnet32"
     """A network of dcnet.create_model, such as cnn9, resnet32 or timm:resnet18."""
 
-    operators: Specs = ("tanh-cos",)
+    operators: options.Specs = ("tanh-cos",)
     """Operators such as tanh-cos or "seg(slope=0.2)-sqcos+linear"."""
 
     batch: NumbersByDevice = ()
     """Batch sizes: 32 on the cpu, 512 and 128 on cuda."""
 
-    mode: Annotated[tuple[Literal["eager", "graph", "compile"], ...], arg("{eager,graph,compile} ...", BY_DEVICE)] = ()
+    mode: Annotated[tuple[Literal["eager", "graph", "compile"], ...], by_device("{eager,graph,compile} ...")] = ()
     """How steps run: eager; graph replays the whole step as a CUDA graph; compile uses torch.compile, and a graph on
     cuda."""
 
-    precision: Annotated[Literal["autocast", "pure", "float32"] | None, arg("{autocast,pure,float32}", BY_DEVICE)] = (
-        None
-    )
+    precision: Annotated[Literal["autocast", "pure", "float32"] | None, by_device("{autocast,pure,float32}")] = None
     """The precision: float32, bfloat16 by autocast (on cuda), or pure bfloat16, including the filters."""
 
     width: FactorByDevice = None
     """Multiplier of the channels of all layers: 0.25 on the cpu, 1 on cuda."""
 
-    size: Number = 32
+    size: options.Number = 32
     """Height and width of the images."""
 
     def prepare(self) -> Callable[[], int]:
@@ -163,16 +154,16 @@ class Network(BenchOptions):
         cuda = device == "cuda"
         config = bench.network_costs.NetworkConfig(
             **self.common(device, self.operators),
-            model=known_networks([self.model])[0],
+            model=options.known_networks([self.model])[0],
             width=(1.0 if cuda else 0.25) if self.width is None else self.width,
             size=self.size,
             batches=_once(self.batch or ((512, 128) if cuda else (32,))),
             modes=_once(self.mode or (("eager", "graph", "compile") if cuda else ("eager",))),
             precision=self.precision or ("autocast" if cuda else "float32"),
         )
-        check_above_zero("--width", config.width)
-        check_at_least(8, "--size", config.size)
-        check_at_least(2, "--batch", *config.batches)
+        options.check_above_zero("--width", config.width)
+        options.check_at_least(8, "--size", config.size)
+        options.check_at_least(2, "--batch", *config.batches)
         if not cuda and "graph" in config.modes:
             raise ValueError("--mode graph is a CUDA graph, which the cpu does not have: use eager or compile")
         return self.session(bench.network_costs.NetworkBenchmark, config)
@@ -189,7 +180,7 @@ class Inference(BenchOptions):
     networks: Names = ("cnn9", "resnet32")
     """Networks of dcnet.create_model, such as cnn9, resnet32 or timm:resnet18."""
 
-    operators: Specs = ("tanh-cos", "tanh(radius=8.0)-cos", "linear-cos")
+    operators: options.Specs = ("tanh-cos", "tanh(radius=8.0)-cos", "linear-cos")
     """Operators such as tanh-cos or "seg(slope=0.2)-sqcos+linear"."""
 
     batch: NumberByDevice = None
@@ -201,7 +192,7 @@ class Inference(BenchOptions):
     width: FactorByDevice = None
     """Multiplier of the channels of all layers: 0.5 on the cpu, 1 on cuda."""
 
-    size: Number = 32
+    size: options.Number = 32
     """Height and width of the images."""
 
     compile: bool = False
@@ -212,16 +203,16 @@ class Inference(BenchOptions):
         cuda = device == "cuda"
         config = bench.network_costs.InferenceConfig(
             **self.common(device, self.operators),
-            networks=known_networks(self.networks),
+            networks=options.known_networks(self.networks),
             width=(1.0 if cuda else 0.5) if self.width is None else self.width,
             batch=(512 if cuda else 32) if self.batch is None else self.batch,
             size=self.size,
             dtype=self.dtype or DTYPES[device],
             compile=self.compile,
         )
-        check_above_zero("--width", config.width)
-        check_at_least(8, "--size", config.size)
-        check_at_least(2, "--batch", config.batch)
+        options.check_above_zero("--width", config.width)
+        options.check_at_least(8, "--size", config.size)
+        options.check_at_least(2, "--batch", config.batch)
         return self.session(bench.network_costs.InferenceBenchmark, config)
 
 
@@ -241,7 +232,7 @@ class Heads(BenchOptions):
     batch: NumbersByDevice = ()
     """Batch sizes: 128 on the cpu; 128, 512 and 1024 on cuda."""
 
-    features: Number = 512
+    features: options.Number = 512
     """The number of features."""
 
     heads: Annotated[
@@ -259,7 +250,7 @@ class Heads(BenchOptions):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The dtype of weights and features; heads with a margin always compute in float32."""
 
-    seconds: Annotated[float | None, arg("S", BY_DEVICE)] = None
+    seconds: Annotated[float | None, by_device("S")] = None
     """Stop after this many seconds per head, but not before three rounds: 5 on the cpu, 0.5 on cuda."""
 
     gpus: NumberByDevice = None
@@ -284,12 +275,12 @@ class Heads(BenchOptions):
             gpus=(100 if cuda else None) if self.gpus is None else self.gpus,
             link_gb_per_s=self.link,
         )
-        check_at_least(2, "--classes", *config.classes)
-        check_at_least(1, "--batch", *config.batches)
-        check_at_least(1, "--features", config.features)
-        check_at_least(1, "--gpus", config.gpus)
-        check_above_zero("--link", config.link_gb_per_s)
-        check_above_zero("--seconds", config.seconds)
+        options.check_at_least(2, "--classes", *config.classes)
+        options.check_at_least(1, "--batch", *config.batches)
+        options.check_at_least(1, "--features", config.features)
+        options.check_at_least(1, "--gpus", config.gpus)
+        options.check_above_zero("--link", config.link_gb_per_s)
+        options.check_above_zero("--seconds", config.seconds)
         if not 0 < config.sample <= 1:
             raise ValueError(f"--sample must be a share above 0 and at most 1, not {config.sample}")
         return self.session(bench.head_costs.HeadBenchmark, config)

@@ -15,15 +15,7 @@ import tyro
 
 import dcnet
 from dcnet import inference, models, report, training
-from dcnet.cli.options import (
-    DataFolder,
-    JsonOption,
-    RunsOptions,
-    arg,
-    explain_record_errors,
-    one_operator,
-    writable,
-)
+from dcnet.cli import options
 from dcnet.exit_codes import FAILED
 from dcnet.terminal import print_json, visible
 
@@ -34,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(JsonOption, RunsOptions):
+class Command(options.JsonOption, options.RunsOptions):
     """Change the operator of a trained network, or export the network as an ONNX file.
 
     With another operator the weights stay the same, but the layers compute something else: the new run is a start for
@@ -53,32 +45,32 @@ class Command(JsonOption, RunsOptions):
     onnx: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(this, or --operator)")] = None
     """The ONNX file to write."""
 
-    out: Annotated[Path | None, arg("FOLDER", "beside the run")] = None
+    out: Annotated[Path | None, options.arg("FOLDER", "beside the run")] = None
     """The folder of the new run, for --operator."""
 
     start: Literal["as-is", "calibrated"] = "as-is"
     """How a plain network is converted: calibrated sets radius and scale of each layer by some training images, so that
     its outputs keep their size, and makes them learnable."""
 
-    data_dir: DataFolder = None
+    data_dir: options.DataFolder = None
     """The folder of the datasets, for --start calibrated."""
 
     def prepare(self) -> Callable[[], int]:
         if (self.operator is None) == (self.onnx is None):
             raise ValueError("give either --operator, the new operator, or --onnx, the file to write")
         source = training.conversion.Source.find(self.source, self.root())
-        with explain_record_errors(source.run):
+        with options.explain_record_errors(source.run):
             return self._to_operator(source) if self.operator is not None else self._to_onnx(source)
 
     def _to_operator(self, source: Source) -> Callable[[], int]:
-        spec = one_operator(str(self.operator))
+        spec = options.one_operator(str(self.operator))
         as_is = self.start == "as-is"
         if as_is:
             converted = training.conversion.convert_as_is(source, spec)
         else:
             converted = training.conversion.convert_calibrated(source, spec, self.data_dir)
         run = converted.free_folder(self.out)
-        writable(str(run.record_file))
+        options.writable(str(run.record_file))
 
         def work() -> int:
             converted.write(run)
@@ -98,7 +90,7 @@ class Command(JsonOption, RunsOptions):
             raise ValueError(f"--onnx needs {' and '.join(missing)}: install dcnet with its extra, dcnet[onnx]")
         model = source.model()
         _check_norms(model, source)
-        path = writable(str(self.onnx))
+        path = options.writable(str(self.onnx))
         return lambda: self._export(model, source, path)
 
     def _export(self, model: nn.Module, source: Source, path: Path) -> int:

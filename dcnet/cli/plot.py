@@ -11,19 +11,7 @@ import tyro
 
 import dcnet
 from dcnet import data, report, training
-from dcnet.cli.options import (
-    DataFolder,
-    OneRun,
-    OptionalFolder,
-    RunNames,
-    RunsOptions,
-    arg,
-    explain_record_errors,
-    load_run,
-    one_operator,
-    output_file,
-    writable,
-)
+from dcnet.cli import options
 from dcnet.files import write_atomically
 from dcnet.terminal import visible
 
@@ -33,7 +21,7 @@ if TYPE_CHECKING:
     from dcnet.report.features import Features
     from dcnet.training import Record, Run
 
-AllSpecs = Annotated[tuple[str, ...], arg("SPEC ...", "all")]
+AllSpecs = Annotated[tuple[str, ...], options.arg("SPEC ...", "all")]
 Picture = Annotated[Path, tyro.conf.arg(metavar="FILE")]
 
 
@@ -41,12 +29,13 @@ Picture = Annotated[Path, tyro.conf.arg(metavar="FILE")]
 class OutOption:
     """The file for the picture of a run."""
 
-    out: Annotated[Path | None, arg("FILE", "in the folder of the run")] = None
+    out: Annotated[Path | None, options.arg("FILE", "in the folder of the run")] = None
     """The picture, .png or .svg."""
 
 
 def _save(path: Path, draw: Callable[[], Figure]) -> Callable[[], int]:
-    """The work: draws into the file."""
+    """Checks the path, and returns the work: to draw into the file."""
+    options.output_file("--out", path)
 
     def work() -> int:
         report.drawing.save(draw(), path)
@@ -71,8 +60,8 @@ class Operators:
     """The picture, .png or .svg."""
 
     def prepare(self) -> Callable[[], int]:
-        specs = list(dict.fromkeys(one_operator(spec) for spec in self.operators))
-        return _save(output_file("--out", self.out), lambda: report.operator_plots.operator_curves(specs))
+        specs = list(dict.fromkeys(options.one_operator(spec) for spec in self.operators))
+        return _save(self.out, lambda: report.operator_plots.operator_curves(specs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,31 +80,31 @@ class Margins:
     def prepare(self) -> Callable[[], int]:
         dcnet.losses.ASoftmax(m=self.m)
         specs = list(dict.fromkeys(str(dcnet.losses.as_margin(spec)) for spec in self.margins))
-        return _save(output_file("--out", self.out), lambda: report.operator_plots.margin_curves(specs, self.m))
+        return _save(self.out, lambda: report.operator_plots.margin_curves(specs, self.m))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curves(RunsOptions):
+class Curves(options.RunsOptions):
     """Draw test error, training loss and learning rate of runs by epoch.
 
     Runs that differ only in the seed are one curve: their mean, in a band from the smallest to the largest value.
     Dotted lines mark drops of the learning rate.
     """
 
-    names: RunNames
+    names: options.RunNames
     """Runs: their folders, their names, or unique beginnings or ends of names."""
 
     metric: Literal["error", "accuracy"] = "error"
     """The metric on the test set."""
 
-    out: Annotated[Path | None, arg("FILE", "in the folder of the run, ./curves.png for several")] = None
+    out: Annotated[Path | None, options.arg("FILE", "in the folder of the run, ./curves.png for several")] = None
     """The picture, .png or .svg."""
 
     def prepare(self) -> Callable[[], int]:
         runs = self.find_runs(self.names)
         # Before anything is written, since a record may be wrong.
         figure = self._figure([_record_with_curves(run) for run in runs])
-        return _save(output_file("--out", self.out or _beside(runs, "curves.png")), lambda: figure)
+        return _save(self.out or _beside(runs, "curves.png"), lambda: figure)
 
     def _figure(self, records: list[Record]) -> Figure:
         try:
@@ -137,25 +126,25 @@ def _beside(runs: Sequence[Run | None], name: str) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filters(OutOption, OneRun):
+class Filters(OutOption, options.OneRun):
     """Draw the filters of the first layer of a run as images, each scaled by itself.
 
     Filters of gray images are gray, those of color images are in color.
     """
 
-    layer: Annotated[str | None, arg("NAME", "the first")] = None
+    layer: Annotated[str | None, options.arg("NAME", "the first")] = None
     """Another convolution, such as body.conv2.layer1.conv: a row for each filter, with its channels in gray."""
 
     def prepare(self) -> Callable[[], int]:
         run = self.found()
-        model, record = load_run(run)
+        model, record = options.load_run(run)
         name, filters = report.network_plots.convolution(model, self.layer)
-        path = output_file("--out", self.out or run.folder / "filters.png")
+        path = self.out or run.folder / "filters.png"
         return _save(path, lambda: report.network_plots.filter_images(filters, f"{_title(record)}: {name}"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Radius(OutOption, OneRun):
+class Radius(OutOption, options.OneRun):
     """Draw the learned radius rho of each decoupled layer of a run, and its initial value.
 
     A box shows the quartiles over the channels of a layer, starting with the first layer.
@@ -163,14 +152,14 @@ class Radius(OutOption, OneRun):
 
     def prepare(self) -> Callable[[], int]:
         run = self.found()
-        model, record = load_run(run)
+        model, record = options.load_run(run)
         radii = report.network_plots.learned_radii(model)
-        path = output_file("--out", self.out or run.folder / "radius.png")
+        path = self.out or run.folder / "radius.png"
         return _save(path, lambda: report.network_plots.radius_boxes(radii, _title(record)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeaturePlot(RunsOptions):
+class FeaturePlot(options.RunsOptions):
     """Draw the features of test images, and the directions of their classes.
 
     The networks must have two features, or three, which are drawn on the sphere. For example:
@@ -180,19 +169,19 @@ class FeaturePlot(RunsOptions):
     dcnet plot features mnist
     """
 
-    names: RunNames
+    names: options.RunNames
     """Runs: their folders, their names, unique beginnings or ends of names, or .json files of --records."""
 
     animate: bool = False
     """Draw a GIF of the features during training, of runs with --feature-snapshots, which the recipe features has."""
 
-    records: OptionalFolder = None
+    records: options.OptionalFolder = None
     """Also write the features of each run into this folder as .json."""
 
-    data_dir: DataFolder = None
+    data_dir: options.DataFolder = None
     """The folder of the datasets."""
 
-    out: Annotated[Path | None, arg("FILE", "in the folder of the run, ./features.png for several")] = None
+    out: Annotated[Path | None, options.arg("FILE", "in the folder of the run, ./features.png for several")] = None
     """The picture, .png or .svg, or .gif with --animate."""
 
     def prepare(self) -> Callable[[], int]:
@@ -207,9 +196,7 @@ class FeaturePlot(RunsOptions):
         records = {} if self.records is None else _records_for(found, self.records)
         # Before anything is written, since the features may not be comparable.
         figure = report.feature_plots.feature_plots([one.features for one in found])
-        draw = _save(
-            output_file("--out", self.out or _beside([one.run for one in found], "features.png")), lambda: figure
-        )
+        draw = _save(self.out or _beside([one.run for one in found], "features.png"), lambda: figure)
 
         def work() -> int:
             for path, record in records.items():
@@ -222,7 +209,7 @@ class FeaturePlot(RunsOptions):
     def _animation(self) -> Callable[[], int]:
         runs = self.find_runs(self.names)
         frames = [_snapshots(run) for run in runs]
-        path = output_file("--out", self.out or _beside(runs, "features.gif"), (".gif",))
+        path = options.output_file("--out", self.out or _beside(runs, "features.gif"), (".gif",))
 
         def work() -> int:
             write_atomically(path, report.feature_plots.feature_animation(frames))
@@ -246,7 +233,7 @@ def _drawn(name: str, root: Path, data_dir: Path | None) -> _Drawn:
     if path.suffix == ".json" and path.name != "record.json":
         return _Drawn(report.features.read_features(path))
     run = training.find_run(name, root)
-    model, record = load_run(run)
+    model, record = options.load_run(run)
     dataset = training.identity.load_run_data(record, data_dir)
     training.identity.check_classes(dataset, record)
     if isinstance(dataset, data.FolderDataset):
@@ -269,7 +256,7 @@ def _records_for(found: Sequence[_Drawn], folder: Path) -> dict[Path, dict[str, 
         records[path] = report.features.record_of(one.features, one.record)
     # Last, since it makes the folder.
     for path in records:
-        writable(str(path))
+        options.writable(str(path))
     return records
 
 
@@ -281,7 +268,7 @@ def _snapshots(run: Run) -> list[Features]:
             f"the run {run.folder.name!r}, whose status is {status!r}, has no features to animate: train one with "
             "--feature-snapshots 1000, which the recipe features has"
         )
-    with explain_record_errors(run):
+    with options.explain_record_errors(run):
         return report.features.frames_of(training.evaluation.read_history(run.features_file), run.record())
 
 

@@ -13,17 +13,7 @@ import tyro
 from rich.console import Console
 
 from dcnet import experiments, report, training
-from dcnet.cli.options import (
-    DataFolder,
-    DeviceOption,
-    JsonOption,
-    OptionalFolder,
-    RunsFolder,
-    arg,
-    check_at_least,
-    check_new_runs_folder,
-    writable,
-)
+from dcnet.cli import options
 from dcnet.exit_codes import INTERRUPTED
 from dcnet.terminal import lasting_console, visible
 
@@ -34,7 +24,7 @@ RECORDS = Path("results")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(DeviceOption, JsonOption):
+class Command(options.DeviceOption, options.JsonOption):
     """Reproduce the tables of the paper: run all experiments without a record, and compare with the paper.
 
     Ctrl-C stops it, and the same command resumes. `--status` only reports what there is.
@@ -45,10 +35,10 @@ class Command(DeviceOption, JsonOption):
     ]
     """table1, ..., faces, ..., figure4, ..., figures for all figures, or all; a wrong name lists the known ones."""
 
-    seeds: Annotated[int | None, arg("N", "by experiment")] = None
+    seeds: Annotated[int | None, options.arg("N", "by experiment")] = None
     """Runs of each cell, with the seeds 0, 1, ..."""
 
-    only: Annotated[tuple[str, ...], arg("TEXT...", "all")] = ()
+    only: Annotated[tuple[str, ...], options.arg("TEXT...", "all")] = ()
     """Only cells whose row or column starts with this: natural or "cos, ReLU", or both, such as "seg, sqcos"."""
 
     jobs: Annotated[str, tyro.conf.arg(metavar="N")] = "auto"
@@ -60,27 +50,27 @@ class Command(DeviceOption, JsonOption):
     smoke: bool = False
     """Run everything in a small version on the digits: seconds per run, and meaningless numbers."""
 
-    runs: RunsFolder = None
+    runs: options.RunsFolder = None
     """The folder with the folders of runs."""
 
-    records: Annotated[tuple[Path, ...] | None, arg("FOLDER...", "results, if it exists")] = None
+    records: Annotated[tuple[Path, ...] | None, options.arg("FOLDER...", "results, if it exists")] = None
     """Folders with records from elsewhere, which count as runs."""
 
-    collect: OptionalFolder = None
+    collect: options.OptionalFolder = None
     """Copy the records of these experiments to this folder."""
 
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("figures")
     """The folder of the figures."""
 
-    data_dir: DataFolder = None
+    data_dir: options.DataFolder = None
     """The folder of the datasets; missing files are downloaded to a cache."""
 
     compile: bool = False
     """Use torch.compile, which is worth it for long runs on a GPU."""
 
     def prepare(self) -> Callable[[], int]:
-        check_at_least(1, "--seeds", self.seeds)
-        check_new_runs_folder(self.runs)
+        options.check_at_least(1, "--seeds", self.seeds)
+        options.check_new_runs_folder(self.runs)
         device = self.chosen_device()
         execution = training.Execution(device=device, compile=self.compile, data_dir=self.data_dir)
         tables = [name for name in self.names if not name.startswith("figure")]
@@ -100,9 +90,9 @@ class Command(DeviceOption, JsonOption):
             raise ValueError(f"{why}name what to reproduce, such as {such} or all")
         # Fail before hours of work, not after them.
         if self.collect is not None:
-            writable(str(self.collect / "record.json"))
+            options.writable(str(self.collect / "record.json"))
         if figures and not self.status:
-            writable(str(self.out / "figure.png"))
+            options.writable(str(self.out / "figure.png"))
         return lambda: self._run(work, figures)
 
     def _folders(self) -> tuple[Path, ...]:

@@ -11,18 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from dcnet import data, report, training
-from dcnet.cli.options import (
-    DataOptions,
-    Numbers,
-    OptionalFile,
-    RunsFolder,
-    Specs,
-    arg,
-    check_at_least,
-    check_new_runs_folder,
-    explain_record_errors,
-    output_file,
-)
+from dcnet.cli import options
 
 if TYPE_CHECKING:
     from dcnet.training import Execution, Run, RunConfig
@@ -33,8 +22,8 @@ AUGMENTATION = ("pad", "flip", "cutout")
 
 
 def by_recipe(metavar: str) -> Any:
-    """How the help shows an option whose default is the value of the recipe."""
-    return arg(metavar, "by recipe")
+    """The help of an option whose default is the value of the recipe."""
+    return options.arg(metavar, "by recipe")
 
 
 Whole = Annotated[int | None, by_recipe("N")]
@@ -160,10 +149,10 @@ class RecipeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineOptions(DataOptions):
+class MachineOptions(options.DataOptions):
     """Where and how to compute; the results do not depend on it, except for rounding."""
 
-    runs: RunsFolder = None
+    runs: options.RunsFolder = None
     """The folder with the folders of runs."""
 
     skip_bad_images: bool = False
@@ -175,10 +164,10 @@ class MachineOptions(DataOptions):
     no_graph: bool = False
     """Do not replay steps as a CUDA graph."""
 
-    checkpoint_every: Annotated[int | None, arg("N", "one checkpoint a minute")] = None
+    checkpoint_every: Annotated[int | None, options.arg("N", "one checkpoint a minute")] = None
     """Steps between checkpoints."""
 
-    tracker: Annotated[str | None, arg("NAME")] = None
+    tracker: Annotated[str | None, options.arg("NAME")] = None
     """A tracker of accelerate, such as tensorboard or wandb."""
 
 
@@ -202,19 +191,19 @@ class Command:
     recipe: Annotated[str, tyro.conf.arg(metavar="NAME")] = "digits"
     """The recipe, which has all values that are not given; see `dcnet list recipes`."""
 
-    operators: Specs = ("tanh-cos",)
+    operators: options.Specs = ("tanh-cos",)
     """One network for each: conv for a plain one, tanh-cos, "seg(slope=0.2)-sqcos+linear", ..."""
 
-    seeds: Numbers = (0,)
+    seeds: options.Numbers = (0,)
     """One run of each network for each seed."""
 
-    resume: Annotated[str | None, arg("RUN")] = None
+    resume: Annotated[str | None, options.arg("RUN")] = None
     """Resume this run with its saved config; other training options are ignored."""
 
     again: bool = False
     """Train finished runs again."""
 
-    plot: OptionalFile = None
+    plot: options.OptionalFile = None
     """Draw the curves of all runs into this file, .png or .svg."""
 
     json: bool = False
@@ -228,7 +217,7 @@ class Command:
         datasets: dict[str, Data] = {}
         work = self._work(datasets)
         if self.plot is not None:
-            output_file("--plot", self.plot)
+            options.output_file("--plot", self.plot)
         skip = self.machine.skip_bad_images
         session = training.session.Session(work, self._execution(), self.again, self.json, datasets, skip)
         return lambda: self._draw(session, session.run())
@@ -246,7 +235,7 @@ class Command:
             if self.again:
                 raise ValueError("--resume continues a run and --again starts over: give one of them")
             return [_resumed(self.resume, self.machine.runs)]
-        check_new_runs_folder(self.machine.runs)
+        options.check_new_runs_folder(self.machine.runs)
         return [self._with_run(config, datasets) for config in self._configs()]
 
     def _with_run(self, config: RunConfig, datasets: dict[str, Data]) -> tuple[RunConfig, Run]:
@@ -291,16 +280,16 @@ class Command:
         return changes
 
     def _execution(self) -> Execution:
-        options = self.machine
-        check_at_least(1, "--checkpoint-every", options.checkpoint_every)
+        machine = self.machine
+        options.check_at_least(1, "--checkpoint-every", machine.checkpoint_every)
         return training.Execution(
-            device=options.chosen_device(),
-            compile=options.compile,
-            graph=False if options.no_graph else None,
-            data_dir=options.data_dir,
-            workers=options.chosen_workers(),
-            checkpoint_every=options.checkpoint_every,
-            tracker=options.tracker,
+            device=machine.chosen_device(),
+            compile=machine.compile,
+            graph=False if machine.no_graph else None,
+            data_dir=machine.data_dir,
+            workers=machine.chosen_workers(),
+            checkpoint_every=machine.checkpoint_every,
+            tracker=machine.tracker,
         )
 
 
@@ -331,7 +320,7 @@ def _resumed(name: str, root: Path | None) -> tuple[RunConfig, Run]:
             f"the run {name!r} was converted and never trained, so it cannot be resumed: give it to --pretrained"
         )
     training.identity.check_buildable(record, run.folder.name)
-    with explain_record_errors(run):
+    with options.explain_record_errors(run):
         return record.run_config(), run
 
 

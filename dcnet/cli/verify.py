@@ -12,17 +12,7 @@ import tyro
 from rich.progress import track
 
 from dcnet import report, training, verification
-from dcnet.cli.options import (
-    DeviceOption,
-    JsonOption,
-    OneRun,
-    OptionalFile,
-    arg,
-    load_run,
-    output_file,
-    report_bad_input,
-    writable,
-)
+from dcnet.cli import options
 from dcnet.terminal import console, print_json, visible
 
 if TYPE_CHECKING:
@@ -43,10 +33,10 @@ FAR, FRR = 1e-3, 1e-2
 class PairOptions:
     """A list of pairs, and where its images are."""
 
-    pairs: OptionalFile = None
+    pairs: options.OptionalFile = None
     """A list of pairs: on each line two paths, and 1 or same, or 0 or different."""
 
-    images: Annotated[Path | None, arg("FOLDER", "that of the list")] = None
+    images: Annotated[Path | None, options.arg("FOLDER", "that of the list")] = None
     """The folder of the paths in --pairs."""
 
     lfw: Annotated[
@@ -55,7 +45,7 @@ class PairOptions:
     """Use pairs of LFW: a folder with Person/Person_0001.jpg, or one with such a folder, called lfw-deepfunneled,
     lfw_funneled or lfw, with the lists in it or beside it."""
 
-    lfw_list: Annotated[str | None, arg("NAME", "pairs")] = None
+    lfw_list: Annotated[str | None, options.arg("NAME", "pairs")] = None
     """The list of LFW: pairs, pairsDevTrain or pairsDevTest."""
 
     unseen: bool = False
@@ -85,7 +75,7 @@ class PairOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(JsonOption, DeviceOption, PairOptions, OneRun):
+class Command(options.JsonOption, options.DeviceOption, PairOptions, options.OneRun):
     """Decide whether two images show the same class or person, whether or not the network was trained on it.
 
     dcnet verify RUN --calibrate --pairs FILE sets the thresholds of a run by labeled pairs; after that, dcnet verify
@@ -104,16 +94,16 @@ class Command(JsonOption, DeviceOption, PairOptions, OneRun):
     calibrate: bool = False
     """Set the thresholds of the run by the pairs, and store them beside its record."""
 
-    far: Annotated[float | None, arg("RATE", str(FAR))] = None
+    far: Annotated[float | None, options.arg("RATE", str(FAR))] = None
     """For --calibrate: the share of different pairs that may be accepted as the same."""
 
-    frr: Annotated[float | None, arg("RATE", str(FRR))] = None
+    frr: Annotated[float | None, options.arg("RATE", str(FRR))] = None
     """For --calibrate: the share of same pairs that may be rejected as different."""
 
     no_flip: bool = False
     """For pairs: do not use mirror images, for example for digits; stored with the calibration."""
 
-    out: Annotated[Path | None, arg("FILE", "in the folder of the run")] = None
+    out: Annotated[Path | None, options.arg("FILE", "in the folder of the run")] = None
     """The plot of the ROC curve, .png or .svg."""
 
     def prepare(self) -> Callable[[], int]:
@@ -121,19 +111,19 @@ class Command(JsonOption, DeviceOption, PairOptions, OneRun):
         verifier = _verifier(self.found(), self.chosen_device())
         if self.files:
             calibration = verifier.calibration()
-            return report_bad_input(lambda: _compare(verifier, self.files, calibration).print(self.json))
+            return options.report_bad_input(lambda: _compare(verifier, self.files, calibration).print(self.json))
         find = self._with_pairs(verifier, self.read(verifier.record.data.classes))
-        return report_bad_input(lambda: find().print(self.json))
+        return options.report_bad_input(lambda: find().print(self.json))
 
     def _with_pairs(self, verifier: RunVerifier, listed: PairList) -> Callable[[], Output]:
         flip = not self.no_flip
         if self.calibrate:
-            writable(str(verifier.calibration_file))
+            options.writable(str(verifier.calibration_file))
             far, frr = FAR if self.far is None else self.far, FRR if self.frr is None else self.frr
             return lambda: _calibrate(verifier, listed, far, frr, flip)
         # First, since there may be too few pairs, and `output_file` creates the folder of the picture.
         folds = verification.measures.Folds.of(listed.pairs)
-        picture = output_file("--out", self.out or verifier.run.folder / "roc.png")
+        picture = options.output_file("--out", self.out or verifier.run.folder / "roc.png")
         return lambda: _report(verifier, listed, folds, picture, flip)
 
     def _check(self) -> None:
@@ -185,7 +175,7 @@ class Output:
 
 
 def _verifier(run: Run, device: str) -> RunVerifier:
-    model, record = load_run(run)
+    model, record = options.load_run(run)
     reader = training.image_input.ImageInput.of(record)
     return verification.verify_run.RunVerifier(run, model, record, device, lambda paths: _batches(paths, reader))
 

@@ -1,6 +1,5 @@
 """Evaluates the network of a run on its test set, in total and per class, and compares with its record."""
 
-import importlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -12,7 +11,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from dcnet.data import Dataset, FolderDataset
-from dcnet.export import export_onnx
+from dcnet.export import export_onnx, run_onnx
 from dcnet.inference.fold_network import fold
 from dcnet.table import Table
 from dcnet.terminal import console
@@ -117,16 +116,9 @@ def export(
     """Writes the folded network, and compares its logits in onnxruntime with those in torch."""
     images = torch.rand(IMAGES, *shape, generator=torch.Generator().manual_seed(0))
     export_onnx(fold(model), images[:2], path, metadata=metadata)
-    expected, found = model(images).double(), _run(path, images).double()
+    expected, (found,) = model(images).double(), run_onnx(path.read_bytes(), images)
     return {
         "bytes": path.stat().st_size,
         "largest_difference": float((expected - found).abs().max()),
         "largest_logit": float(expected.abs().max()),
     }
-
-
-def _run(path: Path, images: Tensor) -> Tensor:
-    onnxruntime = importlib.import_module("onnxruntime")
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (logits,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
-    return torch.from_numpy(logits)
