@@ -149,6 +149,7 @@ def _compare(model: nn.Module, content: bytes, batches: Sequence[Tensor]) -> Non
 
 
 def run_onnx(content: bytes, batch: Tensor) -> list[Tensor]:
+    """The outputs of an ONNX model for a batch, in onnxruntime and float64."""
     onnxruntime = importlib.import_module("onnxruntime")
     try:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])

@@ -161,8 +161,8 @@ def test_error_for_a_layer_that_has_seen_no_data(tmp_path: Path):
 
 
 def test_a_wrong_export_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    right = export._run
-    monkeypatch.setattr(export, "_run", lambda *given: [output + 0.5 for output in right(*given)])
+    right = export.run_onnx
+    monkeypatch.setattr(export, "run_onnx", lambda *given: [output + 0.5 for output in right(*given)])
     with pytest.raises(ArithmeticError, match=r"output 0 .* differs from torch by up to 0\.5 for a batch of 2"):
         export_onnx(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
@@ -262,8 +262,8 @@ def test_half_precision_has_its_own_tolerance(tmp_path: Path, monkeypatch: pytes
     model = fold(seen(nn.Sequential(dcnet.DecoupledConv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), 3, 6, 6)).half()
     example = torch.randn(2, 3, 6, 6).half()
     export_onnx(model, example, tmp_path / "model.onnx")
-    run = dcnet.export._run
-    monkeypatch.setattr(dcnet.export, "_run", lambda *given: [output * 1.01 for output in run(*given)])
+    run = dcnet.export.run_onnx
+    monkeypatch.setattr(dcnet.export, "run_onnx", lambda *given: [output * 1.01 for output in run(*given)])
     with pytest.raises(ArithmeticError, match="differs from torch"):
         export_onnx(model, example, tmp_path / "other.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
