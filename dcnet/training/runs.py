@@ -165,13 +165,14 @@ def load_model(run: Run, builder: Callable[[], nn.Module] | None = None) -> tupl
         check_buildable(record, run.folder.name)
     if not run.model_file.exists():
         raise ValueError(_without_weights(run, record))
-    tensors = read_tensors(run.model_file)[0]
     if builder is None:
         config, shape = _description(run, record)
+        tensors = read_tensors(run.model_file)[0]
         check_size(config, shape, tensors)
         model: nn.Module = build_model(config, *shape)
     else:
-        model, tensors = builder(), {name.replace("_orig_mod.", ""): value for name, value in tensors.items()}
+        found = read_tensors(run.model_file)[0]
+        model, tensors = builder(), {name.replace("_orig_mod.", ""): value for name, value in found.items()}
         if not isinstance(model, nn.Module):
             raise TypeError(f"builder must give an nn.Module, not {model!r}")
     load_weights_(model, tensors)
