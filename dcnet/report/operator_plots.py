@@ -164,8 +164,8 @@ def margin_curves(specs: Sequence[str] = (), m: float = 4.0) -> Figure:
     annealed = {f"λ = {easing}": (easing * cos + angular.target(cos)) / (1 + easing) for easing in EASINGS}
     slopes = {_label(margin): _pull(margin, theta) for margin in margins}
     panels = (
-        ("The target's logit over s", "ψ(θ)", targets),
-        (f"{angular.name}, m = {m:g}, under annealing", "(λ cos θ + ψ(θ)) / (1 + λ)", annealed),
+        ("Logit of the label, divided by s", "ψ(θ)", targets),
+        (f"{angular.name}, m = {m:g}, during annealing", "(λ cos θ + ψ(θ)) / (1 + λ)", annealed),
         ("Size of the gradient", "-dψ/dθ", slopes),
     )
     figure = Figure(figsize=(15, 5.6), layout="constrained")
