@@ -67,26 +67,17 @@ def read_pair_list(
         lfw_list: the list of LFW.
         unseen: leaves out pairs with an image in a folder that has the name of a class of training.
     """
-    if file is None:
-        assert lfw is not None
-        chosen = lfw_list or LFW_LIST
-        data = LfwData.found_in(lfw, chosen)
-        every, root, file = data.pairs(chosen), data.root, data.list_file(chosen)
-        name, short = f"LFW {chosen}", f"lfw-{chosen}"
-    else:
-        root = file.parent if images is None else images
-        every, name, short = read_pairs(file, root), str(file), f"pairs-{file.stem}"
+    every, root, named = _read(file, images, lfw, lfw_list or LFW_LIST)
     pairs = people_disjoint(every, classes).pairs if unseen else every
     counts = count_pairs(pairs)
     if 0 in (counts["same"], counts["different"]):
         kind = "the same" if counts["same"] == 0 else "different"
-        raise ValueError(f"{name} has no pair that is {kind}, of {len(pairs):,} pairs: both kinds are needed")
+        raise ValueError(f"{named['list']} has no pair that is {kind}, of {len(pairs):,} pairs: both kinds are needed")
     known = 0 if unseen else _count_known(pairs, classes)
     note = f"{known:,} of {len(pairs):,} pairs show a class that the run was trained on, which is easier: see --unseen"
     about = {
-        "name": short.removesuffix(".txt") + ("-unseen" if unseen else ""),
-        "list": name,
-        "list_file": str(file.resolve()),
+        **named,
+        "name": named["name"].removesuffix(".txt") + ("-unseen" if unseen else ""),
         "images": str(root.resolve()),
         "files": len(pairs.names),
         **counts,
@@ -94,6 +85,20 @@ def read_pair_list(
         "notes": [note] if known else [],
     }
     return PairList(pairs, root, about)
+
+
+def _read(
+    file: Path | None, images: Path | None, lfw: Path | None, lfw_list: str
+) -> tuple[Pairs, Path, dict[str, str]]:
+    """The pairs of a list, the folder of their images, and the names of the report, the list and its file."""
+    if file is not None:
+        root, name, shown = images or file.parent, f"pairs-{file.stem}", str(file)
+        return read_pairs(file, root), root, {"name": name, "list": shown, "list_file": str(file.resolve())}
+    assert lfw is not None
+    data = LfwData.found_in(lfw, lfw_list)
+    path = str(data.list_file(lfw_list).resolve())
+    named = {"name": f"lfw-{lfw_list}", "list": f"LFW {lfw_list}", "list_file": path}
+    return data.pairs(lfw_list), data.root, named
 
 
 def _count_known(pairs: Pairs, classes: Sequence[str]) -> int:
