@@ -119,3 +119,13 @@ def test_training_moves_the_filters_at_every_blend():
         model(torch.randn(2, 3, 4, 4)).square().sum().backward()
         assert all(value.grad.isfinite().all() for value in model.parameters())
         assert model[0].weight.grad.abs().sum() > 0
+
+
+def test_the_schedule_sets_the_blend_at_once_and_limits_loaded_steps():
+    model = decouple(nn.Sequential(nn.Linear(3, 4)), "tanh-cos", linear=True, blend=0.0)
+    schedule = BlendSchedule(model, steps=10, start=0.25)
+    assert model[0].blend == 0.25
+    schedule.load_state_dict({"taken": 30})
+    assert model[0].blend == 1
+    schedule.load_state_dict({"taken": -1})
+    assert model[0].blend == 0.25

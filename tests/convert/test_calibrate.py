@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import pairwise_operators
-from torch import nn
+from torch import Tensor, nn
 
 import dcnet
 from dcnet.convert import decouple
@@ -173,5 +173,86 @@ def test_only_operators_without_a_scale_are_rejected():
 
 
 def test_calibration_with_one_row():
-    model = dcnet.decouple(nn.Linear(4, 3), "tanh-cos", linear=True, start="calibrated", data=[torch.randn(4)])
+    model = decouple(nn.Linear(4, 3), "tanh-cos", linear=True, start="calibrated", data=[torch.randn(4)])
     assert model(torch.randn(4)).shape == (3,)
+
+
+def test_any_error_restores_the_layers():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    with pytest.raises(TypeError, match="must be a tensor or a tuple that starts with one"):
+        decouple(model, "tanh-cos", start="calibrated", data=[{"x": 1}], inplace=True)
+    assert type(model[0]) is nn.Conv2d
+    assert list(model.state_dict()) == ["0.weight", "0.bias"]
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])
+@pytest.mark.parametrize("eps", [1e-4, 4.0])
+def test_a_calibrated_mean_norm_is_that_of_training(mode, eps):
+    plain, x = nn.Conv2d(2, 3, 3, padding=1, padding_mode=mode), 3 + torch.rand(4, 2, 5, 5)
+    layer = decouple(plain, "tanh-cos", start="calibrated", data=[x], eps=eps)
+    calibrated = layer.mean_norm.clone()
+    layer.reset_constants()
+    layer(x)
+    torch.testing.assert_close(calibrated, layer.mean_norm)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(3, 4), nn.Conv1d(3, 4, 1)])
+def test_a_calibrated_mean_norm_has_the_eps_of_the_layer(layer):
+    x = torch.zeros(5, 3) if isinstance(layer, nn.Linear) else torch.zeros(5, 3, 2)
+    found = decouple(layer, "tanh-cos", linear=True, start="calibrated", data=[x], eps=9.0)
+    assert found.mean_norm == 3
+
+
+def test_a_calibrated_start_leaves_relative_radii():
+    x = 100 * torch.randn(8, 3)
+    layer = decouple(nn.Linear(3, 4), "tanh-cos", linear=True, start="calibrated", data=[x])
+    torch.testing.assert_close(layer.constants()["radius"], torch.ones(4))
+
+
+def test_a_calibrated_scale_can_still_be_learned():
+    plain = nn.Linear(3, 4, bias=False)
+    nn.init.constant_(plain.weight, 1e-9)
+    layer = decouple(plain, "sphere-cos", linear=True, start="calibrated", data=[torch.rand(8, 3)], eps=0)
+    assert layer.scale.min() > 0
+
+
+def test_a_channel_without_output_keeps_its_scale():
+    plain = nn.Linear(3, 4, bias=False)
+    nn.init.constant_(plain.weight, -1.0)
+    layer = decouple(plain, "sphere-relucos", linear=True, start="calibrated", data=[torch.rand(8, 3)])
+    torch.testing.assert_close(layer.constants()["scale"], torch.ones(4))
+
+
+def test_a_scale_keeps_its_floor():
+    data = [torch.rand(8, 3)]
+    operator = "sphere(scale=Learnable(init=2,floor=0.01))-cos"
+    layer = decouple(nn.Linear(3, 4), operator, linear=True, start="calibrated", data=data)
+    assert str(layer.operator) == "sphere(scale=Learnable(init=2,per_channel=True,floor=0.01))-cos"
+
+
+def test_another_angle_is_calibrated_though_the_magnitude_is_that_of_a_plain_layer():
+    data, plain = [torch.randn(50, 3)], nn.Linear(3, 4, bias=False)
+    layer = decouple(plain, "linear-sqcos+linear", linear=True, start="calibrated", data=data)
+    torch.testing.assert_close(layer(data[0]).norm(dim=0), plain(data[0]).norm(dim=0))
+
+
+def test_hooks_see_the_values_of_the_plain_network():
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(8, 3)
+    model[0].register_forward_hook(lambda layer, args, output: 10 * output)
+    expected = (10 * nn.functional.linear(x, model[0].weight, model[0].bias)).norm(dim=1).mean()
+    found = decouple(model, "tanh-cos", linear=True, start="calibrated", data=[x])
+    torch.testing.assert_close(found[1].mean_norm, expected, rtol=1e-4, atol=0)
+
+
+class ByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(input=x)
+
+
+def test_layers_that_are_called_by_name_are_calibrated():
+    found = decouple(ByName(), "tanh-cos", linear=True, start="calibrated", data=[torch.randn(8, 3)])
+    assert found.layer.mean_norm > 0
