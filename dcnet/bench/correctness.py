@@ -1,9 +1,8 @@
 """Checks outputs and gradients against float64 before anything is timed."""
 
-import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from dcnet.bench.shapes import naive_conv2d
 from dcnet.layers import DecoupledConv2d
+from dcnet.modes import full_precision
 
 Layer = nn.Conv2d
 Results = dict[str, Tensor]
@@ -75,21 +75,11 @@ def make_reference(layer: Layer, x: Tensor) -> Reference:
     """The expected results of the layer, by the naive formulation in float64."""
     exact = copy.deepcopy(layer).double()
     point = x.detach().double().requires_grad_()
-    with _no_search():
+    # It also turns off the algorithm search of cuDNN, which takes longer than a convolution in float64.
+    with full_precision():
         gradients = Gradients.of(_written_down(exact, point).detach(), x)
         expected = results(exact, lambda x: _written_down(exact, x), point, gradients)
     return Reference(x.detach().clone().requires_grad_(), gradients, expected)
-
-
-@contextlib.contextmanager
-def _no_search() -> Iterator[None]:
-    """Turns off the algorithm search of cuDNN, which takes longer than a convolution in float64."""
-    searching = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = searching
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
