@@ -141,8 +141,8 @@ def assumptions(cluster: Cluster, batches: Sequence[int], known: Sequence[Measur
     one = f"only batches of {batches[-1]} were measured, so b is the whole slope, which is too much"
     ratios = " and ".join(f"{head.memory_ratio:.2f}" for head in known)
     return [
-        f"{cluster.gpus} GPUs like the measured one share the classes evenly. Each adds {batches[0]} samples to the joint "
-        "batch, and computes the logits of the joint batch for its own classes.",
+        f"{cluster.gpus} GPUs like the measured one share the classes evenly. Each adds {batches[0]} samples to the "
+        "joint batch, and computes the logits of the joint batch for its own classes.",
         "The time is fixed + classes x (a + b x batch). The slope per class is that between the two largest numbers of "
         f"classes measured; {several if len(batches) > 1 else one}. Larger sizes are extrapolated linearly.",
         "The memory is that of weights and logits, times the ratio of measured to counted memory at the largest number "

@@ -77,7 +77,7 @@ class OneLevel(fx.Tracer):
     """Traces the forward of one module with all submodules as leaves."""
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        """The graph; nodes whose value the forward stores in the module have `left` in their meta."""
+        """The graph; nodes whose value the forward stores in the module have `stored` in their meta."""
         before = vars(root)
         # The forward may store proxies in the module, also in lists and dicts: trace with a copy of its state.
         root.__dict__ = {
@@ -87,7 +87,7 @@ class OneLevel(fx.Tracer):
             graph = super().trace(root, concrete_args)
             for value in tree_leaves(vars(root)):
                 if isinstance(value, fx.Proxy):
-                    value.node.meta["left"] = True
+                    value.node.meta["stored"] = True
             return graph
         finally:
             # Constants of the graph stay in the module.
@@ -154,7 +154,9 @@ def _pair(parent: nn.Module, node: fx.Node) -> Pair | None:
     if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
         return None
     source, norm = node.args[0], parent.get_submodule(str(node.target))
-    if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) != 1 or "left" in source.meta:
+    if not isinstance(source, fx.Node) or source.op != "call_module":
+        return None
+    if len(source.users) != 1 or "stored" in source.meta:
         return None
     layer = parent.get_submodule(str(source.target))
     if type(norm) not in NORMS or not (_is_decoupled(layer) or _is_plain(layer)):
