@@ -1,6 +1,8 @@
 """The loss against plain loops, the constraint, the meter and the evaluator."""
 
 import math
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch._dynamo.utils import counters
 
 import dcnet
 from dcnet.training.evaluation import Evaluator, batches_of
-from dcnet.training.step import Meter, Objective, classification_loss, correct
+from dcnet.training.step import Captured, Meter, Objective, classification_loss, correct
 
 
 def loss_in_loops(logits, labels, smoothing, floor):
@@ -126,3 +128,40 @@ def test_evaluator_uses_all_images_and_restores_the_mode():
     assert model.seen == 5
     assert reading.accuracy == 80
     assert reading.loss == pytest.approx(50 / 5, rel=1e-5)
+
+
+class FakeGraph:
+    """Replays the call that was captured, without a GPU."""
+
+    capturing = False
+
+    def __init__(self):
+        self.replays = 0
+
+    def replay(self):
+        self.replays += 1
+
+
+@contextmanager
+def fake_capture(graph):
+    FakeGraph.capturing = True
+    yield
+    FakeGraph.capturing = False
+
+
+def test_captured_calls_are_eager_then_captured_then_replayed(monkeypatch):
+    """Tensors of another shape are never replayed."""
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    fakes = {"CUDAGraph": FakeGraph, "graph": fake_capture, "Stream": lambda: stream, "current_stream": lambda: stream}
+    for name, fake in {**fakes, "stream": lambda given: nullcontext()}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    eager, captured = [], []
+    call = Captured(lambda x: (captured if FakeGraph.capturing else eager).append(x), warmup=2)
+    for value in range(5):
+        call(torch.full((3,), value))
+    assert [x[0].item() for x in eager] == [0, 1]
+    # The graph reads the tensor of its capture, which has the values of the last call.
+    assert [x.tolist() for x in captured] == [[4, 4, 4]]
+    assert call.graph.replays == 3
+    call(torch.full((2,), 7))
+    assert (eager[-1].tolist(), captured[0].tolist(), call.graph.replays) == ([7, 7], [4, 4, 4], 3)
