@@ -23,7 +23,6 @@ from dcnet.files import sentence_of
 from dcnet.interrupts import Interruption, interruptible
 from dcnet.terminal import print_line
 from dcnet.training import Callback, DivergenceError, Execution, Run, Trainer, load_model
-from dcnet.training.identity import check_same_run
 from dcnet.training.runs import add_evaluation, run_lock
 from dcnet.training.session import can_redraw, progress_bar
 
@@ -92,9 +91,7 @@ def run_task(task: Task, settings: WorkerSettings, callback: Callback) -> tuple[
 def _train_and_evaluate(task: Task, settings: WorkerSettings, callback: Callback) -> str:
     run = Run.of(task.config, settings.runs)
     with run_lock(run.folder):
-        if (known := run.record_or_none()) is not None:
-            check_same_run(known, task.config, run.folder)
-        if not run.done:
+        if run.finished_record(task.config) is None:
             record = Trainer(task.config, run, settings.execution, callback).run()
             if record.status != DONE:
                 return INTERRUPTED

@@ -16,7 +16,7 @@ from dcnet.files import expanded
 from dcnet.training.build import build_model, check_size
 from dcnet.training.checkpoints import Checkpoints, load_weights_, read_tensors
 from dcnet.training.config import RunConfig
-from dcnet.training.identity import Data, check_buildable, identify
+from dcnet.training.identity import Data, check_buildable, check_same_run, identify
 from dcnet.training.record import UNFINISHED, Evaluation, Record, read_record, write_record
 
 ROOT = Path("runs")
@@ -120,6 +120,14 @@ class Run:
     @property
     def done(self) -> bool:
         return self.exists and self.record().status == "done"
+
+    def finished_record(self, config: RunConfig) -> Record | None:
+        """The record if the run is done; a ValueError if the folder holds another run than that of the config."""
+        if not self.exists:
+            return None
+        record = self.record()
+        check_same_run(record, config, self.folder)
+        return record if record.status == "done" else None
 
 
 def find_run(text: str, root: Path | None = None) -> Run:

@@ -19,7 +19,7 @@ from dcnet.files import sentence_of
 from dcnet.table import Table
 from dcnet.terminal import lasting_console, print_line, visible
 from dcnet.training.config import RunConfig
-from dcnet.training.identity import Data, check_same_run, from_folder, load_data, load_run_data
+from dcnet.training.identity import Data, from_folder, load_data, load_run_data
 from dcnet.training.initialization import check_weights
 from dcnet.training.record import Point, Record
 from dcnet.training.runs import Run, run_lock
@@ -227,11 +227,10 @@ class Session:
 
     def _finished_record(self, config: RunConfig, run: Run) -> Record | None:
         """The record of a run that is done, unless it is to be trained again."""
-        if (known := run.record_or_none()) is not None:
-            check_same_run(known, config, run.folder)
-        if self.again or not run.done:
+        # With `again`, the trainer checks the record, which may be damaged.
+        record = None if self.again else run.finished_record(config)
+        if record is None:
             return None
-        record = run.record()
         check_weights(record, config)
         if self.is_first:
             run.remove_training_files()

@@ -178,13 +178,9 @@ class Trainer:
         if found is not None:
             self._resume(found, given.hash)
         elif self.setup.is_first:
-            self._start(again)
-
-    def _start(self, again: bool) -> None:
-        check_room(self.folder.folder, self.setup.model)
-        if not again:
+            check_room(run.folder, self.setup.model)
+            self.replaces = again
             self._write("running")
-        self.replaces = again
 
     def _resume(self, checkpoint: Checkpoint, given: str) -> None:
         self.clock = Clock(resume_record(self.record, checkpoint.notes, checkpoint.step, given))

@@ -114,7 +114,7 @@ def test_pretrained_statistics_are_reset_for_another_operator(tmp_path):
     assert not any(torch.allclose(one, two) for one, two in zip(variances("sphere-cos"), own, strict=True))
 
 
-def norms_to_begin_with(operator, before, folder):
+def initial_mean_norms(operator, before, folder):
     config = tiny(steps=1, operator=operator, pretrained=str(before.folder))
     model = Trainer(config, Run.of(config, folder), ON_CPU).setup.model
     return [value.item() for name, value in model.named_buffers() if name.endswith("mean_norm")]
@@ -123,8 +123,8 @@ def norms_to_begin_with(operator, before, folder):
 def test_pretrained_mean_norms_are_reset_for_another_operator(tmp_path):
     """With a decay of 0.999 old mean norms would outlast a short training, and evaluation would be at chance."""
     before, _ = train(tiny(epochs=1), tmp_path)
-    assert min(norms_to_begin_with("tanh-cos", before, tmp_path)) > 0
-    assert set(norms_to_begin_with("tanh-sqcos", before, tmp_path)) == {0.0}
+    assert min(initial_mean_norms("tanh-cos", before, tmp_path)) > 0
+    assert set(initial_mean_norms("tanh-sqcos", before, tmp_path)) == {0.0}
 
 
 def test_mean_norms_of_a_converted_run_belong_to_the_operator_of_its_source(tmp_path):
@@ -133,8 +133,8 @@ def test_mean_norms_of_a_converted_run_belong_to_the_operator_of_its_source(tmp_
     assert main(["convert", str(before.folder), "--operator", "tanh-sqcos", "--out", str(out)]) == 0
     held = [value for name, value in load_model(Run(out))[0].named_buffers() if name.endswith("mean_norm")]
     assert min(held) > 0
-    assert set(norms_to_begin_with("tanh-sqcos", Run(out), tmp_path)) == {0.0}
+    assert set(initial_mean_norms("tanh-sqcos", Run(out), tmp_path)) == {0.0}
     again = tmp_path / "again"
     assert main(["convert", str(out), "--operator", "ball-cos", "--out", str(again)]) == 0
-    assert set(norms_to_begin_with("tanh-sqcos", Run(again), tmp_path)) == {0.0}
-    assert min(norms_to_begin_with("tanh-cos", Run(again), tmp_path)) > 0
+    assert set(initial_mean_norms("tanh-sqcos", Run(again), tmp_path)) == {0.0}
+    assert min(initial_mean_norms("tanh-cos", Run(again), tmp_path)) > 0

@@ -71,12 +71,12 @@ def started(**changes: object) -> tuple[torch.nn.Module, str]:
 
 def test_the_command_line_finetunes_a_pretrained_network(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert finetune("--weights", "weights.safetensors") == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     sums = fingerprint(folder / "weights.safetensors")
     line = (
         f"90 tensors from weights.safetensors (sha256 {sums[:12]}); new: the classifier (the file has one of 5 classes)"
     )
-    assert f"{line}; 12 layers are decoupled and calibrated\n" in told
+    assert f"{line}; 12 layers are decoupled and calibrated\n" in output
     (run,) = (Run(path) for path in (folder / "runs").iterdir())
     record = run.record()
     assert record.weights["sha256"] == sums
@@ -111,10 +111,10 @@ def test_an_interrupted_run_keeps_the_description_of_its_weights(folder: Path) -
 def test_a_plain_network_has_the_outputs_of_timm(folder: Path) -> None:
     """Including the classifier, which has the same number of classes."""
     save_file(network(classes=3).state_dict(), folder / "three.safetensors")
-    model, told = started(operator="conv", weights="three.safetensors")
+    model, output = started(operator="conv", weights="three.safetensors")
     x = torch.rand(2, 3, 32, 32)
     assert torch.allclose(model(x), network(classes=3)((x - 0.5) / 0.5), atol=1e-5)
-    assert told.endswith("; the classifier of 3 classes among them")
+    assert output.endswith("; the classifier of 3 classes among them")
 
 
 def test_a_decoupled_network_starts_calibrated(folder: Path) -> None:
@@ -134,9 +134,9 @@ def test_a_decoupled_network_starts_calibrated(folder: Path) -> None:
 
 def test_a_vision_transformer_uses_the_image_size_of_the_config(folder: Path) -> None:
     save_file(network("test_vit").state_dict(), folder / "vit.safetensors")
-    model, told = started(model="timm:test_vit", weights="vit.safetensors", image_size=48)
+    model, output = started(model="timm:test_vit", weights="vit.safetensors", image_size=48)
     assert model(torch.rand(1, 3, 48, 48)).shape == (1, 3)
-    assert "1 layer is decoupled and calibrated" in told
+    assert "1 layer is decoupled and calibrated" in output
 
 
 def test_gray_images_use_the_sum_of_the_color_filters(folder: Path) -> None:
@@ -229,9 +229,9 @@ def test_timm_weights_come_from_its_cache(
     tensors = network(classes=1000).state_dict()
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", lambda *_, **__: dict(tensors))
     assert finetune("--weights", "timm", "--json") == 0
-    told = capsys.readouterr()
-    assert f"90 tensors from model.safetensors (sha256 {fingerprint(cached)[:12]})" in told.err
-    assert json.loads(told.out)[0]["status"] == "done"
+    output = capsys.readouterr()
+    assert f"90 tensors from model.safetensors (sha256 {fingerprint(cached)[:12]})" in output.err
+    assert json.loads(output.out)[0]["status"] == "done"
 
 
 def test_weights_of_a_run_raise_an_error_that_names_pretrained(

@@ -131,9 +131,9 @@ def sentence(work: Any) -> str:
 
 def test_a_network_larger_than_its_weights_is_not_built(run: Run):
     assert load_model(run)[1].status == "done"
-    told = sentence(lambda: load_model(changed(run, "config", width=1e5)))
-    assert "the record describes a network of 5,120,000,748,8" in told
-    assert "but its weights have 5,8" in told
+    message = sentence(lambda: load_model(changed(run, "config", width=1e5)))
+    assert "the record describes a network of 5,120,000,748,8" in message
+    assert "but its weights have 5,8" in message
 
 
 @pytest.mark.parametrize(
