@@ -25,7 +25,7 @@ from dcnet.training.record import Curves, DataDescription, Record
 KEPT = 2
 # No such file, or a pipe.
 NO_FILE = (errno.ENOENT, errno.EINVAL)
-_FILE = re.compile(r"step-(\d+)\.safetensors")
+_FILE = re.compile(r"step-\d+\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,7 @@ class Checkpoints:
 
 
 def _step(path: Path) -> int:
-    found = _FILE.fullmatch(path.name)
-    assert found is not None
-    return int(found[1])
+    return int(path.stem.removeprefix("step-"))
 
 
 def check_room(folder: Path, model: nn.Module) -> None:

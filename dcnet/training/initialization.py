@@ -127,7 +127,7 @@ def _load_(model: Normalized, config: RunConfig, channels: int, image_size: int)
         sha256=None if path is None else fingerprint(path),
         tensors=len(own) + (2 if same else 0),
         classes=0 if classifier is None else len(classifier.weight),
-        new=() if same else (_in_words(network, classifier),),
+        new=() if same else (_describe_new(network, classifier),),
         calibrated=0,
     )
 
@@ -143,7 +143,7 @@ def _copy_classifier_(network: nn.Module, classifier: nn.Linear | None) -> bool:
     return True
 
 
-def _in_words(network: nn.Module, classifier: nn.Linear | None) -> str:
+def _describe_new(network: nn.Module, classifier: nn.Linear | None) -> str:
     what = "the head with a margin" if isinstance(network, MarginNetwork) else "the classifier"
     return what if classifier is None else f"{what} (the file has one of {len(classifier.weight)} classes)"
 
@@ -209,7 +209,7 @@ def init_batch_norm_(model: nn.Module, forward: Callable[[], object]) -> None:
         model: the network, in training mode.
         forward: runs a batch through it.
     """
-    layers = [layer for layer in _tracking(model) if layer.momentum is not None and not layer.num_batches_tracked]
+    layers = [layer for layer in _batch_norms(model) if layer.momentum is not None and not layer.num_batches_tracked]
     if not layers:
         return
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -229,7 +229,7 @@ def reset_batch_norm_(model: nn.Module) -> None:
 
     The running statistics stay, for evaluation without training.
     """
-    for layer in _tracking(model):
+    for layer in _batch_norms(model):
         if layer.num_batches_tracked is not None:
             layer.num_batches_tracked.zero_()
 
@@ -242,7 +242,7 @@ def reset_mean_norms_(model: nn.Module) -> None:
             layer.get_buffer("mean_norm").zero_()
 
 
-def _tracking(model: nn.Module) -> list[_BatchNorm]:
+def _batch_norms(model: nn.Module) -> list[_BatchNorm]:
     return [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
 
 

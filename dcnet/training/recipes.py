@@ -215,8 +215,7 @@ def recipe(name: str, **changes: Any) -> RunConfig:
         raise ValueError(f"{both} exclude each other: give one")
     if config.weights is not None and {"model", "weights"} & changes.keys():
         config = _with_pixels(config, changes)
-    _check_smoothing(config, changes.get("label_smoothing"))
-    _check_momenta(config, changes)
+    _check_effect(config, changes)
     return config
 
 
@@ -227,14 +226,12 @@ def _with_pixels(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
     return dataclasses.replace(config, **{name: value for name, value in own.items() if name not in changes})
 
 
-def _check_smoothing(config: RunConfig, asked: float | None) -> None:
-    """Raises ValueError for an explicit label smoothing that the margin does not support."""
-    if asked and not config.label_smoothing:
-        raise ValueError(f"margin {config.margin!r} does not support label_smoothing (got {asked!r}): omit one of them")
-
-
-def _check_momenta(config: RunConfig, asked: dict[str, Any]) -> None:
-    """Raises ValueError for an explicit momentum that would have no effect."""
+def _check_effect(config: RunConfig, asked: dict[str, Any]) -> None:
+    """Raises ValueError for explicit values that would have no effect."""
+    if (smoothing := asked.get("label_smoothing")) and not config.label_smoothing:
+        raise ValueError(
+            f"margin {config.margin!r} does not support label_smoothing (got {smoothing!r}): omit one of them"
+        )
     if asked.get("momentum") is not None and config.optimizer != "sgd":
         raise ValueError(f"momentum={config.momentum} is for sgd, and optimizer={config.optimizer!r} has none: omit it")
     if asked.get("norm_momentum") is not None and config.norm == "none":
