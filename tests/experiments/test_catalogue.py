@@ -171,7 +171,7 @@ def test_fgsm_away_from_labels_and_from_predictions(monkeypatch, tmp_path):
     reach = attack_tables.EPSILON * difference.abs().sum()
     assert found["clean"] == pytest.approx((margin > 0).double().mean().item())
     assert found["white_box"]["fgsm"] == pytest.approx((margin > reach).double().mean().item())
-    # Those that are wrong are moved away from the wrong class, too, and some of them over to the right one.
+    # Images with a wrong prediction move away from that class, too, and some of them become correct.
     right = (margin > reach) | ((margin < 0) & (margin > -reach))
     assert found["fgsm_by_answer"] == pytest.approx(right.double().mean().item())
     assert found["fgsm_by_answer"] != found["white_box"]["fgsm"]

@@ -131,7 +131,7 @@ def test_evaluator_uses_all_images_and_restores_the_mode():
 
 
 class FakeGraph:
-    """Replays the call that was captured, without a GPU."""
+    """Stands for a CUDA graph, and counts its replays."""
 
     capturing = False
 
