@@ -153,9 +153,9 @@ class Decoupled(Opaque):
 
 
 class _DecoupledConv(Decoupled, _ConvNd):
-    """`function` is the stateless function of `dcnet.functional` that the layer calls."""
+    """`decoupled_function` is the stateless function of `dcnet.functional` that the layer calls."""
 
-    function: ClassVar[Callable[..., Tensor]]
+    decoupled_function: ClassVar[Callable[..., Tensor]]
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class _DecoupledConv(Decoupled, _ConvNd):
         return padded, self.weight, self.bias, self.stride, padding, self.dilation, self.groups
 
     def decoupled(self, input: Tensor) -> Tensor:
-        return self.function(*self.arguments(input), **self.options())
+        return self.decoupled_function(*self.arguments(input), **self.options())
 
     def patches(self, input: Tensor) -> Patches:
         padded, weight, _, *window = self.arguments(input)
@@ -199,7 +199,7 @@ class _DecoupledConv(Decoupled, _ConvNd):
 class DecoupledConv1d(_DecoupledConv, nn.Conv1d):
     """nn.Conv1d with f(w, x) in place of the inner product; further arguments as in `DecoupledConv2d`."""
 
-    function = staticmethod(functional.decoupled_conv1d)
+    decoupled_function = staticmethod(functional.decoupled_conv1d)
 
 
 class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
@@ -215,13 +215,13 @@ class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
             t * decoupled, with t in the buffer `blend`; see `dcnet.convert.BlendSchedule`.
     """
 
-    function = staticmethod(functional.decoupled_conv2d)
+    decoupled_function = staticmethod(functional.decoupled_conv2d)
 
 
 class DecoupledConv3d(_DecoupledConv, nn.Conv3d):
     """nn.Conv3d with f(w, x) in place of the inner product; further arguments as in `DecoupledConv2d`."""
 
-    function = staticmethod(functional.decoupled_conv3d)
+    decoupled_function = staticmethod(functional.decoupled_conv3d)
 
 
 class DecoupledLinear(Decoupled, nn.Linear):
