@@ -8,7 +8,7 @@ import pytest
 import reference
 import torch
 import torch.nn.functional as F
-from conftest import pairwise_operators
+from helpers.operators import pairwise_operators
 
 import dcnet
 

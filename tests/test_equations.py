@@ -5,7 +5,7 @@ import itertools
 import pytest
 import reference
 import torch
-from conftest import combination_params, operator_params
+from helpers.operators import combination_params, operator_params
 from torch import Tensor
 
 import dcnet

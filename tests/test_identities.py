@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import all_operators, fixed_radius, operator_params
+from helpers.operators import all_operators, fixed_radius, operator_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from conftest import all_operators, fixed_radius, operator_params
+from helpers.operators import all_operators, fixed_radius, operator_params
 
 import dcnet
 

@@ -2,7 +2,7 @@
 
 import itertools
 
-from conftest import all_operators, combination_params, operator_params, pairwise, pairwise_operators
+from helpers.operators import all_operators, combination_params, operator_params, pairwise, pairwise_operators
 
 import dcnet
 

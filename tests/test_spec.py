@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import operator_params
+from helpers.operators import operator_params
 from hypothesis import given
 from hypothesis import strategies as st
 

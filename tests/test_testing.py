@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import operator_params
+from helpers.operators import operator_params
 
 import dcnet
 from dcnet.testing import assert_decoupled

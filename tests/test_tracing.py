@@ -10,7 +10,7 @@ import warnings
 import pytest
 import reference
 import torch
-from conftest import timm_or_skip
+from helpers.packages import timm_or_skip
 from torch import fx, nn
 
 import dcnet

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import pairwise_operators
+from helpers.operators import pairwise_operators
 from torch import Tensor, nn
 
 import dcnet

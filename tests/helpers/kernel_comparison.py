@@ -6,11 +6,11 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import all_operators
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dcnet
 from dcnet.kernels import dispatch
+from helpers.operators import all_operators
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

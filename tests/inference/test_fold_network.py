@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import operator_params
 from helpers.folding import error, norms, trained
+from helpers.operators import operator_params
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 

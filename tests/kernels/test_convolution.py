@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import operator_params
 from helpers.kernel_comparison import (
     DEVICE,
     HALVES,
@@ -31,6 +30,7 @@ from helpers.kernel_comparison import (
     quiet_numpy,
     results,
 )
+from helpers.operators import operator_params
 from torch import nn
 
 import dcnet

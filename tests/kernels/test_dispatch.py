@@ -12,8 +12,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from conftest import operator_params
 from helpers.kernel_comparison import DEVICE, a_convolution, images, quiet_numpy, takes_kernels
+from helpers.operators import operator_params
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 

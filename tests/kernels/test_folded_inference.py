@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import all_operators, pairwise_operators
 from helpers.kernel_comparison import DEVICE, alternating, quiet_numpy
+from helpers.operators import all_operators, pairwise_operators
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import timm_or_skip
+from helpers.packages import timm_or_skip
 from torch import nn
 
 import dcnet

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import timm_or_skip
+from helpers.packages import timm_or_skip
 from helpers.small_runs import tiny, train
 from PIL import Image
 from safetensors.torch import save_file

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import operator_params
+from helpers.operators import operator_params
 from torch import nn
 from torch.func import jacrev, vmap
 
