@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from dcnet.bench.shapes import Ceilings, Work
 from dcnet.losses import MarginSoftmax, ShardedMarginSoftmax
-from dcnet.losses.head import without_autocast
-from dcnet.losses.sharded import Gathered, gather_rows
 
 LINEAR, MARGIN, SHARDED, SAMPLED = "linear", "margin", "sharded", "sampled"
 HEADS = (LINEAR, MARGIN, SHARDED, SAMPLED)
@@ -101,9 +99,7 @@ class Share(ShardedMarginSoftmax):
     """The computation of one process of many; a group of one would use MarginSoftmax instead."""
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        with without_autocast(features):
-            joint = Gathered.apply(features.to(self._dtype), self.group)
-            return self._shared_loss(joint, gather_rows(labels, self.group), features.dtype)
+        return self.joint_loss(features, labels)
 
 
 def make_step(head: str, size: Size, margin: str, sample: float, dtype: torch.dtype, device: str) -> HeadStep:

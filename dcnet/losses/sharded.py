@@ -179,6 +179,10 @@ class ShardedMarginSoftmax(MarginSoftmax):
             return super().forward(features, labels)
         labels = self._checked(features, labels)
         self._check_counts(labels)
+        return self.joint_loss(features, labels)
+
+    def joint_loss(self, features: Tensor, labels: Tensor) -> Tensor:
+        """The loss of the joint batch, from the features and labels of this process; `forward` checks them first."""
         with without_autocast(features):
             joint = Gathered.apply(features.to(self._dtype), self.group)
             return self._shared_loss(joint, gather_rows(labels, self.group), features.dtype)
