@@ -1,4 +1,4 @@
-"""Runs that are trained in a second or two, once for all tests of a process, and one made by hand."""
+"""Runs trained in seconds, once per process, an untrained run, and calls of the command line."""
 
 import functools
 import json
@@ -17,13 +17,13 @@ from dcnet.training.checkpoints import write_tensors
 from dcnet.training.record import DataDescription, Record
 
 OPERATORS = ("tanh-cos", "conv")
-# Kept until the process ends, which removes it.
+# Removed when the process ends.
 _folder = tempfile.TemporaryDirectory(prefix="dcnet-runs-")
 
 
 @functools.cache
 def trained() -> dict[str, Run]:
-    """A run of each operator, by the operator."""
+    """One run per operator."""
     return {operator: _train(operator) for operator in OPERATORS}
 
 
@@ -44,7 +44,7 @@ def call(*arguments: Any) -> int:
 
 
 def answer(capsys: Any, *arguments: Any) -> Any:
-    """The one JSON document that a command prints."""
+    """The JSON document that a command prints."""
     assert call(*arguments, "--json") == 0
     return json.loads(capsys.readouterr().out)
 
@@ -60,7 +60,7 @@ def complaint(capsys: Any, *arguments: Any) -> str:
 
 
 def colour_run(folder: Path, images: Path) -> Run:
-    """A network that was not trained, of images in colour from a folder with the classes dark and light."""
+    """An untrained network for color images from a folder with the classes dark and light."""
     shades = {"dark": 40, "light": 200}
     for part in ("train", "val"):
         for name, shade in shades.items():
