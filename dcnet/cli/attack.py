@@ -17,7 +17,7 @@ from dcnet import report, robustness, training
 from dcnet.cli import options
 from dcnet.exit_codes import INTERRUPTED
 from dcnet.files import write_atomically
-from dcnet.terminal import console, print_json, visible
+from dcnet.terminal import console, print_json, print_line, visible
 
 if TYPE_CHECKING:
     from dcnet.robustness.attack_run import Loaded, RunAttack
@@ -155,7 +155,7 @@ class Progress:
     def __enter__(self) -> Progress:
         self.bar.start()
         if self.known:
-            self._say(f"{self.known} of {self.total} measurements are in the record already")
+            print_line(self.console, f"{self.known} of {self.total} measurements are in the record already")
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -169,7 +169,4 @@ class Progress:
         # A certificate has both; report its share of certified images.
         share = found.get("certified", found.get("accuracy"))
         result = "done" if share is None else f"{100 * share:.2f} %"
-        self._say(f"{name.replace('_', ' ')}: {found.get('skipped', result)} ({found['seconds']:.1f} s)")
-
-    def _say(self, text: str) -> None:
-        self.console.print(visible(text), soft_wrap=True, highlight=False, markup=False)
+        print_line(self.console, f"{name.replace('_', ' ')}: {found.get('skipped', result)} ({found['seconds']:.1f} s)")

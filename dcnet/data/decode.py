@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dcnet.checks import check_whole
 from dcnet.environment import available_cores
-from dcnet.files import open_regular
+from dcnet.files import open_regular, reason_of
 
 # Raster formats only: for some others Pillow starts programs, such as Ghostscript for EPS.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
@@ -124,8 +124,7 @@ def read_rgb(path: Path, small: bool = False) -> Image.Image:
     try:
         return open_image(path, small=small)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"{path} cannot be read as an image: {reason}; replace or delete it") from error
+        raise ValueError(f"{path} cannot be read as an image: {reason_of(error)}; replace or delete it") from error
 
 
 def resize_square(image: Image.Image, side: int) -> Image.Image:
