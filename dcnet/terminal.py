@@ -127,8 +127,3 @@ def _plain(char: str) -> bool:
 
 def _escaped(char: str) -> str:
     return char.encode("unicode_escape", "backslashreplace").decode("ascii")
-
-
-def literal(text: str) -> str:
-    """The text with dollars escaped, for matplotlib, where they delimit equations."""
-    return text.replace("$", r"\$")

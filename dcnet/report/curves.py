@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dcnet.operator import is_plain
-from dcnet.report.drawing import legend_below
-from dcnet.terminal import literal
+from dcnet.report.drawing import legend_below, literal
 from dcnet.training import Record
 from dcnet.training.session import group_by_seed
 

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from dcnet.files import write_atomically
 from dcnet.report.chart import BarChart, LineChart
-from dcnet.terminal import literal
 
 FORMATS = (".png", ".svg")
 DPI = 130
@@ -29,6 +28,11 @@ def save(figure: Figure, path: Path | str) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "dcnet"}):
         figure.savefig(content, format=suffix[1:], dpi=DPI, metadata={"Date": None} if suffix == ".svg" else None)
     write_atomically(path, content.getvalue())
+
+
+def literal(text: str) -> str:
+    """The text with dollars escaped, which delimit equations in matplotlib."""
+    return text.replace("$", r"\$")
 
 
 def draw_lines(axes: Axes, chart: LineChart) -> None:

@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from dcnet.operator import PLAIN, is_plain
+from dcnet.report.drawing import literal
 from dcnet.report.features import Features, features_in, target_angle
 from dcnet.table import Table
-from dcnet.terminal import literal
 
 # The axes end at this quantile of the norms, so that a few outliers do not shrink the rest.
 REACH = 0.99

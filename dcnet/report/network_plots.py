@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dcnet.component import Slot
 from dcnet.layers import Decoupled
 from dcnet.operator import Operator
-from dcnet.terminal import literal
+from dcnet.report.drawing import literal
 
 NETWORK = "network."
 MOST_FILTERS, MOST_CHANNELS = 256, 16
@@ -151,14 +151,13 @@ def radius_boxes(found: Sequence[Radii], title: str) -> Figure:
     longest = max(len(radii.layer) for radii in found)
     figure = Figure(figsize=(7.0 + 0.07 * longest, 1.8 + 0.3 * len(found)), layout="constrained")
     axes = figure.subplots()
-    places = range(len(found))
-    for place, radii in zip(places, found, strict=True):
+    for place, radii in enumerate(found):
         _draw_points(axes, place, radii.values)
         axes.plot([radii.start] * 2, [place - 0.45, place + 0.45], color="tab:red", linewidth=1.6, zorder=4)
-    boxed = [(place, radii.values) for place, radii in zip(places, found, strict=True) if len(radii.values) > 3]
-    _draw_boxes(axes, boxed)
+        if len(radii.values) > 3:
+            _draw_box(axes, place, radii.values)
     axes.set(title=literal(title), xlabel=rf"radius $\rho$, {_unit(found)}", ylim=(len(found) - 0.4, -0.6))
-    axes.set_yticks(places, [literal(radii.layer) for radii in found])
+    axes.set_yticks(range(len(found)), [literal(radii.layer) for radii in found])
     axes.grid(axis="x", color="0.92")
     handles = [axes.lines[0], axes.lines[1]]
     figure.legend(
@@ -180,14 +179,11 @@ def _draw_points(axes: Axes, place: int, values: Sequence[float]) -> None:
     axes.plot(values, heights, ".", color="tab:blue", alpha=0.45, markersize=10 if few else 4, zorder=5 if few else 2)
 
 
-def _draw_boxes(axes: Axes, boxed: Sequence[tuple[int, list[float]]]) -> None:
-    if not boxed:
-        return
-    positions, values = zip(*boxed, strict=True)
+def _draw_box(axes: Axes, place: int, values: Sequence[float]) -> None:
     line = {"color": "0.15", "linewidth": 1.1}
     axes.boxplot(
-        list(values),
-        positions=list(positions),
+        values,
+        positions=[place],
         orientation="horizontal",
         widths=0.5,
         showfliers=False,

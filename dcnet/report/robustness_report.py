@@ -7,9 +7,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dcnet.report.drawing import legend_below, literal
 from dcnet.robustness.task import format_epsilon
 from dcnet.table import Cells, Table
-from dcnet.terminal import literal
 
 Card = Mapping[str, Any]
 RESULTS = {True: "passed", False: "FAILED", None: "not made"}
@@ -170,7 +170,7 @@ def _finished(figure: Figure, axes: Axes) -> Figure:
     axes.set_axisbelow(True)
     axes.grid(color="0.92")
     # Below the axes, as a curve may be in any corner.
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, 3)
     return figure
 
 

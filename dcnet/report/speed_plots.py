@@ -8,9 +8,8 @@ from matplotlib.figure import Figure
 
 from dcnet.operator import PLAIN
 from dcnet.report.chart import Axis, BarChart, BarGroup, Line, LineChart
-from dcnet.report.drawing import draw_bars, draw_lines, legend_below
+from dcnet.report.drawing import draw_bars, draw_lines, legend_below, literal
 from dcnet.report.speed_tables import VARIANTS, Record, form, spell, where
-from dcnet.terminal import literal
 
 Row = Mapping[str, Any]
 GIB_OF_MIB = 1 / 1024

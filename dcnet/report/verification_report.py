@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from dcnet.report.drawing import literal
 from dcnet.report.robustness_report import percent
 from dcnet.table import Cells, Table
-from dcnet.terminal import literal
 from dcnet.verification import Calibration, Decision, Roc
 
 Record = dict[str, Any]

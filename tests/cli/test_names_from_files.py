@@ -14,9 +14,10 @@ from matplotlib.text import Text
 from PIL import Image
 
 from dcnet.report.curves import run_curves
+from dcnet.report.drawing import literal
 from dcnet.report.feature_plots import feature_plots
 from dcnet.report.features import Features
-from dcnet.terminal import literal, print_json, visible
+from dcnet.terminal import print_json, visible
 from dcnet.training import Run
 
 Capture = pytest.CaptureFixture[str]
