@@ -203,13 +203,13 @@ def test_python_m_dcnet_runs_the_command():
 def test_main_returns_to_a_program_that_calls_it(world: str):
     """Also in one process of several, where the command `dcnet` ends the process."""
     done = subprocess.run(
-        [sys.executable, "-c", "from dcnet.cli.app import main; main(['list', 'margins']); print('goes on')"],
+        [sys.executable, "-c", "from dcnet.cli.app import main; main(['list', 'margins']); print('continues')"],
         env={**os.environ, "WORLD_SIZE": world},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.stdout.endswith("goes on\n"), done.stderr
+    assert done.stdout.endswith("continues\n"), done.stderr
 
 
 def test_library_does_not_import_the_cli_nor_help_the_plots():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.cli_runs import answer, call, colour_run, complaint, trained
+from helpers.cli_runs import answer, call, color_run, complaint, trained
 from PIL import Image
 
 from dcnet.data import load_dataset
@@ -115,13 +115,13 @@ def test_interrupted_attack_resumes(capsys: Capture, run: Run, monkeypatch: pyte
     assert list(kept["results"]) == ["clean", "gradients", "surface", "fgsm"]
     assert "verdict" not in kept
 
-    begun: list[str] = []
+    started: list[str] = []
     usual = report_card.report_card
     monkeypatch.setattr(
-        report_card, "report_card", lambda given, done, begins, ends: usual(given, done, begun.append, ends)
+        report_card, "report_card", lambda given, done, begins, ends: usual(given, done, started.append, ends)
     )
     found = answer(capsys, "attack", run.folder, *QUICK)
-    assert begun == list(measurements)[4:]
+    assert started == list(measurements)[4:]
     assert found["results"]["fgsm"] == kept["results"]["fgsm"]
     assert "verdict" in run.record().evaluations[NAME].extra
 
@@ -141,7 +141,7 @@ def test_other_weights_and_sources_are_measured_again(capsys: Capture, run: Run,
 
 
 def test_other_images_are_measured_again(capsys: Capture, tmp_path: Path):
-    run, images = colour_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
+    run, images = color_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
     options = (run.folder, "--data-dir", images, "--workers", "0", *QUICK)
     first = answer(capsys, "attack", *options)
     again = answer(capsys, "attack", *options)
@@ -164,10 +164,10 @@ def test_missing_optional_package_gives_a_one_line_error(capsys: Capture, run: R
 
 
 def test_read_only_run_can_be_attacked(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):
-    def refused(*_: Any) -> None:
+    def denied(*_: Any) -> None:
         raise PermissionError(13, "Permission denied", "record.json")
 
-    monkeypatch.setattr("dcnet.training.add_evaluation", refused)
+    monkeypatch.setattr("dcnet.training.add_evaluation", denied)
     assert call("attack", run.folder, *QUICK) == 0
     out = capsys.readouterr().out
     assert "note: the card is not stored in the record: [Errno 13] Permission denied: 'record.json'" in out
@@ -175,7 +175,7 @@ def test_read_only_run_can_be_attacked(capsys: Capture, run: Run, monkeypatch: p
 
 
 def test_evaluate_reads_a_folder_of_images(capsys: Capture, tmp_path: Path):
-    run, images = colour_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
+    run, images = color_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
     options = ("--data-dir", images, "--workers", "0", "--device", "cpu", "--quick")
     assert answer(capsys, "attack", run.folder, "--images", "4", *options)["settings"]["images"] == 4
     assert answer(capsys, "attack", run.folder, *options)["settings"]["images"] == 6
@@ -200,11 +200,9 @@ def test_wrong_options_give_a_one_line_error(capsys: Capture, run: Run, options:
 
 
 def test_source_with_other_classes_is_rejected(capsys: Capture, run: Run, source: Run, tmp_path: Path):
-    colour = colour_run(tmp_path / "colour", tmp_path / "images")
-    message = complaint(capsys, "attack", run.folder, "--source", colour.folder, *QUICK)
-    assert (
-        "source 'colour' was trained on 2 classes, dark, light, and not on the 10 of the run, 0, 1, 2, ..." in message
-    )
+    color = color_run(tmp_path / "color", tmp_path / "images")
+    message = complaint(capsys, "attack", run.folder, "--source", color.folder, *QUICK)
+    assert "source 'color' was trained on 2 classes, dark, light, and not on the 10 of the run, 0, 1, 2, ..." in message
     record = source.record()
     record.data.channels = 3
     source.write(record)

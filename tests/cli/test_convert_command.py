@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from helpers.cli_runs import answer, call, colour_run, complaint, root, trained
+from helpers.cli_runs import answer, call, color_run, complaint, root, trained
 from helpers.docs_pages import ROOT, blocks
 from PIL import Image
 
@@ -112,13 +112,13 @@ def test_onnx_is_compared_with_torch(capsys: Capture, tmp_path: Path):
     torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["grey", "colour"])
+@pytest.mark.parametrize("kind", ["gray", "color"])
 def test_onnx_file_has_the_metadata_to_predict(
     kind: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Reads the file with the code of docs/inference.md; the image is large and not square."""
     monkeypatch.chdir(tmp_path)
-    run = trained()["tanh-cos"] if kind == "grey" else colour_run(tmp_path / "run", tmp_path / "images")
+    run = trained()["tanh-cos"] if kind == "gray" else color_run(tmp_path / "run", tmp_path / "images")
     noise = np.random.default_rng(0).integers(0, 255, (7, 5, 3), np.uint8)
     Image.fromarray(noise).resize((45, 63)).save("photo.jpg")
     answer(capsys, "convert", run.folder, "--onnx", "network.onnx")
@@ -130,7 +130,7 @@ def test_onnx_file_has_the_metadata_to_predict(
     assert capsys.readouterr().out.startswith(f"{found['classes'][0]['class']}: ")
     about = onnxruntime.InferenceSession("network.onnx").get_modelmeta().custom_metadata_map
     assert about["operator"] == run.record().config["operator"]
-    assert json.loads(about["preprocessing"])["channel_order"] == (["L"] if kind == "grey" else ["R", "G", "B"])
+    assert json.loads(about["preprocessing"])["channel_order"] == (["L"] if kind == "gray" else ["R", "G", "B"])
     assert json.loads(about["preprocessing"])["normalization_in_network"] == {"mean": [0.0], "std": [1.0]}
 
 

@@ -17,7 +17,7 @@ from dcnet.training.record import record_problem
 
 Capture = pytest.CaptureFixture[str]
 RESULTS = Path(__file__).parent.parent.parent / "results"
-STRANGE: list[Any] = [[], {}, None, "x", -1, 2**63, 1e99, True, [None], ["x"], {"a": []}, "\x1b[31m", "../../x"]
+INVALID: list[Any] = [[], {}, None, "x", -1, 2**63, 1e99, True, [None], ["x"], {"a": []}, "\x1b[31m", "../../x"]
 ESCAPE = "\x1b]0;owned\x07"
 
 
@@ -38,12 +38,12 @@ def changed(each: int) -> Iterator[dict[str, Any]]:
     """Copies of the record in which one value is replaced by each invalid value, or removed."""
     original = whole()
     for at, path in enumerate(places(original)):
-        for strange in [*STRANGE, *STRANGE][at % len(STRANGE) :][:each]:
+        for value in [*INVALID, *INVALID][at % len(INVALID) :][:each]:
             record: Any = copy.deepcopy(original)
             inside = record
             for name in path[:-1]:
                 inside = inside[name]
-            inside[path[-1]] = strange
+            inside[path[-1]] = value
             yield record
         if isinstance(inside, dict):
             del inside[path[-1]]
@@ -74,7 +74,7 @@ def outcome(capsys: Capture, *words: object) -> tuple[int, str, str]:
     return code, seen.out, seen.err
 
 
-def strange_files(root: Path) -> list[str]:
+def damaged_files(root: Path) -> list[str]:
     """One damaged run of each kind, and one intact run."""
     put(root, "whole", json.dumps(whole()))
     put(root, "deep", "[" * 100_000)
@@ -98,23 +98,23 @@ def strange_files(root: Path) -> list[str]:
 
 def test_invalid_records_are_reported_and_the_others_listed(tmp_path: Path, capsys: Capture):
     runs = tmp_path / "runs"
-    strange = strange_files(runs)
+    damaged = damaged_files(runs)
     code, out, err = outcome(capsys, "list", "runs", "--runs", runs)
     assert code == 0
     assert re.search(r"│ whole +│ done", out)
-    for name in strange:
+    for name in damaged:
         assert re.search(rf"│ {name} +│ unreadable", out)
         assert f"{str(runs / name / 'record.json')!r} is not a record of a run: " in err or name == "folder"
-    assert err.count("\n") == len(strange)
+    assert err.count("\n") == len(damaged)
     code, out, _ = outcome(capsys, "report", "--runs", runs, "--out", tmp_path / "page.html")
     assert (code, out.partition(", from ")[2]) == (
         0,
-        f"1 runs, without unfinished runs: {', '.join(strange)}\n",
+        f"1 runs, without unfinished runs: {', '.join(damaged)}\n",
     )
     code, out, _ = outcome(capsys, "report", "--records", runs, "--out", tmp_path / "page.html")
     assert code == 0
-    assert all(str(runs / name / "record.json") in out for name in strange if name != "folder")
-    for name in strange:
+    assert all(str(runs / name / "record.json") in out for name in damaged if name != "folder")
+    for name in damaged:
         code, out, err = outcome(capsys, "plot", "curves", runs / name, "--out", tmp_path / "curves.png")
         assert (code, out, err.count("\n")) == (2, "", 1)
 
@@ -135,7 +135,7 @@ def test_collect_writes_only_to_its_folder(tmp_path: Path, capsys: Capture):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*before, "in"])
 
 
-@pytest.mark.parametrize("each", [1, pytest.param(len(STRANGE), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [1, pytest.param(len(INVALID), marks=pytest.mark.slow)])
 def test_record_with_an_invalid_value_is_shown_or_reported(tmp_path: Path, capsys: Capture, each: int):
     """All in one folder: an error in one record would fail the whole command."""
     kept, original = 0, whole()["hash"]

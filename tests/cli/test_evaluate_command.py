@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.cli_runs import answer, call, colour_run, complaint, trained
+from helpers.cli_runs import answer, call, color_run, complaint, trained
 
 from dcnet.data import load_dataset
 from dcnet.files import write_json
@@ -73,7 +73,7 @@ def test_evaluation_uses_the_precision_of_the_run(capsys: Capture, run: Run):
 
 
 def test_folder_of_images_is_preprocessed_as_in_training(capsys: Capture, tmp_path: Path):
-    run, images = colour_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
+    run, images = color_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
     options = ("--data-dir", images, "--workers", "0", "--device", "cpu")
     found = answer(capsys, "evaluate", run.folder, *options)
     assert found["images"] == 6
@@ -84,7 +84,7 @@ def test_folder_of_images_is_preprocessed_as_in_training(capsys: Capture, tmp_pa
 
 
 def test_data_with_other_classes_are_rejected(capsys: Capture, tmp_path: Path):
-    run, images = colour_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
+    run, images = color_run(tmp_path / "run", tmp_path / "images"), tmp_path / "images"
     for part in ("train", "val"):
         (images / part / "dark").rename(images / part / "dim")
     message = complaint(capsys, "evaluate", run.folder, "--data-dir", images, "--device", "cpu")

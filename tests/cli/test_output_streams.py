@@ -113,10 +113,10 @@ def test_deleted_current_folder_gives_a_one_line_error(tmp_path: Path):
 
 
 def test_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def nobody(number: int) -> None:
+    def unknown_user(number: int) -> None:
         raise KeyError(number)
 
-    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(pwd, "getpwuid", unknown_user)
     for name in ("HOME", "XDG_CACHE_HOME", "DCNET_DATA", "DCNET_RUNS"):
         monkeypatch.delenv(name, raising=False)
     assert data_folder().parent == Path(tempfile.gettempdir())

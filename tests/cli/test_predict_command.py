@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.cli_runs import answer, call, colour_run, complaint, trained
+from helpers.cli_runs import answer, call, color_run, complaint, trained
 from PIL import Image
 
 from dcnet.data import load_dataset
@@ -45,14 +45,14 @@ def test_image_file_gets_the_same_classes_as_in_the_dataset(capsys: Capture, tmp
 
 
 def test_image_formats_give_the_same_classes(capsys: Capture, tmp_path: Path, wanted: list[float]):
-    grey = digit()
-    clear = np.stack([np.full_like(grey, 255)] * 3 + [grey], axis=2)
+    gray = digit()
+    clear = np.stack([np.full_like(gray, 255)] * 3 + [gray], axis=2)
     files = {
-        "colour.png": Image.fromarray(grey).convert("RGB"),
-        "deep.png": Image.fromarray(grey.astype(np.uint16) * 257),
+        "color.png": Image.fromarray(gray).convert("RGB"),
+        "deep.png": Image.fromarray(gray.astype(np.uint16) * 257),
         "clear.png": Image.fromarray(clear),
-        "palette.png": Image.fromarray(grey).convert("P"),
-        "large.png": Image.fromarray(grey.repeat(8, 0).repeat(8, 1)),
+        "palette.png": Image.fromarray(gray).convert("P"),
+        "large.png": Image.fromarray(gray.repeat(8, 0).repeat(8, 1)),
     }
     for name, image in files.items():
         image.save(tmp_path / name)
@@ -66,8 +66,8 @@ def test_large_image_is_resized_by_averaging(capsys: Capture, tmp_path: Path):
     stripes = np.zeros((80, 80), np.uint8)
     stripes[:, ::2] = 255
     Image.fromarray(stripes).save(tmp_path / "stripes.png")
-    grey = expected(torch.full((1, 1, 8, 8), 127.5 / 255))
-    assert predicted(capsys, tmp_path / "stripes.png") == pytest.approx(grey, abs=0.05)
+    gray = expected(torch.full((1, 1, 8, 8), 127.5 / 255))
+    assert predicted(capsys, tmp_path / "stripes.png") == pytest.approx(gray, abs=0.05)
 
 
 def test_invert_swaps_light_and_dark(capsys: Capture, tmp_path: Path, wanted: list[float]):
@@ -77,7 +77,7 @@ def test_invert_swaps_light_and_dark(capsys: Capture, tmp_path: Path, wanted: li
 
 
 def test_color_images_are_cropped_as_in_training(capsys: Capture, tmp_path: Path):
-    run = colour_run(tmp_path / "run", tmp_path / "images")
+    run = color_run(tmp_path / "run", tmp_path / "images")
     files = sorted((tmp_path / "images" / "val").rglob("*.png"))
     found = answer(capsys, "predict", run.folder, *files, "--top", "2")
     model, _ = load_model(run)
@@ -92,7 +92,7 @@ def test_color_images_are_cropped_as_in_training(capsys: Capture, tmp_path: Path
 
 
 def test_predict_works_with_two_classes(capsys: Capture, tmp_path: Path):
-    run = colour_run(tmp_path / "run", tmp_path / "images")
+    run = color_run(tmp_path / "run", tmp_path / "images")
     (found,) = answer(capsys, "predict", run.folder, tmp_path / "images" / "val" / "dark" / "0.png")
     assert sorted(best["class"] for best in found["classes"]) == ["dark", "light"]
 

@@ -4,7 +4,7 @@ import sys
 from dataclasses import fields
 
 import pytest
-from helpers.cli_runs import colour_run
+from helpers.cli_runs import color_run
 
 from dcnet.cli.app import main
 from dcnet.cli.train import AUGMENTATION, NetworkOptions, RecipeOptions
@@ -96,7 +96,7 @@ def test_missing_dataset_error_says_how_to_get_it(tmp_path, capsys):
 
 @pytest.mark.parametrize("option", ["train-images", "pad", "cutout"])
 def test_options_without_effect_on_a_folder_of_images_are_rejected(tmp_path, capsys, option):
-    colour_run(tmp_path / "run", tmp_path / "images")
+    color_run(tmp_path / "run", tmp_path / "images")
     small = ["--dataset", "imagefolder", "--data-dir", str(tmp_path / "images"), "--image-size", "14"]
     others = ["--batch-size", "2", "--width", "0.1", "--epochs", "1", "--device", "cpu", "--workers", "0"]
     assert main(["train", *small, *others, f"--{option}", "4", "--runs", str(tmp_path)]) == 2
@@ -105,7 +105,7 @@ def test_options_without_effect_on_a_folder_of_images_are_rejected(tmp_path, cap
 
 def test_runs_on_folders_with_different_images_are_different(tmp_path, capsys):
     for name in ("one", "two"):
-        colour_run(tmp_path / f"run of {name}", tmp_path / name)
+        color_run(tmp_path / f"run of {name}", tmp_path / name)
     for part in ("train", "val"):
         (tmp_path / "two" / part / "dark").rename(tmp_path / "two" / part / "dim")
     small = ["--dataset", "imagefolder", "--image-size", "14", "--batch-size", "2", "--width", "0.1", "--epochs", "1"]

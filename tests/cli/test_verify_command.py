@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.cli_runs import answer, call, colour_run
+from helpers.cli_runs import answer, call, color_run
 from helpers.verify_cases import (
     IMAGES,
     PAIRS,
@@ -146,7 +146,7 @@ def test_features_are_the_input_of_a_margin_head(capsys: Capture, tmp_path: Path
 
 
 def test_lfw_images_are_preprocessed_as_in_the_run(capsys: Capture, tmp_path: Path):
-    run = colour_run(tmp_path / "run", tmp_path / "images")
+    run = color_run(tmp_path / "run", tmp_path / "images")
     # The loader of training crops the center, and so must this.
     lfw = lfw_folder(tmp_path / "images" / "test", ("Ada", "Bob", "Cy", "Di"))
     found = answer(capsys, "verify", run.folder, "--lfw", lfw)
@@ -164,7 +164,7 @@ def test_lfw_images_are_preprocessed_as_in_the_run(capsys: Capture, tmp_path: Pa
 
 
 def test_classes_of_training_are_reported_and_can_be_excluded(capsys: Capture, tmp_path: Path):
-    run = colour_run(tmp_path / "run", tmp_path / "images")
+    run = color_run(tmp_path / "run", tmp_path / "images")
     lfw = lfw_folder(tmp_path / "lfw", ("Ada", "dark", "Cy", "Di"))
     options = ("verify", run.folder, "--data-dir", lfw)
     (note,) = answer(capsys, *options)["data"]["notes"]
@@ -224,10 +224,10 @@ def test_original_faces_are_cropped_to_the_center(tmp_path: Path):
 
 def test_folds_without_one_kind_of_pair_are_replaced():
     rows = [("a", "b", True), ("a", "c", True), ("b", "d", False), ("c", "d", False)]
-    as_listed, anew = (Folds.of(Pairs.of_names(rows, folds)) for folds in ([0, 1, 0, 1], [0, 0, 1, 1]))
+    as_listed, random = (Folds.of(Pairs.of_names(rows, folds)) for folds in ([0, 1, 0, 1], [0, 0, 1, 1]))
     assert (as_listed.numbers.tolist(), as_listed.note) == ([0, 1, 0, 1], "")
-    assert sorted(anew.numbers[:2].tolist()) == sorted(anew.numbers[2:].tolist()) == [0, 1]
-    assert anew.note == "the folds are random, since a fold of the list has only one kind of pairs"
+    assert sorted(random.numbers[:2].tolist()) == sorted(random.numbers[2:].tolist()) == [0, 1]
+    assert random.note == "the folds are random, since a fold of the list has only one kind of pairs"
 
 
 def test_verify_help_names_all_options(capsys: Capture):

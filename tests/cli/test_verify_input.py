@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.cli_runs import answer, colour_run, complaint
+from helpers.cli_runs import answer, color_run, complaint
 from helpers.verify_cases import copied, digit_pairs, lfw_folder, listed
 from torch import Tensor, nn
 
@@ -82,7 +82,7 @@ def test_lists_with_too_few_pairs_are_rejected(capsys: Capture, run: Run, pairs:
     message = complaint(capsys, "verify", run.folder, "--pairs", few)
     assert "folds need two pairs or more of each kind, not 1 and 1" in message
     lfw = lfw_folder(tmp_path / "lfw", ("Ada", "dark", "Cy", "light"))
-    trained = colour_run(tmp_path / "colour", tmp_path / "images")
+    trained = color_run(tmp_path / "color", tmp_path / "images")
     message = complaint(capsys, "verify", trained.folder, "--lfw", lfw, "--unseen")
     assert "LFW pairs has no pair that is different, of 2 pairs" in message
     assert "there is no list 'other.txt'" in complaint(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from helpers.cli_runs import answer, call, colour_run, complaint
+from helpers.cli_runs import answer, call, color_run, complaint
 from helpers.verify_cases import copied, digit_pairs, lfw_folder, listed
 
 from dcnet.report import drawing, verification_report
@@ -77,7 +77,7 @@ def test_lists_of_the_same_name_are_distinguished_by_their_paths(
 
 @pytest.mark.parametrize("name", ["lfw-deepfunneled", "lfw_funneled", "lfw"])
 def test_lfw_is_found_in_the_data_folder(capsys: Capture, tmp_path: Path, name: str):
-    run = colour_run(tmp_path / "run", tmp_path / "images")
+    run = color_run(tmp_path / "run", tmp_path / "images")
     lfw = lfw_folder(tmp_path / "data" / name, PEOPLE)
     found = [answer(capsys, "verify", run.folder, "--data-dir", folder) for folder in (lfw, tmp_path / "data")]
     assert found[0] == found[1]

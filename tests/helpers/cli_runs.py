@@ -59,7 +59,7 @@ def complaint(capsys: Any, *arguments: Any) -> str:
     return output.err
 
 
-def colour_run(folder: Path, images: Path) -> Run:
+def color_run(folder: Path, images: Path) -> Run:
     """An untrained network for color images from a folder with the classes dark and light."""
     shades = {"dark": 40, "light": 200}
     for part in ("train", "val"):

@@ -43,8 +43,8 @@ def test_directions_of_classes_follow_the_weights():
 
 def test_points_have_the_colors_of_their_classes():
     figure = feature_plots([panel()])
-    colours = [matplotlib.colors.to_hex(dots.get_facecolor()[0]) for dots in figure.axes[0].collections]
-    assert colours == [matplotlib.colors.to_hex(f"C{i}") for i in range(4)]
+    colors = [matplotlib.colors.to_hex(dots.get_facecolor()[0]) for dots in figure.axes[0].collections]
+    assert colors == [matplotlib.colors.to_hex(f"C{i}") for i in range(4)]
 
 
 def test_three_features_are_drawn_on_the_sphere():

@@ -24,14 +24,14 @@ def test_page_omits_the_runs_of_smoke_tests(tmp_path: Path, capsys: Capture):
 
 def test_report_names_unfinished_runs(tmp_path: Path, capsys: Capture):
     put(tmp_path / "whole", "record", a_run())
-    put(tmp_path / "begun", "record", a_run(status="interrupted", hash="22222222"))
+    put(tmp_path / "started", "record", a_run(status="interrupted", hash="22222222"))
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "record.json").write_text("{")
     words = ["--runs", str(tmp_path), "--out", str(tmp_path / "page.html")]
-    assert main(["report", "begun", *words]) == 2
-    assert "the run 'begun' is not finished" in capsys.readouterr().err
+    assert main(["report", "started", *words]) == 2
+    assert "the run 'started' is not finished" in capsys.readouterr().err
     assert main(["report", *words]) == 0
-    assert capsys.readouterr().out.endswith("from 1 runs, without unfinished runs: begun, cut\n")
+    assert capsys.readouterr().out.endswith("from 1 runs, without unfinished runs: cut, started\n")
 
 
 def test_truncated_records_are_reported(tmp_path: Path, capsys: Capture):
