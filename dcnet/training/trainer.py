@@ -64,32 +64,28 @@ def find_bad_layer(model: nn.Module, images: Tensor) -> str:
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             return f"the parameter {name!r} has values that are not finite"
-    found: list[str] = []
-    # Including containers: operations between their children belong to no other module.
-    handles = [
-        module.register_forward_hook(_record_bad_output(name or type(module).__name__, found))
-        for name, module in model.named_modules()
-    ]
-    try:
-        model(images)
-    finally:
-        for handle in handles:
-            handle.remove()
-    if found:
-        return f"the output of the layer {found[0]!r} is the first that is not finite"
+    if bad := _bad_outputs(model, images):
+        name = next(name for name, module in model.named_modules() if module is bad[0]) or type(bad[0]).__name__
+        return f"the output of the layer {name!r} is the first that is not finite"
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             return f"all outputs are finite, but the gradient of {name!r} is not"
     return "all layers give finite outputs, so it is the loss itself"
 
 
-def _record_bad_output(name: str, found: list[str]) -> object:
-    def hook(module: nn.Module, inputs: object, output: object) -> None:
-        tensors = (value for value in tree_leaves(output) if isinstance(value, Tensor))
-        if not all(value.isfinite().all() for value in tensors):
-            found.append(name)
+def _bad_outputs(model: nn.Module, images: Tensor) -> list[nn.Module]:
+    """The modules with an output that is not finite, in the order of their calls."""
+    found, known = list[nn.Module](), set(model.modules())
 
-    return hook
+    def check(module: nn.Module, inputs: object, output: object) -> None:
+        tensors = (value for value in tree_leaves(output) if isinstance(value, Tensor))
+        if module in known and not all(value.isfinite().all() for value in tensors):
+            found.append(module)
+
+    # Of containers as well: operations between their children belong to no other module.
+    with nn.modules.module.register_module_forward_hook(check):
+        model(images)
+    return found
 
 
 class Clock:
