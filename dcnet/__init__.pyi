@@ -17,7 +17,7 @@ from dcnet.layers import (
     linear,
 )
 from dcnet.models import create_model
-from dcnet.norm_tracking import sync_norms, update_norms
+from dcnet.network_norms import sync_norms, update_norms
 from dcnet.operator import PLAIN, Operator, Properties, is_plain
 from dcnet.parameters import Constant, Learnable, Radius, RadiusLike
 from dcnet.presets import (

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dcnet import clamp
 from dcnet.checks import check_number, check_whole
-from dcnet.component import Component, Slot, Value, constant
+from dcnet.component import Component, constant
 from dcnet.device_functions import (
     Block,
     arcsine,
@@ -26,7 +26,7 @@ from dcnet.device_functions import (
     tanh,
     tl,
 )
-from dcnet.parameters import Constant
+from dcnet.parameters import Constant, Slot, Value
 from dcnet.registry import Registry
 
 

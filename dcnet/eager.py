@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcnet.checks import check_tensor
-from dcnet.component import Value
 from dcnet.norms import (
     Processes,
     accumulation_dtype,
@@ -19,6 +18,7 @@ from dcnet.norms import (
     within_range,
 )
 from dcnet.operator import Operator, as_operator
+from dcnet.parameters import Value
 
 Size = int | Sequence[int]
 

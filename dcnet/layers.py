@@ -11,10 +11,10 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from dcnet import functional
 from dcnet.checks import check_number
-from dcnet.component import Value
 from dcnet.eager import ConvPatches, LinearPatches, Options, Patches, Size, check_input
 from dcnet.norms import HALF_PRECISIONS, Processes, accumulation_dtype, settled_count
 from dcnet.operator import Operator, as_operator, is_plain
+from dcnet.parameters import Value
 from dcnet.tracing import Opaque, is_symbolic, mark_, record_call
 
 

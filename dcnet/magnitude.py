@@ -12,9 +12,9 @@ from torch import Tensor
 
 from dcnet import clamp
 from dcnet.checks import check_number
-from dcnet.component import Component, Value, constant
+from dcnet.component import Component, constant
 from dcnet.device_functions import Block, at_most, constexpr, device_function, log1p, power, tanh, tl
-from dcnet.parameters import Constant, Radius, RadiusLike
+from dcnet.parameters import Constant, Radius, RadiusLike, Value
 from dcnet.registry import Registry
 
 

@@ -14,9 +14,9 @@ import dcnet.angle
 import dcnet.magnitude
 import dcnet.weighting
 from dcnet.angle import Angle
-from dcnet.component import Slot, Term, Value
+from dcnet.component import Term
 from dcnet.magnitude import Magnitude, Sum, every
-from dcnet.parameters import Radius, RadiusLike
+from dcnet.parameters import Radius, RadiusLike, Slot, Value
 from dcnet.spec import SpecReader
 from dcnet.weighting import Weighting
 

@@ -1,14 +1,20 @@
-"""Constants that a layer learns, and the radius."""
+"""Constants of a layer: fixed or learned, how they are stored and kept positive, and the radius."""
 
 import dataclasses
+import math
 import numbers
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from dcnet.checks import check_flag, check_number
 
 # A learned number that must stay positive is stored as r, with the value r^2 + FLOOR; 1e-4 is the authors' choice.
 FLOOR = 1e-4
+
+Value = float | Tensor
 
 
 def convert_numbers(described: Any) -> None:
@@ -68,3 +74,34 @@ class Radius:
 
 
 RadiusLike = float | Radius
+
+
+@dataclass(frozen=True)
+class Slot:
+    """How a layer holds one constant: as a fixed float, or as a learned tensor."""
+
+    init: float
+    learned: bool = False
+    per_channel: bool = False
+    positive: bool = False
+    relative: bool = False
+    floor: float = FLOOR
+    size: int = 1
+
+    def initial(self, channels: int) -> Tensor:
+        """The stored tensor of a new layer, of shape [channels], or [size] if all channels share it, on the CPU."""
+        stored = math.sqrt(self.init - self.floor) if self.positive else self.init
+        return torch.full((channels if self.per_channel else self.size,), stored, device="cpu")
+
+    @property
+    def start(self) -> Value:
+        """The constant of a new layer that all channels share."""
+        return self.init if self.size == 1 else torch.full((self.size,), self.init, device="cpu")
+
+    def value(self, stored: Tensor) -> Tensor:
+        """The constant, from the stored tensor."""
+        return stored.square() + self.floor if self.positive else stored
+
+    def __str__(self) -> str:
+        text = f"{self.init:g}" + (" x mean ||x||" if self.relative else "")
+        return text + (" (learned per channel)" if self.per_channel else " (learned)") if self.learned else text

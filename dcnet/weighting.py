@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from dcnet.component import Value
 from dcnet.device_functions import Block, device_function, tl  # noqa: F401 - Triton's interpreter needs `tl` here
+from dcnet.parameters import Value
 from dcnet.registry import Registry
 
 

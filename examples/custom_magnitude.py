@@ -13,8 +13,9 @@ from torch import Tensor
 
 import dcnet
 from dcnet.cli.options import Parser, run_program
-from dcnet.component import Value, constant
+from dcnet.component import constant
 from dcnet.magnitude import Magnitude
+from dcnet.parameters import Value
 from dcnet.testing import assert_decoupled
 
 

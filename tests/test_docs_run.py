@@ -34,7 +34,7 @@ REGISTRIES = [
     ("dcnet.data", "datasets"),
     ("dcnet.training", "RECIPES"),
     ("dcnet.robustness.task", "registry"),
-    ("dcnet.ascent", "norms"),
+    ("dcnet.gradient_attack", "norms"),
     ("dcnet.robustness.corruptions", "registry"),
     ("dcnet.experiments", "experiments"),
 ]

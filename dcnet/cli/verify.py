@@ -200,14 +200,14 @@ def _compare(verifier: RunVerifier, files: Sequence[Path], calibration: Calibrat
         "thresholds": calibration.decision.thresholds(),
         "calibration": calibration.to_json(),
     }
-    table = report.verification_report.thresholds(calibration.decision)
+    table = report.roc_plots.thresholds(calibration.decision)
     return Output(values, f"{verdict.words}: the cosine is {verdict.score:.3f}", table, _lines(calibration))
 
 
 def _calibrate(verifier: RunVerifier, listed: PairList, far: float, frr: float, flip: bool) -> Output:
     calibration, path = verifier.calibrate(listed, far, frr, flip), verifier.calibration_file
     about = {"run": verifier.name, "file": str(path), "thresholds": calibration.decision.thresholds()}
-    table = report.verification_report.thresholds(calibration.decision)
+    table = report.roc_plots.thresholds(calibration.decision)
     lines = [*_lines(calibration), f"wrote {path}"]
     return Output(about | calibration.to_json(), f"{verifier.name}: {listed}", table, lines)
 
@@ -215,13 +215,13 @@ def _calibrate(verifier: RunVerifier, listed: PairList, far: float, frr: float, 
 def _report(verifier: RunVerifier, listed: PairList, folds: Folds, path: Path, flip: bool) -> Output:
     found = verifier.report(listed, folds, flip)
     title = _title(verifier.record.config, listed)
-    plot = report.verification_report.roc_plot(title, found.curve, found.scores, listed.pairs.same, found.values)
+    plot = report.roc_plots.roc_plot(title, found.curve, found.scores, listed.pairs.same, found.values)
     report.drawing.save(plot, path)
     stored = verifier.store(found.values)
     lines = [*_notes(found.notes), _stored_line(verifier, stored), f"wrote {path}"]
     replaced = {} if stored.replaced is None else {"replaced": stored.replaced}
     values = found.values | {"plot": str(path)} | replaced
-    return Output(values, f"{verifier.name}: {listed}", report.verification_report.measures(found.values), lines)
+    return Output(values, f"{verifier.name}: {listed}", report.roc_plots.measures(found.values), lines)
 
 
 def _stored_line(verifier: RunVerifier, stored: Stored) -> str:
@@ -235,7 +235,7 @@ def _stored_line(verifier: RunVerifier, stored: Stored) -> str:
 
 
 def _lines(calibration: Calibration) -> list[str]:
-    source = report.verification_report.source(calibration)
+    source = report.roc_plots.source(calibration)
     return [source, *_notes([*calibration.data.get("notes", []), *calibration.decision.notes])]
 
 

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dcnet.component import Slot, Value
 from dcnet.layers import Decoupled
 from dcnet.magnitude import Sum
 from dcnet.modes import evaluating
 from dcnet.norms import accumulation_dtype
 from dcnet.operator import Operator
-from dcnet.parameters import Learnable
+from dcnet.parameters import Learnable, Slot, Value
 
 # Norms of filters (columns) and patches (rows) at which an operator is evaluated.
 FILTER_NORMS = torch.tensor([0.1, 1.0, 7.0], dtype=torch.float64)

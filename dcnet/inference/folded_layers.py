@@ -12,12 +12,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dcnet import kernels
 from dcnet.clamp import is_traced
-from dcnet.component import Value
 from dcnet.convert.selection import plain_class
 from dcnet.eager import ConvPatches, LinearPatches, Patches, check_input, relative_to_mean, scaled
 from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
 from dcnet.norms import accumulation_dtype, filter_norm, within_range
 from dcnet.operator import Operator
+from dcnet.parameters import Value
 from dcnet.tracing import Opaque, mark_
 
 Layer = DecoupledConv1d | DecoupledConv2d | DecoupledConv3d | DecoupledLinear

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from dcnet.component import Value
 from dcnet.kernels.launch import Memory, aligned, device_guard, raw_stream
 from dcnet.kernels.passes import NO_MEAN, NO_UPDATE, Passes, Settings
 from dcnet.kernels.plan import Plan, Window, plan_of
 from dcnet.operator import Operator
+from dcnet.parameters import Value
 
 
 def folded_table(op: Operator, constants: Mapping[str, Value], factor: Tensor, w_norm: Tensor) -> Tensor:

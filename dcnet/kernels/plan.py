@@ -13,8 +13,9 @@ from torch import Tensor
 import dcnet.angle
 import dcnet.magnitude
 import dcnet.weighting
-from dcnet.component import Component, Slot, belongs_to
+from dcnet.component import Component, belongs_to
 from dcnet.operator import Operator
+from dcnet.parameters import Slot
 from dcnet.weighting import Weighting
 
 # The largest number of learned constants of an operator.

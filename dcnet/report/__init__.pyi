@@ -13,9 +13,9 @@ from dcnet.report import (
     page,
     results,
     robustness_report,
+    roc_plots,
     speed_plots,
     speed_tables,
-    verification_report,
 )
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "page",
     "results",
     "robustness_report",
+    "roc_plots",
     "speed_plots",
     "speed_tables",
-    "verification_report",
 ]

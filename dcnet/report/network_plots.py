@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from dcnet.component import Slot
 from dcnet.layers import Decoupled
 from dcnet.operator import Operator
+from dcnet.parameters import Slot
 from dcnet.report.drawing import literal
 
 NETWORK = "network."

@@ -1,4 +1,4 @@
-from dcnet.ascent import Norm, norms
+from dcnet.gradient_attack import Norm, norms
 from dcnet.robustness import attack_run as attack_run
 from dcnet.robustness import attacks, corruptions
 from dcnet.robustness import report_card as report_card

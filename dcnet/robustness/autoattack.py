@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dcnet.ascent import norms
 from dcnet.checks import check_choice, check_whole
+from dcnet.gradient_attack import norms
 from dcnet.robustness.task import Attack, Task, on_device, register
 
 PACKAGE = "pyautoattack"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dcnet import ascent
+from dcnet import gradient_attack
 from dcnet.checks import check_images, check_whole
 from dcnet.modes import frozen_eval
 from dcnet.registry import Registry
@@ -51,7 +51,7 @@ def register(name: str, *levels: float) -> Callable[[Change], Change]:
 @register("noise", 0.04, 0.06, 0.08, 0.09, 0.10)
 def _noise(images: Tensor, deviation: float, rows: Tensor, seed: int) -> Tensor:
     """Gaussian noise; every severity scales the same noise."""
-    return images + deviation * ascent.normal(seed, rows, images.shape[1:]).to(images.dtype)
+    return images + deviation * gradient_attack.normal(seed, rows, images.shape[1:]).to(images.dtype)
 
 
 @register("blur", 0.4, 0.6, 0.7, 0.8, 1.0)
@@ -86,7 +86,7 @@ def corrupt(x: Tensor, kind: str, severity: int, *, seed: int | torch.Generator 
     """The corrupted images [N, C, H, W], in [0, 1] and on their device; severity is from 1 to 5."""
     images = _checked(x)
     rows = torch.arange(len(images), device=images.device)
-    return _corrupt(images, registry[kind], severity, rows, ascent.as_seed(seed))
+    return _corrupt(images, registry[kind], severity, rows, gradient_attack.as_seed(seed))
 
 
 @torch.no_grad()
@@ -103,7 +103,7 @@ def accuracies(
 
     Images are corrupted on the device of the model, batch by batch; batch size and device change them by rounding only.
     """
-    images, size, number = _checked(x), check_whole("batch_size", batch_size, 1), ascent.as_seed(seed)
+    images, size, number = _checked(x), check_whole("batch_size", batch_size, 1), gradient_attack.as_seed(seed)
     chosen = {kind: registry[kind] for kind in (registry if kinds is None else kinds)}
     with frozen_eval(model):
         labels = check_labels_of(model, images, y)

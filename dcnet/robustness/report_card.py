@@ -13,7 +13,7 @@ from dcnet.robustness import corruptions
 from dcnet.robustness.attacks import curve, perturb
 from dcnet.robustness.autoattack import NEEDS_PACKAGE, has_package
 from dcnet.robustness.certificates.certificate import certify
-from dcnet.robustness.gradients import gradients, smoothed, surface
+from dcnet.robustness.masked_gradients import gradients, smoothed, surface
 from dcnet.robustness.subject import Subject
 from dcnet.robustness.task import BATCH, Attack, accuracy, as_attack, classes_of
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dcnet.ascent import as_seed
 from dcnet.checks import check_images, check_whole
+from dcnet.gradient_attack import as_seed
 from dcnet.modes import frozen_eval
 from dcnet.robustness.attacks import check_source, perturb
 from dcnet.robustness.task import BATCH, accuracy, check_epsilon, check_labels_of, predict_correct, share

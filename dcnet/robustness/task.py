@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dcnet.ascent import is_correct, norms
 from dcnet.checks import check_images, check_labels, check_whole, is_number
+from dcnet.gradient_attack import is_correct, norms
 from dcnet.modes import frozen_eval
 from dcnet.registry import Registry
 from dcnet.spec import format_call

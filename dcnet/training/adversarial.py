@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dcnet.ascent import Ascent, Goal, Loss, Track, cross_entropy, norms
 from dcnet.checks import check_number, check_whole
+from dcnet.gradient_attack import Ascent, Goal, Loss, Track, cross_entropy, norms
 from dcnet.modes import frozen
 from dcnet.registry import Registry
 from dcnet.spec import format_call, parse_call

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dcnet.environment import commit, default_workers, environment
-from dcnet.norm_tracking import sync_norms
+from dcnet.network_norms import sync_norms
 from dcnet.optim import WeightedGradients, WeightProjection
 from dcnet.training.build import (
     build_model,

@@ -6,7 +6,7 @@ import pytest
 from helpers.cli_runs import answer, call, color_run, complaint
 from helpers.verify_cases import copied, digit_pairs, lfw_folder, listed
 
-from dcnet.report import drawing, verification_report
+from dcnet.report import drawing, roc_plots
 from dcnet.training import Run
 from dcnet.verification import Pairs
 from dcnet.verification.measures import Folds
@@ -19,7 +19,7 @@ PEOPLE = ("Ada", "Bob", "Cy", "Di")
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """test_verify_command.py draws them."""
     monkeypatch.setattr(drawing, "save", lambda figure, path: None)
-    monkeypatch.setattr(verification_report, "roc_plot", lambda *arguments: None)
+    monkeypatch.setattr(roc_plots, "roc_plot", lambda *arguments: None)
 
 
 @pytest.fixture

@@ -19,9 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dcnet
 from dcnet import Learnable, Operator
-from dcnet.component import Value, constant
+from dcnet.component import constant
 from dcnet.kernels import conv2d, fits, use_kernels
 from dcnet.kernels.plan import has_device_functions, plan_of
+from dcnet.parameters import Value
 
 
 def on_gpu(*shape, dtype=torch.float32):

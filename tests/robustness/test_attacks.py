@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dcnet.ascent import as_seed, norms
+from dcnet.gradient_attack import as_seed, norms
 from dcnet.robustness import accuracy, attacks, correct
 from dcnet.robustness.attacks import Attack, as_attack, register, registry
 

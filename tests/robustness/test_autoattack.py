@@ -9,7 +9,7 @@ from helpers.attacked_networks import CLASSES, PIXELS, attacked, images, linear,
 from pyautoattack import AutoAttack
 from torch import nn
 
-from dcnet.ascent import norms
+from dcnet.gradient_attack import norms
 from dcnet.robustness import attacks
 from dcnet.robustness.autoattack import PARTS, STANDARD
 

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from dcnet import weighting
 from dcnet.angle import AngleSlopes
-from dcnet.component import Value, belongs_to
+from dcnet.component import belongs_to
 from dcnet.eager import relative_to_mean, scaled
 from dcnet.layers import Decoupled
 from dcnet.magnitude import MagnitudeSlopes
 from dcnet.norms import accumulation_dtype, filter_norm
 from dcnet.operator import Operator
+from dcnet.parameters import Value
 from dcnet.robustness.certificates.matrices import SLACK, Signal, Window
 
 # Upper bounds of the norm of A U P + B U e e^T over that of U, where P projects out e, and A and B are diagonal: for

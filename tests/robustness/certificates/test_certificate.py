@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dcnet
-from dcnet.ascent import norms
+from dcnet.gradient_attack import norms
 from dcnet.losses import MarginSoftmax
 from dcnet.models.blocks import MarginNetwork, Network, Normalized
 from dcnet.robustness import attacks

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dcnet
-from dcnet.ascent import norms
+from dcnet.gradient_attack import norms
 from dcnet.robustness.certificates.certificate import certify
 from dcnet.robustness.certificates.matrices import Window
 

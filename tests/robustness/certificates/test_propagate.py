@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dcnet
-from dcnet.ascent import norms
+from dcnet.gradient_attack import norms
 from dcnet.robustness.certificates.certificate import certify, lipschitz
 
 

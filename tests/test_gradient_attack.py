@@ -8,8 +8,8 @@ from helpers.attacks_in_loops import draw
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcnet import ascent
-from dcnet.ascent import Linf, norms, register
+from dcnet import gradient_attack
+from dcnet.gradient_attack import Linf, norms, register
 
 NORMS = sorted(norms)
 
@@ -75,25 +75,25 @@ def test_uniform_matches_splitmix64(device):
     seeds, rows = (0, 1, 12345678901234567, 2**63 - 1), torch.tensor([0, 5, 1_000_000])
     for seed in seeds:
         expected = [[draw(seed, row, pixel, 6) for pixel in range(6)] for row in rows.tolist()]
-        found = ascent.uniform(seed, rows.to(device), (2, 3))
+        found = gradient_attack.uniform(seed, rows.to(device), (2, 3))
         assert found.shape == (3, 2, 3)
         assert found.flatten(1).tolist() == expected
 
 
 def test_uniform_draws_are_uniform_and_uncorrelated():
-    found = ascent.uniform(3, torch.arange(1000), (100,))
+    found = gradient_attack.uniform(3, torch.arange(1000), (100,))
     assert 0 < found.min() < 1e-4
     assert 1 - 1e-4 < found.max() < 1
     counts = torch.histc(found, 20, 0, 1)
     # Chi squared with 19 degrees of freedom exceeds 43.8 once in a thousand.
     assert ((counts - 5000) ** 2 / 5000).sum() < 43.8
-    others = [ascent.uniform(4, torch.arange(1000), (100,)), found.roll(1, 0), found.roll(1, 1)]
+    others = [gradient_attack.uniform(4, torch.arange(1000), (100,)), found.roll(1, 0), found.roll(1, 1)]
     for other in others:
         assert torch.corrcoef(torch.stack([found.flatten(), other.flatten()]))[0, 1].abs() < 0.015
 
 
 def test_normal_draws_have_a_normal_distribution():
-    found = ascent.normal(5, torch.arange(400), (250,)).double()
+    found = gradient_attack.normal(5, torch.arange(400), (250,)).double()
     assert found.isfinite().all()
     assert found.mean().item() == pytest.approx(0, abs=0.015)
     assert found.std().item() == pytest.approx(1, abs=0.01)
@@ -104,13 +104,13 @@ def test_normal_draws_have_a_normal_distribution():
 
 def test_each_seed_from_a_generator_differs():
     generator = torch.Generator().manual_seed(0)
-    first, second = ascent.as_seed(generator), ascent.as_seed(generator)
+    first, second = gradient_attack.as_seed(generator), gradient_attack.as_seed(generator)
     assert first != second
-    assert ascent.as_seed(torch.Generator().manual_seed(0)) == first
-    assert ascent.as_seed(17) == 17
+    assert gradient_attack.as_seed(torch.Generator().manual_seed(0)) == first
+    assert gradient_attack.as_seed(17) == 17
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63, 0.5, "1", True])
 def test_as_seed_rejects_invalid_seeds(seed):
     with pytest.raises(ValueError, match="seed must be a whole number from 0"):
-        ascent.as_seed(seed)
+        gradient_attack.as_seed(seed)

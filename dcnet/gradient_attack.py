@@ -1,4 +1,4 @@
-"""Gradient ascent on images, for attacks and adversarial training: directions and balls of norms, and the loop."""
+"""The loop of FGSM, BIM and PGD, also for adversarial training: step direction (the sign for linf) and projection."""
 
 import dataclasses
 import math

@@ -9,7 +9,7 @@ from helpers.card_subjects import EFFORT
 from torch import nn
 
 import dcnet
-from dcnet.robustness.gradients import gradients, smoothed, surface
+from dcnet.robustness.masked_gradients import gradients, smoothed, surface
 from dcnet.robustness.subject import Subject
 
 OPERATORS = [

@@ -6,11 +6,11 @@ from helpers.attacked_networks import CLASSES, PIXELS, SHAPE, answers, attacked,
 from helpers.attacks_in_loops import LoopAttack, cross_entropy, draw, margin
 from torch import Tensor, nn
 
-from dcnet import ascent
-from dcnet.ascent import LOSSES, Goal, norms
+from dcnet import gradient_attack
 from dcnet.data.batches import hash_seed
+from dcnet.gradient_attack import LOSSES, Goal, norms
 from dcnet.robustness import accuracy, attacks, correct
-from dcnet.robustness.gradients import gradients
+from dcnet.robustness.masked_gradients import gradients
 from dcnet.robustness.subject import Subject
 
 BUDGETS = [("linf", 0.06), ("l2", 0.3)]
@@ -213,7 +213,7 @@ def test_nan_gradients_leave_other_pixels_intact(norm, moved):
 
 def test_best_keeps_the_first_success_or_the_highest_score():
     x = torch.zeros(4, 1)
-    best = ascent.Best(x)
+    best = gradient_attack.Best(x)
     every = torch.arange(4)
     best.update(every, x + 1, torch.tensor([1.0, 1.0, 1.0, torch.nan]), torch.tensor([False, False, True, False]))
     best.update(every, x + 2, torch.tensor([2.0, 0.5, 2.0, 0.0]), torch.tensor([False, True, True, False]))
@@ -255,7 +255,7 @@ def test_compiled_steps_give_the_same_images(monkeypatch):
         return compile_(function, backend="aot_eager", fullgraph=True)
 
     monkeypatch.setattr("torch.compile", traced)
-    ascent._compiled_move.cache_clear()
+    gradient_attack._compiled_move.cache_clear()
     model, x = with_everything().double().eval(), images(24)
     y = answers(model, x)
     for epsilon in (0.05, 0.1):
@@ -263,9 +263,9 @@ def test_compiled_steps_give_the_same_images(monkeypatch):
         expected = attacks.pgd(model, x, y, **options)
         found = attacks.pgd(model, x, y, compile=True, **options)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
-    ascent._compiled_move.cache_clear()
+    gradient_attack._compiled_move.cache_clear()
     assert model in compiled
-    assert ascent._move in compiled
+    assert gradient_attack._move in compiled
 
 
 def test_results_are_on_the_device_of_the_images(device):

@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dcnet import ascent
-from dcnet.ascent import Goal, cross_entropy
-from dcnet.component import Value, belongs_to
+from dcnet import gradient_attack
+from dcnet.component import belongs_to
 from dcnet.eager import relative_to_mean, scaled
+from dcnet.gradient_attack import Goal, cross_entropy
 from dcnet.layers import Decoupled
 from dcnet.modes import frozen_eval
 from dcnet.norms import filter_norm
 from dcnet.operator import Operator
+from dcnet.parameters import Value
 from dcnet.robustness.subject import Subject
 from dcnet.robustness.task import batches
 from dcnet.training.record import finite
@@ -74,7 +75,7 @@ def surface(subject: Subject) -> Measured:
 
 def _random_signs(seed: int, rows: Tensor, like: Tensor) -> Tensor:
     # Another seed than that of the starts of attacks.
-    draws = ascent.uniform(seed + 1, rows, like.shape[1:]).to(like.dtype)
+    draws = gradient_attack.uniform(seed + 1, rows, like.shape[1:]).to(like.dtype)
     return torch.where(draws < 0.5, -1.0, 1.0).to(like.dtype)
 
 
