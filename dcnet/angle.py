@@ -32,13 +32,13 @@ from dcnet.registry import Registry
 
 @dataclass(frozen=True)
 class AngleSlopes:
-    """Bounds of an angle g(c) for every c = cos(theta) in [-1, 1]; g(0) = 0 and |g| <= 1 for all angles.
+    """Bounds on an angle function g(c) for all c = cos(theta) in [-1, 1]; every one has g(0) = 0 and |g| <= 1.
 
     Args:
-        slope: upper bound of |dg/dc|, or of |dg/dtheta| if `by_angle`; [out], or one for all.
-        by_angle: whether dg/dc has no bound.
+        slope: upper bound of |dg/dc|, or of |dg/dtheta| if `by_angle`; [out], or a scalar for all filters.
+        by_angle: whether `slope` bounds |dg/dtheta|, since dg/dc has no bound.
         rises: whether 0 <= g(c) / c <= g'(c), so that g / c never falls as |c| grows.
-        homogeneous: whether g(a c) = a g(c) for a >= 0: then g is c, or c where it is positive.
+        homogeneous: whether g(a c) = a g(c) for a >= 0, so that g(c) is c or max(c, 0).
         nonnegative: whether g is never below 0.
     """
 
@@ -59,11 +59,11 @@ class Angle(Component):
 
     `homogeneous` says that g(a c) = a g(c) for every a >= 0, so that a layer applies g to the inner product and never
     forms the cosine; `identity` that g is the cosine itself; `bounded` that |g| <= 1; `smooth` that g is differentiable
-    everywhere in (0, pi). None stands for unknown.
+    everywhere in (0, pi). None means unknown.
 
-    `device(c, *constants, *fixed, fast)` gives g, its derivative by c, and those by the constants; `device_inverse`
-    gets g and gives c and the same derivatives, so that c need not be kept. Where g is flat, any c is valid.
-    Certificates of robustness need `slopes`, which is optional.
+    `device(c, *constants, *fixed, fast)` returns g and its derivatives with respect to c and the constants;
+    `device_inverse` takes g and returns c and the same derivatives, so that c need not be stored. Where g is constant,
+    it may return any c. `slopes` is optional: only robustness certificates need it.
     """
 
     device_inverse: ClassVar[Any] = None
@@ -74,7 +74,7 @@ class Angle(Component):
     smooth: ClassVar[bool | None] = True
 
     def slopes(self, *args: Any, **constants: Any) -> AngleSlopes:
-        """Bounds of g, from the constants in float64."""
+        """Bounds on g, given the constants in float64."""
         raise NotImplementedError(f"{type(self).__name__} does not define slopes(**constants)")
 
 
@@ -103,7 +103,7 @@ class _SafeAsin(torch.autograd.Function):
 
 
 def safe_asin(cos: Tensor, delta: float) -> Tensor:
-    """pi/2 - theta, exact, with slope 1 / sqrt(max(1 - cos^2, delta))."""
+    """asin(cos) = pi/2 - theta, exact, with slope 1 / sqrt(max(1 - cos^2, delta))."""
     # torch.jit cannot save a trace that contains a Python function.
     return _SafeAsin.forward(cos, delta) if clamp.is_traced() else _SafeAsin.apply(cos, delta)
 
@@ -177,7 +177,7 @@ class Cosine(Angle):
 
 @device_function
 def _sigmoid_slopes(t: Block, arc: Block, cos: Block, inverse: Block, delta: Block, top: Block) -> Block:
-    """The derivatives of top * t, with t = tanh(arc / 2k) and top = coth(pi / 4k), by cos and by k."""
+    """The derivatives of top * t, with t = tanh(arc / 2k) and top = coth(pi / 4k), with respect to cos and k."""
     rise = (0.5 * top * inverse) * (1 - t * t)
     by_top = (top * top - 1) * (0.7853981633974483 * inverse * inverse)
     return rise * _arc_slope(cos, delta), by_top * t - rise * arc * inverse
@@ -314,8 +314,8 @@ class Power(Angle):
     javascript: ClassVar[str] = "Math.sign(Math.cos(theta)) * Math.abs(Math.cos(theta)) ** {p}"
     p: float = 2.0
 
-    # |cos| is clamped below, since the slope of its power p - 1 is infinite at zero for p < 2, and at 1, since a cosine
-    # that rounds to more than 1 would have its error multiplied by p.
+    # |cos| is clamped to [smallest, 1]: for p < 2 the slope of |cos|^(p - 1) is infinite at zero, and the rounding
+    # error of a cosine above 1 would be multiplied by p.
     smallest: ClassVar[float] = 1e-12
 
     def __post_init__(self) -> None:
@@ -335,10 +335,10 @@ class Power(Angle):
 @register
 @dataclass(frozen=True)
 class Spline(Angle):
-    """g grows from g(0) = 0 with a learned slope, positive at each knot and linear in cos between knots.
+    """g(0) = 0, and g has a learned slope, which is positive at each knot and linear in cos between knots.
 
-    It is the "one single function g" of Section 5, which serves as angular activation and nonlinearity in one: it
-    starts as cos, and a side whose slopes vanish acts as ReLU. The larger of |g(-1)| and |g(1)| is 1.
+    It is the "one single function g" of Section 5, which is both angular activation and nonlinearity: it starts as
+    cos, and a side whose slopes go to zero acts like ReLU. The larger of |g(-1)| and |g(1)| is 1.
     """
 
     name: ClassVar[str] = "spline"
@@ -361,18 +361,18 @@ class Spline(Angle):
         return curve / torch.maximum(_whole_area(right), _whole_area(left))
 
     def slopes(self, slopes: Tensor) -> AngleSlopes:
-        """The slope is linear between knots, so that it is largest at one of them."""
+        """Bounds on g; its slope is linear between knots, so it is largest at a knot."""
         half = self.segments // 2
         areas = [_whole_area(side) for side in (slopes[half:], slopes[: half + 1])]
         return AngleSlopes(half * slopes.max() / torch.maximum(*areas))
 
 
 def _area(reached: Tensor, slopes: Tensor) -> Tensor:
-    """The integral from 0 to `reached`, in knots, of the slope that runs linearly from knot to knot."""
+    """The integral from 0 to `reached` of the slope, which is linear between the knots 0, 1, 2, ..."""
     zero, one, last = reached.new_zeros(()), reached.new_ones(()), len(slopes) - 2
     area = torch.zeros_like(reached)
     for i in range(last + 1):
-        # At a knot two segments share the slope, as maximum and minimum do; the last segment has it alone.
+        # At an inner knot, maximum and minimum give each adjacent segment half of the gradient; the end gets all of it.
         t = torch.maximum(reached - i, zero)
         t = clamp.at_most(t, 1.0) if i == last else torch.minimum(t, one)
         area = area + t * (slopes[i] + (slopes[i + 1] - slopes[i]) / 2 * t)

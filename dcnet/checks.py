@@ -27,7 +27,7 @@ def check_number(
     below: float | None = None,
     most: float | None = None,
 ) -> None:
-    """Checks a finite number and its limits, of which `above` and `below` are excluded."""
+    """Checks that the value is a finite number within its limits; `above` and `below` are exclusive."""
     if not is_number(value):
         raise TypeError(f"{what} must be a number, not {value!r}")
     if not _is_finite(value):
@@ -40,7 +40,7 @@ def check_number(
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a real number, of Python or NumPy; True and False are not."""
+    """Whether the value is a real number of Python or NumPy, and not a bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
@@ -64,7 +64,7 @@ def _limits(above: float | None, least: float | None, below: float | None, most:
 
 
 def check_whole(what: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Checks a whole number, of Python or NumPy, and its limits. Returns it as an int."""
+    """Checks that the value is a whole number of Python or NumPy within its limits. Returns it as an int."""
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not whole or (least is not None and value < least) or (most is not None and value > most):
         limits = f" from {least} to {most}" if most is not None else "" if least is None else f", {least} or more"
@@ -73,13 +73,13 @@ def check_whole(what: str, value: Any, least: int | None = None, most: int | Non
 
 
 def check_flag(what: str, value: Any) -> None:
-    """Checks True or False."""
+    """Checks that the value is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{what} must be True or False, not {value!r}")
 
 
 def check_choice(kind: str, value: Any, known: Iterable[str]) -> None:
-    """Checks one of the known names."""
+    """Checks that the value is one of the known names."""
     names = list(known)
     if value not in names:
         raise unknown_name(kind, value, names)
@@ -91,7 +91,7 @@ def check_tensor(what: str, value: Any) -> None:
 
 
 def check_images(images: Tensor, what: str = "images") -> Tensor:
-    """Checks images [N, ...], uint8 or float in [0, 1]. Returns them in float32, or float64 if they are, in [0, 1]."""
+    """Checks images [N, ...], uint8 or float in [0, 1]. Returns them as float32 or float64 in [0, 1]."""
     check_tensor(what, images)
     if images.dim() < 2:
         raise ValueError(f"{what} must be [N, ...], not {list(images.shape)}")
@@ -115,7 +115,7 @@ def check_labels(what: str, labels: Tensor, count: int, classes: int | None = No
     """Checks integer labels [count], and that each is one of the classes. Returns a copy in int64."""
     check_tensor(what, labels)
     if labels.shape != (count,) or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(f"{what} must be integers [{count}], one an image, not {labels.dtype} {list(labels.shape)}")
+        raise ValueError(f"{what} must be integers [{count}], one per image, not {labels.dtype} {list(labels.shape)}")
     low, high = (int(labels.min()), int(labels.max())) if count else (0, 0)
     if classes is not None and count and (low < 0 or high >= classes):
         found = low if low < 0 else high
@@ -125,11 +125,11 @@ def check_labels(what: str, labels: Tensor, count: int, classes: int | None = No
 
 
 def as_tensor(given: Numbers, name: str) -> Tensor:
-    """The tensor itself, or one of the same numbers; numbers in lists become float64, int64 or bool.
+    """Converts the argument to a tensor; numbers in lists become float64, int64 or bool.
 
     Args:
         given: a tensor, an array of any layout, read-only or not, or nested lists of numbers.
-        name: what it is, for the error.
+        name: the name of the argument, for error messages.
     """
     if isinstance(given, Tensor):
         return given
@@ -149,7 +149,7 @@ def _array(given: Numbers, name: str) -> "np.ndarray[Any, Any]":
 
 
 def _readable(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """The array in a dtype, byte order and layout that torch reads; row by row, for the same rounding."""
+    """The array in a dtype, byte order and layout that torch reads; C-contiguous, so that sums round alike."""
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind == "u" and size > 1:
         return array.astype(np.int64)

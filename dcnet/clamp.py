@@ -1,20 +1,20 @@
-"""Clamping whose slope at the limit itself is that of the values inside, in every version of torch.
+"""Clamping with slope 1 at the limits themselves, in every version of torch.
 
-From torch 2.15 on the gradient of `clamp` is 0 at its limits, where it was 1 before. Cosines of -1 and 1 and norms at
-the radius are such limits. `torch.minimum` and `torch.maximum` would halve the slope there."""
+From torch 2.15 on the gradient of `clamp` is 0 at its limits, where it was 1 before. Cosines of -1 and 1, and norms
+equal to the radius, are at such a limit. `torch.minimum` and `torch.maximum` would halve the slope there."""
 
 import torch
 from torch import Tensor
 
 
 def is_traced() -> bool:
-    """Whether torch.jit traces."""
+    """Whether torch.jit is tracing."""
     return torch._C._get_tracing_state() is not None
 
 
 def at_most(x: Tensor, limit: float) -> Tensor:
     """min(x, limit); NaN stays NaN."""
-    # The slope does not matter without a gradient, and clamp takes one pass, the others two.
+    # Without a gradient the slope does not matter, and clamp takes one pass instead of two.
     needs_slope = x.requires_grad and torch._C._get_tracing_state() is None
     return torch.where(x > limit, limit, x) if needs_slope else x.clamp(max=limit)
 
@@ -26,6 +26,6 @@ def at_least(x: Tensor, limit: float) -> Tensor:
 
 
 def between(x: Tensor, low: float, high: float) -> Tensor:
-    """x in [low, high]; NaN stays NaN."""
+    """x clamped to [low, high]; NaN stays NaN."""
     needs_slope = x.requires_grad and torch._C._get_tracing_state() is None
     return at_most(at_least(x, low), high) if needs_slope else x.clamp(low, high)

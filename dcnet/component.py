@@ -23,13 +23,13 @@ def constant(
         default: its value in a new layer.
         symbol: its name in equations.
         positive: whether it must be positive.
-        limits: the values that a slider in a chart offers.
+        limits: the range of its slider in charts.
     """
     return field(default=default, metadata={"symbol": symbol, "positive": positive, "limits": limits})
 
 
 def belongs_to(part: object, attribute: str, *equations: str) -> bool:
-    """Whether an attribute describes the current equations: a subclass may redefine an equation without it."""
+    """Whether the attribute matches the equations: not if a subclass redefines an equation without the attribute."""
     for base in type(part).__mro__:
         if attribute in vars(base):
             return True
@@ -44,7 +44,7 @@ class Component:
 
     A subclass states its `name` in specs, its `equation`, its constants as fields made by `constant`, and `value`,
     which receives each constant by the name of its field, as a float or as a tensor that broadcasts against the rest.
-    `learnable=True` makes every constant that is given as a number a learned one; a radius has its own setting.
+    `learnable=True` makes every constant that is given as a plain number learned; a radius has its own setting.
 
     Optional forms of the equation: `device` for the fused kernels, without which a component is computed in
     eager PyTorch, and `javascript` for charts with sliders: an expression in `n` or `theta`, the constants by the names
@@ -84,7 +84,7 @@ class Component:
         return [getattr(self, declared.name) for declared in self._constants() if isinstance(declared.default, Radius)]
 
     def limits(self) -> dict[str, tuple[float, float]]:
-        """The values that sliders offer, by constant; a constant without limits has no slider."""
+        """The slider range of each constant; a constant without limits has no slider."""
         declared = {each.name: each.metadata["limits"] for each in self._constants()}
         return {name: limits for name, limits in declared.items() if limits is not None}
 
@@ -124,7 +124,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Term:
-    """A component in an operator: `names` maps the names of its constants to their names in a layer, with a suffix."""
+    """A component of an operator; `names` maps its constants to their names in a layer, which may have a suffix."""
 
     component: Component
     suffix: str = ""

@@ -1,7 +1,7 @@
-"""Device functions: equations of magnitudes and angles in Triton, with their derivatives. None without Triton.
+"""Device functions: equations of magnitudes and angles in Triton, with their derivatives.
 
-A device function computes one element. After the constants it gets `fast`, which is true in half precision, for which
-the approximations of the hardware are good enough.
+A device function computes one element. Its last argument, `fast`, is true in half precision, where hardware
+approximations are accurate enough. Without Triton, all device functions are None.
 """
 
 import os
@@ -64,7 +64,7 @@ def at_least(x: Block, limit: Block) -> Block:
 def tanh(x: Block, fast: constexpr) -> Block:
     if fast:
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
-    # 1 - 2 / (1 + exp 2x) loses the digits of a small x, for which four terms of the series are exact.
+    # 1 - 2 / (1 + exp 2x) loses digits for small x, where four terms of the series are exact.
     square = x * x
     series = x * (1 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
     return tl.where(tl.abs(x) < 0.25, series, 1 - 2 / (1 + tl.exp(2 * x)))
@@ -112,7 +112,7 @@ def sine(x: Block) -> Block:
 
 @device_function
 def arcsine(x: Block) -> Block:
-    """asin of a number that may be rounded to outside of [-1, 1], to a few units in the last place of float32."""
+    """asin(x), accurate to a few units in the last place of float32; rounding may have moved x outside of [-1, 1]."""
     size = at_most(tl.abs(x), 1.0)
     # asin(x) = pi/2 - 2 asin(sqrt((1 - x) / 2)) maps to the interval on which the polynomial is accurate.
     large = size > 0.5

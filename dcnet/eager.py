@@ -64,15 +64,15 @@ class Patches:
         raise NotImplementedError
 
     def arrange(self, output: Tensor) -> Tensor:
-        """A result in the layout that torch's layer gives."""
+        """The output in the layout of torch's layer."""
         raise NotImplementedError
 
     def per_filter(self, values: Tensor) -> Tensor:
-        """Values, one per filter or one in all, in a shape that broadcasts against products and norms."""
+        """Reshapes values, one per filter or one for all, to broadcast against products and norms."""
         return values.view(self.shape if values.numel() != 1 else (1,) * len(self.shape))
 
     def finish(self, g: Tensor, h: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """g * h + bias: computed in float32 or better, then in the dtype and the layout of torch's layer."""
+        """g * h + bias, computed in float32 or better and returned in `dtype` and the layout of torch's layer."""
         output = g * h if bias is None else torch.addcmul(self.per_filter(bias), g, h)
         return self.arrange(output.to(dtype))
 
@@ -113,7 +113,7 @@ def _nested_rows(input: Tensor) -> Tensor:
 
 
 class ConvPatches(Patches):
-    """The patches that a 1-3d convolution with filters of the shape of `weight` sees, in torch's arguments."""
+    """The patches of a 1-3d convolution with filters shaped as `weight`; other arguments are those of torch."""
 
     def __init__(
         self,
@@ -131,12 +131,12 @@ class ConvPatches(Patches):
         if input.dim() not in (spatial + 1, spatial + 2):
             raise ValueError(f"input of shape {list(input.shape)} must have {spatial + 1} or {spatial + 2} dimensions")
         if groups < 1 or weight.shape[0] % groups:
-            raise ValueError(f"groups must divide the {weight.shape[0]} filters, not {groups}")
+            raise ValueError(f"groups must divide the number of filters, {weight.shape[0]}, not {groups}")
         check_input(input, weight.shape[1] * groups, -spatial - 1, "channels")
         self.batched = input.dim() == spatial + 2
         self.input = input if self.batched else input.unsqueeze(0)
         self.kernel, self.groups = tuple(weight.shape[2:]), groups
-        # One size for all dimensions is written out: the export to ONNX takes a tuple of one as it is, and is wrong.
+        # A single size is repeated for every dimension, since the export to ONNX gets a tuple of one wrong.
         self.stride, self.dilation = each_dimension(stride, spatial), each_dimension(dilation, spatial)
         self.padding = padding if isinstance(padding, str) else each_dimension(padding, spatial)
         self.channels_last = _channels_last(self.input) or _channels_last(weight)
@@ -173,7 +173,7 @@ def _channels_last(x: Tensor) -> bool:
 
 
 def _move_channels(x: Tensor, groups: int, source: int, target: int) -> Tensor:
-    """A view with the channels, and their groups before them, moved from the front (1) to the back (-1), or back."""
+    """Moves the channels, with their groups before them, from dimension 1 to the last (-1), or back; returns a view."""
     if groups == 1:
         return x.movedim(source, target)
     ends = {1: (1, 2), -1: (-2, -1)}
@@ -187,7 +187,7 @@ def each_dimension(size: Size, spatial: int) -> tuple[int, ...]:
 
 
 def padding_ends(padding: Size | str, kernel: Sequence[int], dilation: Sequence[int]) -> list[tuple[int, int]]:
-    """Rows of zeros before and after each spatial dimension; an odd one of "same" goes after, as in torch."""
+    """Zeros before and after each spatial dimension; for "same", an odd one is added at the end, as in torch."""
     if padding == "same":
         totals = [step * (size - 1) for size, step in zip(kernel, dilation, strict=True)]
         return [(total // 2, total - total // 2) for total in totals]
@@ -196,7 +196,7 @@ def padding_ends(padding: Size | str, kernel: Sequence[int], dilation: Sequence[
 
 
 def check_input(input: Tensor, expected: int, dim: int, what: str) -> None:
-    """Checks a floating-point input with as many channels or features as the filters have."""
+    """Checks that the input is floating-point and has as many channels or features as the filters."""
     check_tensor("input", input)
     if not input.is_floating_point():
         raise TypeError(f"input must be a floating-point tensor, not {input.dtype}: convert it with .float()")
@@ -205,13 +205,13 @@ def check_input(input: Tensor, expected: int, dim: int, what: str) -> None:
 
 
 def decoupled(patches: Patches, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:
-    """f(w, x) + bias of all patches and all filters."""
+    """f(w, x) + bias for all patches and all filters."""
     op, eps = check_options(options), options.get("eps", 1e-4)
     _check_bias(bias, weight)
     constants = _constants(op, options.get("constants") or {}, weight, patches)
     w_norm = patches.per_filter(filter_norm(weight, eps))
     factor = op.factor(w_norm, constants)
-    # g(<w, x> / ||w||) (h / n) factor: what depends on w alone is multiplied into the filters if g is homogeneous.
+    # f = g(<w, x> / ||w||) (h / n) factor; if g is homogeneous, factors of w alone are multiplied into the filters.
     on_filters, on_output = 1 / w_norm, factor
     if op.angle.homogeneous and op.weighting.multiplies:
         on_filters, on_output = torch.ones_like(w_norm), 1.0
@@ -224,10 +224,10 @@ def decoupled(patches: Patches, weight: Tensor, bias: Tensor | None, options: Op
         return patches.arrange(patches.multiply(scaled(weight, on_filters * h), bias))
     product = patches.multiply(scaled(weight, on_filters))
     n = torch.ones_like(w_norm[:1]) if cancels else patches.norm(eps)
-    # Everything that depends on n alone is computed on its one channel before it is multiplied with all channels.
+    # n has one channel: what depends on n alone is computed before it is broadcast to all channels.
     h = op.h(op.weighting.argument(w_norm, n), relative_to_mean(op, constants, n, options))
     h = h * on_output if isinstance(on_output, Tensor) else h
-    # A product, whose gradient takes fewer passes over all channels than that of a quotient.
+    # Multiply by 1 / n: the gradient of a product takes fewer passes over all channels than that of a quotient.
     product, inverse = (product, n) if cancels else within_range(product, n)
     if op.angle.homogeneous:
         return patches.finish(op.g(product, constants), h * inverse, bias, product.dtype)
@@ -252,7 +252,7 @@ def check_options(options: Options) -> Operator:
 
 
 def _check_bias(bias: Tensor | None, weight: Tensor) -> None:
-    """Rejects what torch's convolutions reject; a linear layer broadcasts its bias, as torch's does."""
+    """Rejects a bias that torch's convolutions reject; a linear layer broadcasts its bias, as in torch."""
     if bias is not None and weight.dim() > 2 and bias.shape != weight.shape[:1]:
         filters = list(weight.shape[:1])
         raise ValueError(f"bias of shape {list(bias.shape)} must have the shape {filters}, one number for each filter")

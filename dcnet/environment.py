@@ -12,7 +12,7 @@ import torch
 
 import dcnet
 
-# With more workers that read images, memory and disks are the limit.
+# With more workers that read images, memory and disk are the bottleneck.
 MOST_WORKERS = 8
 
 
@@ -84,7 +84,7 @@ def commit() -> str | None:
     """The commit of the running source, with a + if files differ from it; None outside of a checkout."""
     folder = Path(__file__).parent
     try:
-        # An installed copy may lie inside another repository.
+        # An installed copy may be inside another repository.
         _git(folder, "ls-files", "--error-unmatch", "__init__.py")
         found = _git(folder, "rev-parse", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no", ".")

@@ -18,7 +18,7 @@ from dcnet.modes import evaluating
 
 # The oldest version that torch.onnx writes, which every runtime supports.
 OPSET = 18
-# The largest rounding difference relative to the largest value; four units in the last place for float16.
+# The largest accepted difference from torch, relative to the largest value: four units in the last place for float16.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3}
 # The limit of a protocol buffer.
 LARGEST_FILE = 2**31 - 1
@@ -149,7 +149,7 @@ def _compare(model: nn.Module, content: bytes, batches: Sequence[Tensor]) -> Non
 
 
 def run_onnx(content: bytes, batch: Tensor) -> list[Tensor]:
-    """The outputs of an ONNX model for a batch, in onnxruntime and float64."""
+    """Runs an ONNX model on a batch with onnxruntime. Returns its outputs in float64."""
     onnxruntime = importlib.import_module("onnxruntime")
     try:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])

@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 
 # The records that dcnet writes have less than a megabyte.
 LARGEST_JSON = 64 << 20
-# No number that dcnet writes is larger; integers of Python are unlimited, and sums and squares of floats overflow.
+# No number that dcnet writes is larger. Without limits, sums and squares of floats could overflow.
 LARGEST_WHOLE, LARGEST_NUMBER = 2**64, 1e100
-# Nested lists and objects; code that reads them may recurse.
+# The deepest nesting of lists and objects, since code that reads them may recurse.
 DEEPEST = 100
 SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 

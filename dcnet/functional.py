@@ -1,4 +1,4 @@
-"""f(w, x) as stateless functions; the layers call these and add nothing to them."""
+"""f(w, x) as stateless functions, which the layers call."""
 
 from typing import Unpack
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def decoupled_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Unpack[Options]) -> Tensor:
-    """f(w, x) = h(||w||, ||x||) * g(theta) + bias of every row with every filter: [..., in] -> [..., out]."""
+    """f(w, x) = h(||w||, ||x||) * g(theta) + bias for every row and every filter: [..., in] -> [..., out]."""
     return decoupled(LinearPatches(input, weight), weight, bias, options)
 
 
@@ -35,7 +35,7 @@ def decoupled_conv1d(
     groups: int = 1,
     **options: Unpack[Options],
 ) -> Tensor:
-    """f(w, x) of every patch of a sequence, [N, C, L] or [C, L]; see `decoupled_conv2d`."""
+    """f(w, x) for every patch of a sequence, [N, C, L] or [C, L]; see `decoupled_conv2d`."""
     return decoupled(ConvPatches(1, input, weight, stride, padding, dilation, groups), weight, bias, options)
 
 
@@ -49,10 +49,10 @@ def decoupled_conv2d(
     groups: int = 1,
     **options: Unpack[Options],
 ) -> Tensor:
-    """f(w, x) = h(||w||, ||x||) * g(theta) + bias of every patch x with every filter w (Eq. 3).
+    """f(w, x) = h(||w||, ||x||) * g(theta) + bias for every patch x and every filter w (Eq. 3).
 
-    Arguments and shapes are those of `torch.nn.functional.conv2d`; the operator and its state come by name, as in
-    `Options`.
+    Arguments and shapes are those of `torch.nn.functional.conv2d`; the operator and its state are keyword arguments,
+    see `Options`.
     """
     if kernels.fits(input, weight, bias, padding, groups, options):
         return kernels.conv2d(input, weight, bias, stride, padding, dilation, groups, options)
@@ -69,5 +69,5 @@ def decoupled_conv3d(
     groups: int = 1,
     **options: Unpack[Options],
 ) -> Tensor:
-    """f(w, x) of every patch of a volume, [N, C, D, H, W] or [C, D, H, W]; see `decoupled_conv2d`."""
+    """f(w, x) for every patch of a volume, [N, C, D, H, W] or [C, D, H, W]; see `decoupled_conv2d`."""
     return decoupled(ConvPatches(3, input, weight, stride, padding, dilation, groups), weight, bias, options)

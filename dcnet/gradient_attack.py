@@ -33,7 +33,7 @@ class Norm:
         raise NotImplementedError
 
     def sample_ball(self, like: Tensor, rows: Tensor, seed: int) -> Tensor:
-        """Perturbations shaped as `like`, uniform in the unit ball, for the images with these numbers."""
+        """Perturbations shaped as `like`, uniform in the unit ball, for the images with indices `rows`."""
         raise NotImplementedError
 
     def max_size(self, pixels: int) -> float:
@@ -52,7 +52,7 @@ def register(kind: Kind) -> Kind:
 
 
 def per_image(values: Tensor, like: Tensor) -> Tensor:
-    """One value per image, broadcast against [N, ...]."""
+    """Reshapes one value per image to broadcast against [N, ...]."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
@@ -98,7 +98,7 @@ class L2(Norm):
 
     def sample_ball(self, like: Tensor, rows: Tensor, seed: int) -> Tensor:
         direction = self.steepest(normal(hash_seed(seed, 0), rows, like.shape[1:]))
-        # The volume of a ball grows with its radius to the power of the dimensions.
+        # The volume of a ball grows with its radius to the power of its dimension.
         radius = uniform(hash_seed(seed, 1), rows) ** (1 / like[0].numel())
         return (direction * per_image(radius, direction)).to(like.dtype)
 
@@ -119,7 +119,7 @@ BITS = 23
 
 
 def uniform(seed: int, rows: Tensor, shape: Sequence[int] = ()) -> Tensor:
-    """Uniform numbers float32 [len(rows), *shape] in (0, 1), a function of the seed and the image numbers `rows`."""
+    """Random numbers in (0, 1), float32 [len(rows), *shape], a function of the seed and the image indices `rows`."""
     count = math.prod(shape)
     places = rows[:, None] * count + torch.arange(1, count + 1, device=rows.device)
     bits = _shift_right(_scramble(places * GOLDEN + seed), 64 - BITS)
@@ -127,7 +127,7 @@ def uniform(seed: int, rows: Tensor, shape: Sequence[int] = ()) -> Tensor:
 
 
 def normal(seed: int, rows: Tensor, shape: Sequence[int]) -> Tensor:
-    """Standard normal numbers float32 [len(rows), *shape]."""
+    """Standard normal random numbers, float32 [len(rows), *shape]; see `uniform`."""
     return math.sqrt(2) * torch.erfinv(2 * uniform(seed, rows, shape) - 1)
 
 
@@ -138,7 +138,7 @@ def _scramble(bits: Tensor) -> Tensor:
 
 
 def _shift_right(bits: Tensor, by: int) -> Tensor:
-    """Logical shift; torch's repeats the sign."""
+    """Logical right shift; that of torch repeats the sign bit."""
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
@@ -179,8 +179,8 @@ class Goal:
     """The objective of an attack: away from the labels, or towards them if they are targets.
 
     Args:
-        network: from images to logits.
-        loss: of logits and labels, per image; lower for a more likely label.
+        network: maps images to logits.
+        loss: a function of logits and labels, per image; lower for a more likely label.
         targeted: whether the labels are targets.
     """
 
@@ -191,7 +191,7 @@ class Goal:
     def evaluate(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The score to maximize, [N], and whether the attack succeeds, bool [N].
 
-        Logits with a NaN count as wrong, as in `accuracy`: away from the label, and at no target.
+        Logits with a NaN count as a wrong prediction, as in `accuracy`: only an untargeted attack succeeds.
         """
         logits = self.network(images)
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -210,7 +210,7 @@ class Goal:
                     "square, or transfer from another network"
                 )
             (gradient,) = torch.autograd.grad(score.sum(), images)
-        # One NaN would make the whole image NaN; without it the other pixels still move.
+        # One NaN would make the whole image NaN; with it replaced, the other pixels still move.
         return gradient.nan_to_num(), score.detach(), broken
 
 
@@ -236,7 +236,7 @@ class Track:
         return len(self.at)
 
     def without(self, broken: Tensor) -> "Track":
-        """The images not broken yet, once they are half or less: each new batch size has a setup cost."""
+        """Drops broken images once they are half of the batch or more: each new batch size has a setup cost."""
         still = ~broken[self.at]
         if 2 * int(still.sum()) > len(self):
             return self
@@ -266,8 +266,8 @@ class Ascent:
 
     Args:
         goal: the objective.
-        norm: of the perturbation; defines the steepest direction and the projection.
-        epsilon: radius of the ball.
+        norm: the norm of the perturbation, which defines the steepest direction and the projection.
+        epsilon: the largest norm of the perturbation.
         step: length of a step.
         steps: number of steps.
         momentum: factor of the previous v; 0 for the gradient alone.
@@ -283,9 +283,10 @@ class Ascent:
     compiled: bool = False
 
     def __call__(self, track: Track, best: Best | None = None, stop: bool = False) -> Track:
-        """The images after all steps, reported to `best`; with `stop`, those of every step, and broken ones stop.
+        """Returns the images after all steps, and reports them to `best`.
 
-        Without `stop` there is no device synchronization.
+        With `stop`, the images of every step are reported, and broken images are not changed further. Without `stop`
+        there is no device synchronization.
         """
         # Tensors, since torch.compile would specialize on numbers and recompile for each epsilon.
         lengths = [track.x.new_full((), length) for length in (self.epsilon, self.step, self.momentum)]

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: while the command still imports torch, and during long work.
+"""Handling of Ctrl-C and SIGTERM, while the command still imports torch and during long work.
 
 The package imports this module first, so that Ctrl-C leaves no traceback; later `dcnet.cli.app` handles it."""
 
@@ -18,7 +18,7 @@ STDERR = 2
 
 
 def runs_the_command() -> bool:
-    """Whether this process is `dcnet` or `python -m dcnet`, not a program that uses the library, or a worker."""
+    """Whether this process is `dcnet` or `python -m dcnet`, and not a worker or a program that imports the package."""
     started, given = sys.orig_argv, len(sys.argv)
     return given < len(started) and os.path.basename(started[-given]).removesuffix(".exe") == "dcnet"
 
@@ -71,7 +71,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """Whether a signal requested to stop; a second signal raises KeyboardInterrupt."""
+    """Records whether a signal requested a stop; a second signal raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -93,7 +93,7 @@ def interruptible() -> Iterator[Interruption]:
         yield interruption
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    # None is a handler of C code, which could not be restored.
+    # None means a handler installed by C code, which could not be restored.
     handled = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
     for number in handled:
         signal.signal(number, interruption._request)

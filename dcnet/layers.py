@@ -21,10 +21,10 @@ from dcnet.tracing import Opaque, is_symbolic, mark_, record_call
 class Decoupled(Opaque):
     """The base of all decoupled layers: the operator, and its state.
 
-    Each learned constant is a parameter by its name: `radius`, `k`, `scale`, ... If it must be positive, the parameter
-    is r and the constant r^2 + 1e-4; `constants()` gives the constants. With a relative radius, the buffer `mean_norm`
-    is the running mean of ||x||, zero until the first batch, and `num_batches_tracked` the number of its batches. The
-    optional buffer `blend` is t in (1 - t) * plain + t * decoupled. `dcnet.sync_norms` sets `sync`.
+    Each learned constant is a parameter of the same name: `radius`, `k`, `scale`, ... If it must be positive, the
+    parameter is r and the constant r^2 + 1e-4; `constants()` returns the constants. With a relative radius, the buffer
+    `mean_norm` is the running mean of ||x||, zero until the first batch, and `num_batches_tracked` the number of its
+    batches. The optional buffer `blend` is t in (1 - t) * plain + t * decoupled. `dcnet.sync_norms` sets `sync`.
     """
 
     sync: Processes | None = None
@@ -44,7 +44,7 @@ class Decoupled(Opaque):
             mark_(self)
         for name, slot in operator.learned.items():
             if hasattr(self, name):
-                raise ValueError(f"{str(operator)!r} has a constant named {name!r}, a name that layers use")
+                raise ValueError(f"{str(operator)!r} has a constant named {name!r}, which layers use: rename it")
             self.register_parameter(name, nn.Parameter(slot.initial(self.weight.shape[0]).to(self.weight)))
         if operator.decay is not None:
             dtype = accumulation_dtype(self.weight.dtype)
@@ -133,7 +133,7 @@ class Decoupled(Opaque):
         }
 
     def add_missing_count(self, state: MutableMapping[str, Any], prefix: str) -> None:
-        """Adds the count of batches, which the state dict of an older version lacks: the count after the warm-up."""
+        """Adds the count of batches if it is missing, as in older state dicts; the warm-up then counts as finished."""
         count = f"{prefix}num_batches_tracked"
         if self.operator.decay is not None and f"{prefix}mean_norm" in state and count not in state:
             state[count] = torch.tensor(settled_count(self.operator.decay), device="cpu")
@@ -143,7 +143,7 @@ class Decoupled(Opaque):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Decoupled":
-        """Moves and casts as torch does, but not the running mean to half precision, which would lose its updates."""
+        """Moves and casts as torch does, but never the running mean to half precision, where updates would be lost."""
         before = self._buffers.get("mean_norm")
         super()._apply(fn, recurse)
         after = self._buffers.get("mean_norm")
@@ -153,7 +153,7 @@ class Decoupled(Opaque):
 
 
 class _DecoupledConv(Decoupled, _ConvNd):
-    """`decoupled_function` is the stateless function of `dcnet.functional` that the layer calls."""
+    """The base of the convolutions, which call `decoupled_function`, a stateless function of `dcnet.functional`."""
 
     decoupled_function: ClassVar[Callable[..., Tensor]]
 
@@ -176,7 +176,7 @@ class _DecoupledConv(Decoupled, _ConvNd):
         blend: float | None = None,
     ):
         if isinstance(stride, str):
-            raise TypeError(f"stride must be a number, not {stride!r}: give an operator by name, operator={stride!r}")
+            raise TypeError(f"stride must be a number, not {stride!r}: pass operators by keyword, operator={stride!r}")
         shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
         super().__init__(*shape, device, dtype, operator=operator, eps=eps, blend=blend)
 
@@ -240,7 +240,7 @@ class DecoupledLinear(Decoupled, nn.Linear):
         blend: float | None = None,
     ):
         if isinstance(bias, str):
-            raise TypeError(f"bias must be True or False, not {bias!r}: give an operator by name, operator={bias!r}")
+            raise TypeError(f"bias must be True or False, not {bias!r}: pass operators by keyword, operator={bias!r}")
         super().__init__(in_features, out_features, bias, device, dtype, operator=operator, eps=eps, blend=blend)
 
     def decoupled(self, input: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 The names of a package, and the modules they come from, are the imports of the stub `__init__.pyi` beside its
 `__init__.py`, which type checkers read as well; `import x as x` declares a name that is not in `__all__`. Every module
-of a package can be reached as its attribute, too.
+of a package is also available as its attribute.
 """
 
 import ast
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class LazyPackage(ModuleType):
-    """A package that keeps a name of its stub even if a module of the package has the same name, such as `plan`."""
+    """A package in which a name of the stub takes precedence over a module of the same name, such as `plan`."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         imported = value is sys.modules.get(f"{self.__name__}.{name}")
@@ -25,7 +25,7 @@ class LazyPackage(ModuleType):
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package, from the stub beside its file."""
+    """Returns `__getattr__`, `__dir__` and `__all__` for a package, from the stub beside its file."""
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body
     imports = [node for node in stub if isinstance(node, ast.ImportFrom)]
     sources = {alias.name: str(node.module) for node in imports for alias in node.names}

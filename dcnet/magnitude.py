@@ -20,12 +20,12 @@ from dcnet.registry import Registry
 
 @dataclass(frozen=True)
 class MagnitudeSlopes:
-    """Upper bounds of a magnitude h(n) for every n from a smallest one on, per filter.
+    """Upper bounds on a magnitude h(n) for all norms n above a smallest one, per filter.
 
     Args:
-        chord: of |h(n)| / n, [out].
-        slope: of |h'(n)|, [out].
-        top: of |h(n)|, [out]; infinite if h has no bound.
+        chord: upper bound of |h(n)| / n, [out].
+        slope: upper bound of |h'(n)|, [out].
+        top: upper bound of |h(n)|, [out]; infinite if there is none.
         fades: whether 0 <= n h'(n) <= h(n), so that h / n never grows.
     """
 
@@ -45,10 +45,11 @@ class Magnitude(Component):
 
     `saturates` says that h never exceeds its scale, or 1 if it has none, `proportional` that h(n) = scale * n, so
     that a layer need not form the norm, `positive` that h > 0 if all its constants are, and `smooth` that h is
-    differentiable everywhere. None stands for unknown.
+    differentiable everywhere. None means unknown.
 
-    `device(n, *constants, *fixed, fast)` gives h and its derivatives by n and constants; see `dcnet.device_functions`.
-    Certificates of robustness need `slopes`, and smoothed gradients use `linear_slope`; both are optional.
+    `device(n, *constants, *fixed, fast)` returns h and its derivatives with respect to n and the constants; see
+    `dcnet.device_functions`. `slopes`, for robustness certificates, and `linear_slope`, for smoothed gradients, are
+    optional.
     """
 
     saturates: ClassVar[bool | None] = False
@@ -83,11 +84,11 @@ class Magnitude(Component):
         return None if slot.learned or slot.relative else slot.init
 
     def slopes(self, smallest: Tensor, *args: Any, **constants: Any) -> MagnitudeSlopes:
-        """Bounds of h for norms of `smallest` and more; constants and results are [out]."""
+        """Bounds on h for norms n >= `smallest`; constants and results are [out]."""
         raise NotImplementedError(f"{type(self).__name__} does not define slopes(smallest, **constants)")
 
     def linear_slope(self, *args: Any, **constants: Any) -> Value | None:
-        """The slope of the linear part from which h bends away, or None if h has no such part."""
+        """The slope of the linear part of h, before it saturates or bends; None if h has no such part."""
         return None
 
     def __add__(self, other: Magnitude | Sum) -> Sum:
@@ -136,11 +137,11 @@ def _times(scale: Value, value: Tensor) -> Tensor:
 
 
 def _over(n: Tensor, radius: Value) -> Tensor:
-    """n / radius; computed as a product if channels learn their radii, which saves three passes in the backward."""
+    """n / radius; a product if radii are learned per channel, which saves three passes in the backward pass."""
     traced = torch._C._get_tracing_state() is not None
     if not isinstance(radius, Tensor) or radius.numel() < 2 or not radius.requires_grad or traced:
         return n / radius
-    # Divide by the largest first: the slope of the reciprocal of a tiny radius, its square, would not be finite.
+    # Divide by the largest radius first: the derivative of 1 / radius would overflow for tiny radii.
     largest = radius.detach().max()
     return n / largest * (radius / largest).reciprocal()
 

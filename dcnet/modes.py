@@ -21,9 +21,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Parameters require no gradient; on exit each requires one as before.
+    """Sets requires_grad of all parameters to False; on exit each has its previous value.
 
-    An attack needs the gradients of the images only, and those of the parameters cost as much.
+    An attack needs the gradient of the images only; the gradients of the parameters would cost as much.
     """
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:

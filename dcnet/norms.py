@@ -24,7 +24,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def within_range(product: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """Inner products of patches with norms n as finite numbers, and 1 / n.
+    """Clamps the inner products of patches with norms n to finite numbers. Returns them and 1 / n.
 
     In float16 an inner product can exceed 65504 although the norm, in float32, is finite: it is clamped to the largest
     number. If the norm is infinite, as for an infinite input, the results stay NaN.
@@ -92,7 +92,7 @@ def patch_norm(
 ) -> Tensor:
     """||x|| = sqrt(sum over the patch of x^2 + eps): [N, C, *in] -> [N, groups, *out].
 
-    Every argument has one entry per spatial dimension; zero padding has one per end.
+    Sequences have one entry per spatial dimension; that of `padding` is the number of zeros before and after.
     """
     squares = sum_of_squares(x.unflatten(1, (groups, -1)), 2)
     return root(window_sum(squares, kernel_size, stride, padding, dilation), eps)
@@ -116,7 +116,7 @@ def window_sum(
         return x
     if math.prod(kernel_size) == math.prod(stride) == 1:
         return _pad(x, padding)
-    # Pooling itself pads only evenly and by at most half a window.
+    # torch's pooling pads only symmetrically, and by at most half a window.
     even = all(before == after <= size // 2 for (before, after), size in zip(padding, kernel_size, strict=True))
     own = tuple(before if even else 0 for before, _ in padding)
     pool = F.avg_pool1d if len(kernel_size) == 1 else F.avg_pool2d
@@ -194,7 +194,7 @@ class _SumOverProcesses(torch.autograd.Function):
 
 
 def _update_mean(running: Tensor, count: Tensor | None, mean: Tensor, decay: float) -> None:
-    """The first batch's mean, then decay * running + (1 - decay) * mean; empty or non-finite batches are skipped."""
+    """Sets it to the mean of the first batch, then to decay * running + (1 - decay) * mean; skips non-finite means."""
     started, usable = running > 0, mean.isfinite() & (mean > 0)
     share: float | Tensor = decay
     if count is not None:
@@ -209,8 +209,8 @@ def _update_mean(running: Tensor, count: Tensor | None, mean: Tensor, decay: flo
 def warmed_up(decay: float, count: Tensor) -> Tensor:
     """min(decay, (1 + t) / (10 + t)) after t batches: early on, the running mean covers about the last tenth of them.
 
-    With the decay of 0.999 alone it would hold 37 % of its first batch after 1,000 steps, when the network was not yet
-    trained. From step 8,990 on the two are the same.
+    With a constant decay of 0.999, the first batch, from before training, would still have a weight of 37 % after 1,000
+    batches. From batch 8,990 on the decay is 0.999.
     """
     return ((1 + count) / (10 + count)).clamp(max=decay)
 

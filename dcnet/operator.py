@@ -50,8 +50,8 @@ class Operator:
     constants belong to the layers that are built from the description; `str(operator)` parses back.
 
     `slots` says how a layer holds each constant, by its name there (`radius`; `radius_0`, `radius_1` in a sum). `decay`
-    is the decay of the running mean norm, or None without a relative radius. `norm_cancels` says that h is alpha n and
-    that g passes a factor through: every n gives the same result, and 1 costs nothing.
+    is the decay of the running mean norm, or None without a relative radius. `norm_cancels` says that h = alpha n
+    and that g is homogeneous: n cancels, so that layers use 1 for it.
     """
 
     magnitude: Magnitude | Sum
@@ -116,7 +116,7 @@ class Operator:
         return {name: slot for name, slot in self.slots.items() if slot.learned}
 
     def constants(self, stored: Mapping[str, Tensor]) -> dict[str, Value]:
-        """Every constant, from the tensors that a layer stores; constants without a tensor have their first value."""
+        """Every constant, from the tensors that a layer stores; constants without a tensor have their initial value."""
         return {name: slot.value(stored[name]) if name in stored else slot.start for name, slot in self.slots.items()}
 
     def h(self, n: Tensor, constants: Mapping[str, Value]) -> Tensor:
@@ -132,7 +132,7 @@ class Operator:
         return self.angle.value(cos, **self.angle_term.own_constants(constants))
 
     def factor(self, w_norm: Tensor, constants: Mapping[str, Value]) -> Value:
-        """The factor of h(||x||) by the weighting, from ||w|| alone."""
+        """The factor, a function of ||w|| alone, by which the weighting multiplies h(||x||)."""
         h = self.h(w_norm, constants) if self.weighting.uses_magnitude else None
         return self.weighting.factor(w_norm, h, self.alpha(constants))
 
@@ -196,13 +196,13 @@ def as_operator(given: Operator | str) -> Operator:
 
 
 def is_plain(operator: Operator | str) -> bool:
-    """Whether the operator stands for torch's own layer."""
+    """Whether the operator is "conv", torch's own layer."""
     return isinstance(operator, str) and operator.strip() == PLAIN
 
 
 @functools.lru_cache(maxsize=1000)
 def _parse(cls: type[Operator], text: str, *changes: int) -> Operator:
-    """The operator of a spec, cached by the state of the registries, too: tables parse the same specs many times."""
+    """The operator of a spec, cached until the `changes` of a registry grow: tables parse the same specs often."""
     return cls(*_read(text))
 
 
@@ -224,7 +224,7 @@ def _read_magnitude(spec: SpecReader) -> Magnitude | Sum:
 
 
 def _read_part(text: str, read: Callable[[SpecReader], Any], kind: str) -> Any:
-    """A magnitude or an angle, if the text has nothing else."""
+    """Parses a magnitude or an angle; raises ValueError if more text follows."""
     spec = SpecReader(text, kind.split()[-1], GRAMMAR)
     part = read(spec)
     if spec.peek():
@@ -234,7 +234,7 @@ def _read_part(text: str, read: Callable[[SpecReader], Any], kind: str) -> Any:
 
 def _is_function(given: Any) -> bool:
     if isinstance(given, nn.Module) and any(True for _ in given.state_dict()):
-        raise TypeError(f"{given} has parameters or buffers, which layers would not own: write a class with constants")
+        raise TypeError(f"{given} has parameters or buffers, which no layer would own: write a class with constants")
     return callable(given) and not isinstance(given, type)
 
 

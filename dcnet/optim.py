@@ -20,7 +20,7 @@ SOURCES = ("", "_orig", "_g", "_v")
 
 
 class WeightProjection:
-    """w <- s * w / ||w|| for each filter w, at every `every`-th step (Section 4.1).
+    """w <- s * w / ||w|| for each filter w, once in `every` steps (Section 4.1).
 
     Call `step` after each step of the optimizer. The output of the network stays the same up to the eps of the layers;
     gradients become those of filters of norm s (Eq. 17). The state of the optimizer is unchanged. Filters that are zero
@@ -29,7 +29,7 @@ class WeightProjection:
     Args:
         model: its decoupled layers must be unweighted: a weighted one depends on ||w||.
         every: steps between two projections.
-        norm: s.
+        norm: the norm s of filters after a projection.
         layers: a function of name and layer that selects decoupled layers; None for all.
     """
 
@@ -158,7 +158,7 @@ def param_groups(model: nn.Module, weight_decay: float, named: bool = False) -> 
 
     Args:
         model: any network, with or without decoupled layers.
-        weight_decay: of the first group; the second has 0.
+        weight_decay: the weight decay of the first group; the second has 0.
         named: add the names as `param_names`, which torch's optimizers keep.
     """
     check_number("weight_decay", weight_decay, least=0)

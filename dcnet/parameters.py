@@ -89,13 +89,13 @@ class Slot:
     size: int = 1
 
     def initial(self, channels: int) -> Tensor:
-        """The stored tensor of a new layer, of shape [channels], or [size] if all channels share it, on the CPU."""
+        """The initial stored tensor, on the CPU: [channels], or [size] if all channels share it."""
         stored = math.sqrt(self.init - self.floor) if self.positive else self.init
         return torch.full((channels if self.per_channel else self.size,), stored, device="cpu")
 
     @property
     def start(self) -> Value:
-        """The constant of a new layer that all channels share."""
+        """The initial value of the constant, which all channels share."""
         return self.init if self.size == 1 else torch.full((self.size,), self.init, device="cpu")
 
     def value(self, stored: Tensor) -> Tensor:

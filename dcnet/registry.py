@@ -1,4 +1,4 @@
-"""Registries: named entries that other code, of the package or of the user, can add to."""
+"""Registries of named entries, which the package and its users can extend."""
 
 import difflib
 import importlib
@@ -72,10 +72,10 @@ class Registry(MutableMapping[str, Entry]):
         """Adds an entry, or raises ValueError if one of its names is taken. Returns the entry.
 
         Args:
-            name: of the entry.
+            name: the name of the entry.
             entry: any value.
             aliases: its other names.
-            module: that adds it. Outside of the `discover` package it may not take a name of that package.
+            module: the module that adds it; one outside of `discover` may not take a name of that package.
         """
         if module and not f"{module}.".startswith(f"{self._discover}."):
             self._import_modules()
@@ -99,7 +99,7 @@ class Registry(MutableMapping[str, Entry]):
         return self.add(getattr(named, "name", None) or named.__name__, entry, aliases, named.__module__)
 
     def canonical(self, name: object) -> str:
-        """The name of the entry that a name, an alias or another spelling stands for."""
+        """The registered name for a name, an alias or another spelling of it."""
         self._import_modules()
         found = self._find(name)
         if found is None:

@@ -77,7 +77,7 @@ def hyperspherical_energy(
     layers: Choose = "decoupled",
     reduce: str = "sum",
 ) -> Measured:
-    """The mean of ||w_i - w_j||^-s over pairs i != j of the normalized filters of each layer; of -log for s = 0.
+    """The mean of ||w_i - w_j||^-s over pairs i != j of the normalized filters of each layer; for s = 0, of -log.
 
     Minimum hyperspherical energy (Liu et al., 2018): filters repel each other on the sphere. A layer or group with one
     filter has energy 0. See `orthonormal` for groups and the other arguments.
@@ -101,7 +101,7 @@ def hyperspherical_energy(
     def measure(filters: Tensor) -> Tensor:
         cosines, count = _gram(filters, normalize=True), filters.shape[1]
         itself = _diagonal(cosines)
-        # Masked also before: if the energy at distance 0 overflows, its gradient times zero is NaN.
+        # Also masked before the energy: if that overflows at distance 0, its gradient times zero is NaN.
         cosines = cosines.masked_fill(itself, 0.0)
         pairs = (energy(cosines) + energy(-cosines)) / 2 if half_space else energy(cosines)
         return pairs.masked_fill(itself, 0.0).sum((1, 2)) / max(count * (count - 1), 1)
@@ -177,7 +177,7 @@ def _gram(filters: Tensor, normalize: bool) -> Tensor:
 
 
 def _squared_norms(products: Tensor) -> Tensor:
-    """Their diagonal."""
+    """The squared norms of the filters: the diagonal of their products."""
     if torch.compiler.is_compiling():
         # Not a view: torch may save it with the products for a backward pass that overwrites them first.
         return products.where(_diagonal(products), 0.0).sum(-1)

@@ -110,7 +110,7 @@ class SpecReader:
         return self.build(registry[name], name)
 
     def build(self, made: Any, name: str) -> Any:
-        """An object of the dataclass, with the values in parentheses that follow."""
+        """Builds an object of the dataclass `made` from the values in parentheses that follow."""
         known = [declared.name for declared in dataclasses.fields(made) if declared.init]
         given: dict[str, Any] = {}
         for key, value in self.arguments():
@@ -122,7 +122,7 @@ class SpecReader:
         try:
             return made(**given)
         except (TypeError, OverflowError) as error:
-            # In text a wrong type is a wrong value.
+            # In a spec, a wrong type is a wrong value.
             raise ValueError(f"invalid {self.kind} {quote(self.text)}: {error}") from error
 
     def arguments(self) -> Iterator[tuple[str, Any]]:
@@ -151,7 +151,7 @@ class SpecReader:
         try:
             return number / self._number(self.take())
         except ArithmeticError as error:
-            raise self.error(f"{key!r} of {quote(token)}/... fails: {error}") from None
+            raise self.error(f"{key!r} starts with {quote(token)}/, which cannot be computed: {error}") from None
 
     def _nested(self, key: str, name: str) -> Any:
         if self.inside:

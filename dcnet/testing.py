@@ -57,7 +57,7 @@ def small_input(layer: Decoupled, seed: int = 0) -> Tensor:
 
 
 def naive(layer: Decoupled, x: Tensor) -> Tensor:
-    """f(w, x) + bias by slowly cutting out every patch; reads the state of the layer without updating it."""
+    """f(w, x) + bias, computed slowly from every patch; reads the state of the layer without updating it."""
     if isinstance(layer, _ConvNd) and x.dim() < layer.weight.dim():
         return naive(layer, x.unsqueeze(0)).squeeze(0)
     patches = cut_patches(layer, x) if isinstance(layer, _ConvNd) else x.unsqueeze(-2)

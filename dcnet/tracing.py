@@ -33,7 +33,7 @@ class Opaque(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         return record_call(self, input) if is_symbolic(input) else self.compute(input)
 
-    # A subclass that defines another forward of dcnet's own sets this too.
+    # A subclass in dcnet that overrides `forward` sets this as well.
     own_forward = forward
 
     def unhooked(self, input: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def _changes_nothing(module: nn.Module, args: Any) -> None:
-    """The hook that is the mark."""
+    """The hook that marks a layer; it does nothing."""
 
 
 def mark_(layer: nn.Module) -> None:

@@ -21,8 +21,8 @@ class Weighting:
     factor is divided by the magnitude's scale, and `uses_magnitude` that the factor needs h(||w||); without it `factor`
     gets None as h.
 
-    `device(||w||, h(||w||), scale)` gives a and b of a * h(b * ||x||), the derivatives of both by ||w||, and those of a
-    by h(||w||) and by the scale; see `dcnet.device_functions`.
+    `device(||w||, h(||w||), scale)` returns a and b of a * h(b * ||x||), the derivatives of both with respect to
+    ||w||, and those of a with respect to h(||w||) and the scale; see `dcnet.device_functions`.
     """
 
     name: ClassVar[str]

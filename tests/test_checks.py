@@ -84,7 +84,7 @@ def test_labels_are_checked_against_the_classes():
     assert check_labels("labels", labels, 2, 3).dtype == torch.int64
     assert len(check_labels("labels", labels[:0], 0, 3)) == 0
     for wrong, message in (
-        (labels.float(), r"labels must be integers \[2\], one an image, not torch.float32 \[2\]"),
+        (labels.float(), r"labels must be integers \[2\], one per image, not torch.float32 \[2\]"),
         (labels[:1], "labels must be integers"),
         (torch.tensor([0, 3]), "labels must be from 0 to 2, as there are 3 classes, not 3"),
     ):

@@ -225,7 +225,7 @@ class Clash(dcnet.magnitude.Magnitude):
 
 def test_constant_named_like_an_attribute_of_layers_is_rejected():
     op = dcnet.Operator(Clash(learnable=True), "cos")
-    with pytest.raises(ValueError, match="has a constant named 'weight', a name that layers use"):
+    with pytest.raises(ValueError, match="has a constant named 'weight', which layers use: rename it"):
         dcnet.DecoupledLinear(4, 3, operator=op)
 
 

@@ -333,9 +333,9 @@ def test_invalid_input_is_rejected():
         dcnet.DecoupledConv2d(4, 6, 3, operator="conv")
     with pytest.raises(TypeError, match="not 3"):
         dcnet.DecoupledConv2d(4, 6, 3, operator=3)
-    with pytest.raises(TypeError, match="give an operator by name, operator='tanh-cos'"):
+    with pytest.raises(TypeError, match="pass operators by keyword, operator='tanh-cos'"):
         dcnet.DecoupledConv2d(4, 6, 3, "tanh-cos")
-    with pytest.raises(TypeError, match=r"bias must be True or False, not 'sphere-sqcos': give an operator by name"):
+    with pytest.raises(TypeError, match=r"bias must be True or False, not 'sphere-sqcos': pass operators by keyword"):
         dcnet.DecoupledLinear(3, 4, "sphere-sqcos")
 
 
@@ -407,7 +407,7 @@ def test_bias_of_a_linear_layer_broadcasts_as_in_torch(shape):
 @pytest.mark.parametrize(("channels", "groups"), [(3, 3), (0, 0), (2, -2)])
 def test_invalid_groups_are_rejected(channels, groups):
     x, weight = torch.randn(2, channels, 5, 5), torch.randn(4, 1, 3, 3)
-    with pytest.raises(ValueError, match=f"groups must divide the 4 filters, not {groups}"):
+    with pytest.raises(ValueError, match=f"groups must divide the number of filters, 4, not {groups}"):
         dcnet.functional.decoupled_conv2d(x, weight, groups=groups, operator="tanh-cos")
 
 

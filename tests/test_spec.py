@@ -212,7 +212,7 @@ def test_invalid_combinations_are_rejected():
         dcnet.magnitude.Sum(())
     with pytest.raises(ValueError, match=r"'mix\(scale=0\)-cos\+product' divides by the scale"):
         Operator.parse("mix(scale=0)-cos+product")
-    with pytest.raises(TypeError, match="has parameters or buffers, which layers would not own"):
+    with pytest.raises(TypeError, match="has parameters or buffers, which no layer would own"):
         Operator("linear", torch.nn.PReLU())
 
 

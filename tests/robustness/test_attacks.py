@@ -89,8 +89,8 @@ def test_uint8_images_are_scaled_to_pixels():
     [
         ([0, 1, 2, CLASSES], "labels must be from 0 to 4, as there are 5 classes, not 5"),
         ([0, -1, 2, 3], "labels must be from 0 to 4, .*not -1"),
-        ([0, 1, 2], r"labels must be integers \[4\], one an image, not torch.int64 \[3\]"),
-        ([0.0, 1.0, 2.0, 3.0], r"labels must be integers \[4\], one an image, not torch.float32 \[4\]"),
+        ([0, 1, 2], r"labels must be integers \[4\], one per image, not torch.int64 \[3\]"),
+        ([0.0, 1.0, 2.0, 3.0], r"labels must be integers \[4\], one per image, not torch.float32 \[4\]"),
     ],
 )
 def test_attacks_reject_invalid_labels(labels, message):
