@@ -16,13 +16,19 @@ from dcnet.registry import Registry
 from dcnet.spec import format_call, parse_call
 
 Call = Callable[..., Any]
-# From network, images and labels to the loss and the logits.
+# Takes a network, images and labels; returns the loss and the logits.
 TrainLoss = Callable[[Call, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Target:
-    """A network: as called in training, as called in attacks, and the module with its buffers."""
+    """The network to attack.
+
+    Attributes:
+        trained: the callable of the training step, such as the DDP wrapper.
+        attacked: the callable that the attack differentiates.
+        module: the module that holds the parameters and buffers.
+    """
 
     trained: Call
     attacked: Call
@@ -31,9 +37,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Adversary:
-    """Changes each pixel, in [0, 1], by at most epsilon so that the loss grows.
+    """Adversarial training: perturbs each pixel by at most epsilon, within [0, 1], to increase the loss.
 
-    Nothing waits for the device, so that a step can be captured as a CUDA graph.
+    Nothing synchronizes with the device, so that a step can be captured as a CUDA graph.
     """
 
     name: ClassVar[str]
@@ -44,24 +50,26 @@ class Adversary:
         check_number(f"epsilon of {self.name}, for pixels in [0, 1],", self.epsilon, above=0, most=1)
 
     def __str__(self) -> str:
-        """The spec for `as_adversary`, without default values."""
-        return format_call(self, self.name, _written)
+        """Returns the spec that `as_adversary` parses, without default values."""
+        return format_call(self, self.name, _format_value)
 
     @property
     def takes_margins(self) -> bool:
-        """Whether it supports heads with a margin, which have their own loss."""
+        """Whether the adversary supports heads with a margin, which compute their own loss."""
         return True
 
     @property
     def cost(self) -> float:
-        """Forward and backward passes per step; plain training has one."""
+        """Forward and backward passes per step, relative to plain training."""
         raise NotImplementedError
 
     def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The training loss, and the logits for the accuracy: those of the unchanged images if it computes them.
+        """Returns the training loss and the logits to compute the accuracy from.
+
+        The logits are those of the clean images if the adversary computes them, otherwise of the adversarial ones.
 
         Args:
-            of: the loss without an adversary.
+            of: computes the loss without an adversary.
             target: the network.
             images: pixels in [0, 1].
             labels: the labels of the images.
@@ -69,8 +77,8 @@ class Adversary:
         raise NotImplementedError
 
 
-def _written(value: Any) -> str:
-    """A value in a spec; as a fraction such as 6/255 if that is exact and shorter."""
+def _format_value(value: Any) -> str:
+    """Formats a value of a spec; as a fraction such as 6/255 if that is exact and shorter."""
     exact = repr(value)
     if not isinstance(value, float):
         return exact
@@ -83,7 +91,7 @@ register = adversaries.register
 
 
 def as_adversary(given: Adversary | str) -> Adversary:
-    """The adversary of a spec such as `fgsm` or `pgd(epsilon=8/255,steps=7)`, or the adversary itself."""
+    """Parses a spec such as `fgsm` or `pgd(epsilon=8/255,steps=7)`; an adversary is returned unchanged."""
     if isinstance(given, Adversary):
         return given
     adversary: Adversary = parse_call(given, adversaries)
@@ -93,7 +101,7 @@ def as_adversary(given: Adversary | str) -> Adversary:
 def perturb_within(
     attacked: Call, loss: Loss, labels: Tensor, x: Tensor, start: Tensor, epsilon: float, step: float, steps: int
 ) -> Tensor:
-    """Images after gradient ascent steps, within epsilon of x and in [0, 1]."""
+    """Returns images after gradient ascent steps, within epsilon of x and in [0, 1]."""
     ascent = Ascent(Goal(attacked, loss), norms["linf"], epsilon, step, steps)
     places = torch.arange(len(x), device=x.device)
     return ascent(Track(places, x, labels, start, torch.zeros_like(x))).images
@@ -101,7 +109,7 @@ def perturb_within(
 
 @contextmanager
 def preserve_buffers(module: nn.Module) -> Iterator[None]:
-    """Freezes the parameters of a module, and restores its buffers, such as running statistics, at the end."""
+    """Freezes the parameters of a module; on exit, unfreezes them, and restores buffers such as running statistics."""
     buffers = list(module.buffers())
     before = [buffer.clone() for buffer in buffers]
     try:
@@ -116,9 +124,10 @@ def preserve_buffers(module: nn.Module) -> Iterator[None]:
 @register
 @dataclass(frozen=True)
 class FGSM(Adversary):
-    """Clean images and images after one step of size epsilon, in one batch, with weights 1 - share and share.
+    """Trains on clean images and FGSM images in one batch, weighted by 1 - share and share.
 
-    With `predicted` the step is away from the predicted class instead of the label, which avoids label leaking.
+    With `predicted`, the perturbation increases the loss of the predicted class instead of that of the label, which
+    avoids label leaking.
     """
 
     name: ClassVar[str] = "fgsm"
@@ -146,13 +155,13 @@ class FGSM(Adversary):
             changed = perturb_within(target.attacked, loss, labels, images, images, self.epsilon, self.epsilon, 1)
         if self.share == 1:
             return of(target.trained, changed, labels)
-        return _of_both(of, target.trained, images, changed, labels, self.share)
+        return _mixed_loss(of, target.trained, images, changed, labels, self.share)
 
 
 @register
 @dataclass(frozen=True)
 class PGD(Adversary):
-    """Images after several steps from a random start; no clean images."""
+    """Trains on images after several gradient steps from a random start, without clean images."""
 
     name: ClassVar[str] = "pgd"
     about: ClassVar[str] = "images after several steps from a random start within epsilon"
@@ -178,7 +187,7 @@ class PGD(Adversary):
 @register
 @dataclass(frozen=True)
 class TRADES(Adversary):
-    """The loss of clean images plus beta KL(p(x) || p(x')), where x' maximizes the divergence."""
+    """Minimizes the loss of clean images x plus beta KL(p(x) || p(x')), where x' maximizes the divergence."""
 
     name: ClassVar[str] = "trades"
     about: ClassVar[str] = "clean images, plus beta times the divergence of predictions after several steps"
@@ -200,7 +209,7 @@ class TRADES(Adversary):
         return 2.0 + self.steps
 
     def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        # A small offset, since the gradient of the divergence is 0 at the image itself.
+        # Start from noise, since the gradient of the divergence is 0 at the clean image.
         start = (images + 1e-3 * torch.randn_like(images)).clamp(0, 1)
         with preserve_buffers(target.module):
             with torch.no_grad():
@@ -217,10 +226,10 @@ class TRADES(Adversary):
         return natural + self.beta * apart, logits
 
 
-def _of_both(
+def _mixed_loss(
     of: TrainLoss, network: Call, images: Tensor, changed: Tensor, labels: Tensor, share: float
 ) -> tuple[Tensor, Tensor]:
-    """The loss of clean and changed images in one batch, which shares the batch statistics."""
+    """Returns the loss of clean and adversarial images, in one batch so that they share the batch statistics."""
     if share == 0.5:
         loss, logits = of(network, torch.cat([images, changed]), torch.cat([labels, labels]))
         return loss, logits[: len(images)]

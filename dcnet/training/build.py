@@ -19,14 +19,14 @@ from dcnet.training.config import RunConfig
 
 # The buffers of `Normalized`.
 PIXELS = ("mean", "std")
-# Larger networks may not fit into memory.
+# Larger networks may not fit into memory; `check_size` checks them before they are built.
 USUAL_WIDTH, USUAL_COUNT = 8.0, 10_000
-# In the notes of converted weights: the operator with which the running statistics were computed.
+# The key, in the notes of converted weights, of the operator with which the running statistics were computed.
 STATISTICS = "statistics"
 
 
 def build_model(config: RunConfig, num_classes: int, channels: int, image_size: int) -> Normalized:
-    """The network of a config; its inputs are pixels in [0, 1]."""
+    """Builds the network of a config; its inputs are pixels in [0, 1]."""
     mean, std = (_pixels(config, name, channels) for name in ("pixel_mean", "pixel_std"))
     network = create_model(
         config.model,
@@ -45,9 +45,9 @@ def build_model(config: RunConfig, num_classes: int, channels: int, image_size: 
 
 
 def check_size(config: RunConfig, shape: tuple[int, int, int], weights: Mapping[str, Tensor]) -> None:
-    """Raises ValueError, before the network is built, if it is much larger than its weights.
+    """Raises ValueError if the network of the config would have more values than the weights.
 
-    The check takes a second, so it is only for configs of unusual size.
+    The check takes a second, so configs of the usual size skip it.
     """
     if config.width <= USUAL_WIDTH and max(*shape, config.features or 0) <= USUAL_COUNT:
         return
@@ -59,21 +59,21 @@ def check_size(config: RunConfig, shape: tuple[int, int, int], weights: Mapping[
 
 
 def _pixels(config: RunConfig, name: str, channels: int) -> tuple[float, ...]:
-    """The mean or deviation of pixels per channel."""
+    """Returns pixel_mean or pixel_std, with one value for all channels or one per channel."""
     values: tuple[float, ...] = getattr(config, name)
     if config.weights is not None and channels == 1:
-        # timm adds up the filters of all colors.
+        # For gray images, timm sums the filters of the color channels.
         return (sum(values) / len(values),)
     if len(values) not in (1, channels):
         raise ValueError(
-            f"{name} of the recipe {config.recipe!r} has {len(values)} values, and the images of {config.dataset!r} "
-            f"have {channels} channels: use another recipe, or one value for all"
+            f"{name} of the recipe {config.recipe!r} has {len(values)} values, but the images of {config.dataset!r} "
+            f"have {channels} channels: use another recipe, or one value for all channels"
         )
     return values
 
 
 def _with_head(config: RunConfig, network: Network, num_classes: int) -> MarginNetwork:
-    """The network with the head of the config in place of the classifier."""
+    """Returns the network with the margin head of the config instead of a classifier."""
     assert config.margin is not None
     annealing = {None: BY_MARGIN, "none": None}.get(config.annealing, config.annealing)
     count = config.features or network.num_features
@@ -83,10 +83,7 @@ def _with_head(config: RunConfig, network: Network, num_classes: int) -> MarginN
 
 
 def build_optimizer(config: RunConfig, model: nn.Module, device: torch.device, sharded: bool = False) -> Optimizer:
-    """A fused optimizer that skips steps with non-finite gradients.
-
-    SGD has no fused version for sharded weights.
-    """
+    """Builds a fused optimizer, which can skip steps with non-finite gradients; SGD of sharded weights is not fused."""
     groups = param_groups(model, config.weight_decay)
     groups = [group for group in groups if group["params"]]
     on_gpu = device.type == "cuda"
@@ -108,20 +105,20 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 
 @torch.no_grad()
 def load_run_weights_(model: nn.Module, pretrained: str) -> list[str]:
-    """Loads the weights of a run or a file by name and shape; returns the names without weights.
+    """Copies the weights of a run or a file that match by name and shape; returns the names that were not found.
 
-    Parameters that the other network lacks, such as the radius of an operator, keep their initial values. Pixels are
-    normalized as in the config of this network.
+    Parameters that the source lacks, such as the radius of an operator, keep their initial values. Pixel mean and
+    deviation are not copied.
     """
     weights = _weights(Path(pretrained))
     own = {name: value for name, value in model.state_dict().items() if name not in PIXELS}
     fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
-    # The classifier comes last, and may have other classes.
+    # The last one belongs to the classifier, which may have another number of classes.
     *filters, _ = [name for name, value in model.named_parameters() if value.dim() > 1]
     if missing := [name for name in filters if name not in fitting]:
         raise ValueError(
-            f"{pretrained!r} has nothing that fits the filters {missing[0]!r} of the network, and {len(missing) - 1} "
-            "others: give a run of the same structure"
+            f"{pretrained!r} lacks weights of the right shape for {missing[0]!r} and {len(missing) - 1} other "
+            "parameters: give a run of the same structure"
         )
     for name, value in fitting.items():
         own[name].copy_(value)
@@ -129,7 +126,7 @@ def load_run_weights_(model: nn.Module, pretrained: str) -> list[str]:
 
 
 def operator_of_statistics(pretrained: str) -> str:
-    """The operator with which the running statistics of the weights were computed; the plain one if unknown."""
+    """Returns the operator with which the running statistics of the weights were computed; plain if unknown."""
     _, notes = read_tensors(_file_of(Path(pretrained)))
     if STATISTICS in notes:
         return str(notes[STATISTICS])
@@ -140,7 +137,7 @@ def operator_of_statistics(pretrained: str) -> str:
 def _file_of(path: Path) -> Path:
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.exists():
-        raise ValueError(f"there are no weights at {str(file)!r}: give a finished run, or a file of weights of one")
+        raise ValueError(f"there are no weights at {str(file)!r}: give a finished run, or its model.safetensors")
     return file
 
 

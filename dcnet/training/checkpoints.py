@@ -23,14 +23,14 @@ from dcnet.training.identity import some_names
 from dcnet.training.record import Curves, DataDescription, Record
 
 KEPT = 2
-# No such file, or a pipe.
+# Errors of `open_regular` for a missing file and for a pipe.
 NO_FILE = (errno.ENOENT, errno.EINVAL)
 _FILE = re.compile(r"step-\d+\.safetensors")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by name and notes of plain values at a step."""
+    """The tensors of a step by name, and notes: JSON values by name."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -39,24 +39,24 @@ class Checkpoint:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
     """Writes tensors and notes into one file, with a checksum over both."""
-    dense = _apart({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+    dense = _unshare({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
     described = json.dumps(notes, allow_nan=False)
-    # One value, since several are written in any order, and equal contents must give equal files.
+    # safetensors writes metadata entries in any order; a single entry makes the file deterministic.
     about = json.dumps({"sum": _sum(dense, described), "notes": described})
     write_atomically(path, save(dense, {"dcnet": about}))
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies tensors that share memory, as tied weights do: safetensors cannot store them."""
+def _unshare(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Clones tensors that share memory, such as tied weights, since safetensors cannot store them."""
     found: dict[int, str] = {}
     owner = {name: found.setdefault(value.untyped_storage().data_ptr(), name) for name, value in tensors.items()}
     return {name: value if owner[name] == name else value.clone() for name, value in tensors.items()}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Reads a file of `write_tensors`; raises a one-sentence ValueError for damaged and other files.
+    """Reads a file that `write_tensors` wrote; raises ValueError if it is missing, damaged or another kind of file.
 
-    Raises OSError for a file that exists but cannot be read: it may be undamaged.
+    Raises OSError if the file exists but cannot be read, since it may be undamaged.
     """
     try:
         return _parsed(path, _content(path))
@@ -67,7 +67,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _content(path: Path) -> bytes:
-    """Reads the file without a memory map, where a disk error would kill the process."""
+    """Reads the file without a memory map, since a disk error in a memory map kills the process."""
     with naming(path), open_regular(path) as file:
         return file.read()
 
@@ -78,7 +78,7 @@ def _parsed(path: Path, content: bytes) -> tuple[dict[str, Tensor], dict[str, An
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         about = _read_json((header.get("__metadata__") or {}).get("dcnet", "{}"))
     except (SafetensorError, KeyError, ValueError) as error:
-        # KeyError: a dtype that torch does not have.
+        # KeyError: torch does not have the dtype.
         raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error}") from None
     if not isinstance(about.get("notes"), str):
         raise ValueError(
@@ -113,13 +113,13 @@ def _sum(tensors: Mapping[str, Tensor], notes: str) -> int:
 
 
 class Checkpoints:
-    """The newest checkpoints of a run, in one folder."""
+    """The folder of the newest checkpoints of a run."""
 
     def __init__(self, folder: Path):
         self.folder = folder
 
     def save(self, step: int, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> Path:
-        """Writes a checkpoint, then removes old ones, and damaged ones of later steps."""
+        """Writes a checkpoint, then removes older ones, and those of later steps, which are damaged."""
         path = self.folder / f"step-{step:08d}.safetensors"
         write_tensors(path, tensors, notes)
         files = self.files()
@@ -130,14 +130,14 @@ class Checkpoints:
         return path
 
     def files(self) -> list[Path]:
-        """The files of checkpoints, from oldest to newest."""
+        """Returns the checkpoint files, oldest first."""
         found = self.folder.iterdir() if self.folder.is_dir() else ()
         return sorted((path for path in found if _FILE.fullmatch(path.name)), key=_step)
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest undamaged checkpoint, and the problems of newer ones.
+        """Returns the newest undamaged checkpoint, and a message for each newer, damaged one.
 
-        Raises OSError for a file that cannot be read: it may be undamaged, and the resumed run would replace it.
+        Raises OSError if a file cannot be read: it may be undamaged, and the resumed run would overwrite it.
         """
         complaints: list[str] = []
         for path in reversed(self.files()):
@@ -165,20 +165,20 @@ def _step(path: Path) -> int:
 
 
 def check_room(folder: Path, model: nn.Module) -> None:
-    """Raises OSError if the disk has no space for the checkpoints; the folder need not exist yet."""
-    # Weights and two moments, in each file that is kept and in the one being written.
+    """Raises OSError if the disk lacks space for the checkpoints; the folder may not exist yet."""
+    # Weights and two moments per checkpoint; one more file exists while it is written.
     needed = 3 * (KEPT + 1) * sum(value.nbytes for value in model.state_dict().values())
     status = os.statvfs(next(place for place in (folder, *folder.parents) if place.exists()))
     free = status.f_bavail * status.f_frsize
     if free < needed:
         raise OSError(
-            f"the disk of {str(folder)!r} has {free / 2**20:.0f} MiB left, and the checkpoints of this run need "
-            f"{needed / 2**20:.0f}: make room, or choose another folder with --runs"
+            f"the disk of {str(folder)!r} has {free / 2**20:.0f} MiB left, but the checkpoints of this run need "
+            f"{needed / 2**20:.0f} MiB: free some space, or choose another folder with --runs"
         )
 
 
 def checkpoint_notes(config: RunConfig, record: Record, seconds: dict[str, float]) -> dict[str, Any]:
-    """The values that a checkpoint stores beside its tensors."""
+    """Returns the values that a checkpoint stores besides its tensors."""
     return {
         "hash": config.hash,
         "classes": record.data.classes,
@@ -199,7 +199,7 @@ def resume_record(record: Record, notes: dict[str, Any], step: int, given: str |
         record: the record to change.
         notes: the notes of the checkpoint.
         step: the step of the checkpoint.
-        given: the hash of the config without custom data and networks, which old checkpoints have.
+        given: the hash of the config before a custom network and dataset were added; old checkpoints store this one.
     """
     try:
         curves, resumed_at = Curves.from_json(notes["curves"]), [*notes["resumed_at"], step]
@@ -208,10 +208,10 @@ def resume_record(record: Record, notes: dict[str, Any], step: int, given: str |
         raise ValueError(f"the checkpoint at step {step} lacks the state of training: remove it") from None
     _check_data(record.data, notes)
     if notes.get("network") is not None and notes["network"] != record.config["network"]:
-        raise ValueError(f"the checkpoints of the run are of another network than {record.config['model']}")
+        raise ValueError(f"the checkpoints of the run belong to another network than {record.config['model']}")
     older = given is not None and "network" not in notes
     if notes.get("hash") != (given if older else record.hash):
-        raise ValueError(f"the checkpoints of the run are of another config, {notes.get('hash')}")
+        raise ValueError(f"the checkpoints of the run belong to another config, {notes.get('hash')}")
     record.curves, record.resumed_at = curves, resumed_at
     if notes.get("weights") is not None:
         record.weights = notes["weights"]
@@ -223,12 +223,12 @@ def _check_data(data: DataDescription, notes: dict[str, Any]) -> None:
     known, found = notes.get("classes"), data.classes
     if known is not None and known != found:
         raise ValueError(
-            f"the run started with the classes {some_names(known)}, and the data have {some_names(found)} now"
+            f"the run started with the classes {some_names(known)}, but the data have {some_names(found)} now"
         )
     count = notes.get("train_images")
     if count is not None and count != data.train_images:
-        # Otherwise, the length and the images of epochs would change from here on.
-        raise ValueError(f"the run started with {count} training images, and there are {data.train_images} now")
+        # With another number of images, the length and the order of epochs would change.
+        raise ValueError(f"the run started with {count} training images, but there are {data.train_images} now")
     if notes.get("fingerprint") and notes["fingerprint"] != data.fingerprint:
         raise ValueError(f"the run started with other data than {data.folder or data.name} has now")
 
@@ -237,7 +237,7 @@ MODEL, OPTIMIZER = "model.", "optimizer."
 
 
 def gather(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """All tensors of network and optimizer, gathered if they are sharded; all processes have to call this."""
+    """Returns all tensors of network and optimizer, gathered if they are sharded; all processes must call this."""
     found = {MODEL + name: whole(value) for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -248,7 +248,7 @@ def gather(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def restore_(model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Copies gathered tensors into network and optimizer, in their current layout and sharding."""
+    """Copies gathered tensors into network and optimizer, keeping their memory layout and sharding."""
     load_weights_(model, {name: value for name, value in tensors.items() if name.startswith(MODEL)})
     for name, parameter in model.named_parameters():
         start = f"{OPTIMIZER}{name}."
@@ -261,34 +261,34 @@ def restore_(model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tenso
 
 @torch.no_grad()
 def load_weights_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copies weights and buffers into the model; their names may start with `model.`."""
+    """Copies weights and buffers into the model; names may have the prefix `model.`."""
     given = {name.removeprefix(MODEL): value for name, value in tensors.items()}
     for name, layer in model.named_modules():
         if isinstance(layer, Decoupled):
-            # Files of older versions have no counts of batches.
+            # Files of older versions lack the count of batches.
             layer.add_missing_count(given, f"{name}." if name else "")
     own = model.state_dict()
     if own.keys() != given.keys():
         missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
-        raise ValueError(f"the weights are of another network: it lacks {missing[:3]} and has {unknown[:3]} instead")
+        raise ValueError(f"the weights are of another network: they lack {missing[:3]} and have {unknown[:3]} instead")
     for name, value in own.items():
         if value.shape != given[name].shape:
             raise ValueError(
-                f"{name!r} is {list(value.shape)} in this network and {list(given[name].shape)} in the file"
+                f"{name!r} has the shape {list(value.shape)} in this network, but {list(given[name].shape)} in the file"
             )
         value.copy_(_placed(given[name].to(value.dtype), value))
 
 
 def whole(value: Tensor) -> Tensor:
-    """The tensor, gathered if it is sharded; all processes have to call this."""
+    """Returns the tensor, gathered if it is sharded; all processes must call this."""
     gathered = getattr(value.detach(), "full_tensor", None)
     return value.detach() if gathered is None else gathered()
 
 
 def _placed(value: Tensor, like: Tensor) -> Tensor:
-    """The tensor on the device of another, and sharded like it."""
+    """Returns a copy of the tensor on the device of `like`, and sharded like it."""
     if not hasattr(like, "device_mesh"):
-        # In the same memory layout, which fused optimizers require.
+        # Fused optimizers require the same memory layout.
         same = value.shape == like.shape
         return torch.empty_like(like, dtype=value.dtype).copy_(value) if same else value.to(like.device, copy=True)
     from torch.distributed.tensor import distribute_tensor

@@ -18,7 +18,7 @@ from dcnet.operator import PLAIN, Operator, is_plain
 from dcnet.training.adversarial import Adversary, as_adversary
 from dcnet.training.schedules import Cosine, Schedule, schedule_of
 
-# The names that a field can have, and the least values of whole numbers.
+# Valid names of fields, and minimum values of integer fields.
 CHOICES = {
     "optimizer": ("adam", "adamw", "sgd"),
     "precision": ("float32", "bfloat16"),
@@ -37,50 +37,50 @@ LEAST = {
     "features": 1,
     "feature_snapshots": 0,
 }
-# The value for the weights that timm provides, instead of a file.
+# The value of `weights` for those that timm provides, instead of a file.
 OWN_WEIGHTS = "timm"
-# The number of bits of a seed in torch.
+# Seeds of torch have this many bits.
 SEED_BITS = 63
-# Names of folders have at most 255 bytes, with the hash and possibly a prefix.
+# Folder names have at most 255 bytes; a hash, and possibly a prefix, are added to this.
 LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One run: its network, data and training.
+    """The config of one run: network, data and training.
 
     Attributes:
         recipe: the recipe that the other values come from.
-        train_images: number of training images, in proportion to the classes; None for all.
-        norm: see `dcnet.create_model`; None, here and in the next three, for the default of the network.
-        activation: see `dcnet.create_model`.
-        classifier: see `dcnet.create_model`.
-        norm_momentum: see `dcnet.create_model`.
+        train_images: size of a stratified subset of the training images; None for all images.
+        norm: see `dcnet.create_model`; None for the default of the network.
+        activation: see `dcnet.create_model`; None for the default of the network.
+        classifier: see `dcnet.create_model`; None for the default of the network.
+        norm_momentum: see `dcnet.create_model`; None for the default of the network.
         image_size: side of the crops from a folder of images; other datasets have a fixed size.
         margin: a spec such as "a-softmax(m=2)" for a head with a margin instead of the classifier.
         margin_scale: a number, "norm" or "learned"; None for the default of the margin.
         annealing: "auto" or "none"; None for the default of the margin.
-        features: outputs of a linear layer before the head; None for the features of the network.
-        feature_snapshots: number of test images whose 2 or 3 features are stored at each evaluation.
+        features: size of a linear layer between network and head; None for no such layer.
+        feature_snapshots: number of test images whose features are stored at each evaluation; needs 2 or 3 features.
         adversary: a spec such as "fgsm" or "pgd(epsilon=8/255,steps=7)" for adversarial training.
         steps: optimizer steps; give either `steps` or `epochs`.
-        weight_decay: coupled into the gradient except for adamw; see `dcnet.optim.param_groups` for what decays.
-        label_smoothing: share of the label that is spread over all classes; 0 for margins with one binary loss per
-            class.
-        log_floor: added to the probability inside the logarithm of the loss; 0 with a margin.
-        pixel_mean: the network gets (x - mean) / std of pixels in [0, 1].
+        weight_decay: added to the gradient, but decoupled for adamw; `dcnet.optim.param_groups` selects the parameters.
+        label_smoothing: share of the label that is spread over all classes; always 0 for margins with one binary
+            loss per class.
+        log_floor: added to the probability inside the logarithm of the loss; always 0 with a margin.
+        pixel_mean: the network normalizes pixels x in [0, 1] to (x - mean) / std.
         pixel_std: see `pixel_mean`.
-        projection_every: steps between weight projections, 0 for none. For a plain network this and the next two
-            have no effect.
-        weighted_gradients: "gradient" or "update" as in `dcnet.optim.WeightedGradients`, or "none".
-        orthonormal: coefficient of half of `dcnet.regularizers.orthonormal` in the loss.
+        projection_every: steps between weight projections; 0 for none. Ignored for plain networks.
+        weighted_gradients: "gradient" or "update" as in `dcnet.optim.WeightedGradients`, or "none". Ignored for plain
+            networks.
+        orthonormal: coefficient of `dcnet.regularizers.orthonormal` / 2 in the loss. Ignored for plain networks.
         pretrained: a run or a checkpoint whose weights training starts from.
-        weights: a file of pretrained weights of a timm network, or "timm" for those that timm provides; a decoupled
-            network starts calibrated, and its layers learn a scale per channel. With `pretrained` as well, the weights
-            are those of that run, whose layers have such a scale.
+        weights: a file of pretrained weights of a timm network, or "timm" for those that timm provides. A decoupled
+            network is calibrated first, and its layers learn a scale per channel. If `pretrained` is given as well,
+            the weights come from that run, and `weights` only makes the layers learn their scales.
         evaluate_every: steps between evaluations; None for every epoch.
         data: the fingerprint of a folder of images or of a custom dataset; see `dcnet.training.identity`.
-        network: the fingerprint of the structure of a custom network, whose name is `model`.
+        network: the fingerprint of the structure of a custom network; `model` is its name.
     """
 
     recipe: str = "digits"
@@ -128,7 +128,7 @@ class RunConfig:
         spec = PLAIN if is_plain(self.operator) else str(Operator.parse(self.operator))
         object.__setattr__(self, "operator", spec)
         if is_plain(spec):
-            # Without effect on plain networks, so that a recipe serves both.
+            # Reset rather than rejected, so that a recipe can be used for plain networks as well.
             for name, nothing in {"projection_every": 0, "weighted_gradients": "none", "orthonormal": 0.0}.items():
                 object.__setattr__(self, name, nothing)
         for name in ("pixel_mean", "pixel_std"):
@@ -139,7 +139,7 @@ class RunConfig:
         for name, known in CHOICES.items():
             check_choice(name, getattr(self, name), known)
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"a run has steps or epochs, not steps={self.steps} and epochs={self.epochs}")
+            raise ValueError(f"give either steps or epochs, not steps={self.steps} and epochs={self.epochs}")
         for name, least in LEAST.items():
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), least)
@@ -175,10 +175,10 @@ class RunConfig:
             calibratable(Operator.parse(self.operator))
 
     def _check_head(self) -> None:
-        """A head with a margin replaces the classifier, and defines the loss."""
+        """Checks the options of a margin head, which replaces the classifier and defines the loss."""
         if self.feature_snapshots and self.features not in (2, 3):
             count = self.feature_snapshots
-            raise ValueError(f"feature_snapshots={count} is for 2 or 3 features, not {self.features}: give features=2")
+            raise ValueError(f"feature_snapshots={count} needs 2 or 3 features, not {self.features}: give features=2")
         if self.annealing is not None:
             check_choice("annealing", self.annealing, ANNEALINGS)
         given = {name: getattr(self, name) for name in ("margin_scale", "annealing", "features")}
@@ -188,16 +188,14 @@ class RunConfig:
             return
         margin = as_margin(self.margin)
         object.__setattr__(self, "margin", str(margin))
-        # These values of the recipe are for another loss.
+        # The loss of the margin ignores these values, which may come from the recipe.
         for name in ("log_floor", "label_smoothing") if margin.binary else ("log_floor",):
             object.__setattr__(self, name, 0.0)
         if self.classifier is not None:
-            raise ValueError(
-                f"classifier={self.classifier!r} is replaced by the head of margin={self.margin!r}: give one"
-            )
+            raise ValueError(f"classifier={self.classifier!r} and margin={self.margin!r} exclude each other: give one")
 
     def _check_weighted(self) -> None:
-        """Weighted operators depend on ||w||, which these options change."""
+        """Raises ValueError for options that change ||w||, which weighted operators depend on."""
         for name in ("projection_every", "weighted_gradients"):
             if getattr(self, name) not in (0, "none"):
                 raise ValueError(
@@ -215,7 +213,7 @@ class RunConfig:
         return calibratable(Operator.parse(self.operator)) if self.decoupled and self.weights else self.operator
 
     def described(self) -> dict[str, Any]:
-        """The config as JSON values; `config_of` reads them."""
+        """Returns the config as JSON values, which `config_of` reads."""
         values = {declared.name: getattr(self, declared.name) for declared in dataclasses.fields(self)}
         schedule, augmentation = self.schedule, self.augmentation
         values["schedule"] = {"name": schedule.name, **dataclasses.asdict(schedule)}
@@ -224,9 +222,9 @@ class RunConfig:
 
     @property
     def hash(self) -> str:
-        """Eight hexadecimal digits of all values that differ from the defaults.
+        """A hash, in eight hexadecimal digits, of the values that differ from the defaults.
 
-        A field that a later version adds does not change the hash of old configs.
+        New fields with default values therefore do not change it.
         """
         own, by_default = self.described(), defaults()
         changed = {name: value for name, value in own.items() if value != by_default[name]}
@@ -237,34 +235,34 @@ class RunConfig:
     @property
     def name(self) -> str:
         """The name of the run, valid as the name of a folder."""
-        # The class of a custom network says more than the operator of some layers.
+        # The model name of a custom network is more informative than the operator of some of its layers.
         operator = self.operator if self.network is None else None
         words = [word for word in (self.dataset, self.model, operator, self.margin, self.adversary) if word]
         name = "-".join(re.sub(r"[^A-Za-z0-9.-]+", "_", word).strip("_") for word in words)
         seed = f"-seed{self.seed}"
-        # Names of custom datasets may start with a dot, but such folders are hidden.
+        # A leading dot, as a custom dataset may have in its name, would hide the folder.
         return name.lstrip(".")[: LONGEST_NAME - len(seed)] + seed
 
 
 def _changed(made: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults."""
+    """Returns the fields of a dataclass that differ from their defaults."""
     given = {declared.name: (getattr(made, declared.name), declared.default) for declared in dataclasses.fields(made)}
     return {name: value for name, (value, default) in given.items() if value != default}
 
 
 @cache
 def defaults() -> Mapping[str, Any]:
-    """The default values as JSON values."""
+    """Returns the default config as JSON values."""
     return RunConfig(epochs=1).described() | {"epochs": None}
 
 
 def with_defaults(described: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a record, with default values for the fields of later versions."""
+    """Returns the saved config of a record, with defaults for fields that its version did not have."""
     return {**defaults(), **described}
 
 
 def config_of(described: Mapping[str, Any]) -> RunConfig:
-    """The config of a record."""
+    """Reads the saved config of a record."""
     values = dict(described)
     known = {declared.name for declared in dataclasses.fields(RunConfig)}
     if unknown_names := sorted(set(values) - known):

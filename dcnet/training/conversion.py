@@ -30,7 +30,7 @@ IMAGES, BATCH = 512, 64
 
 @dataclass(frozen=True)
 class Source:
-    """The record of a run and a file with its weights, which may be one of its checkpoints."""
+    """The run to convert: its folder, its record, and its weights or one of its checkpoints."""
 
     run: Run
     weights: Path
@@ -38,7 +38,7 @@ class Source:
 
     @classmethod
     def find(cls, text: str, root: Path) -> Source:
-        """A run by its folder or name, or a file of weights in the folder of one."""
+        """Finds a run by its folder, its name, or a file of weights in its folder."""
         path = Path(text)
         if path.suffix != ".safetensors":
             run = find_run(text, root)
@@ -53,7 +53,7 @@ class Source:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Classes, channels and image size."""
+        """The number of classes, the number of channels, and the image size."""
         data = self.record.data
         return len(data.classes), data.channels, data.image_size
 
@@ -61,7 +61,7 @@ class Source:
         return self.record.run_config()
 
     def model(self) -> nn.Module:
-        """The network with its weights, in evaluation mode."""
+        """Builds the network and loads its weights; it is in evaluation mode."""
         model = build_model(self.config(), *self.shape)
         tensors, _ = read_tensors(self.weights)
         load_weights_(model, {name: value for name, value in tensors.items() if name.startswith(MODEL)})
@@ -70,14 +70,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Converted:
-    """A network with another operator.
+    """A converted network.
 
     Args:
-        source: where its weights come from.
-        config: that of the source with the new operator.
+        source: the run that was converted.
+        config: the config of the source with the new operator.
         model: the network, in evaluation mode.
         new: the names of tensors that the source does not have.
-        statistics: the operator with which the running statistics of the model were computed.
+        statistics: the operator with which the running statistics of the network were computed.
     """
 
     source: Source
@@ -87,14 +87,14 @@ class Converted:
     statistics: str
 
     def write(self, run: Run) -> None:
-        """Writes weights and record; the record has no curves and no results, since nothing was trained."""
+        """Writes weights and record; the record has no curves and no results, since the network was not trained."""
         weights = {MODEL + name: value for name, value in self.model.state_dict().items()}
         write_tensors(run.model_file, weights, {"config": self.config.described(), STATISTICS: self.statistics})
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         run.write(_record(self.config, self.source, parameters))
 
     def free_folder(self, asked: Path | None) -> Run:
-        """The given folder for the new run, or one beside the source; it must have no files."""
+        """Returns the run in the given folder, or in a new one next to the source; the folder must be empty."""
         name = f"{STATUS}-{self.config.name}-{self.config.hash}"
         folder = asked or self.source.run.folder.parent / name
         if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
@@ -103,7 +103,7 @@ class Converted:
 
 
 def convert_as_is(source: Source, operator: str) -> Converted:
-    """Keeps the weights, and marks batch normalization as untrained."""
+    """Converts to another operator with the same weights; batch normalization counts as untrained."""
     config = _config_with(source, operator)
     model = build_model(config, *source.shape)
     new = load_run_weights_(model, str(source.weights))
@@ -112,7 +112,7 @@ def convert_as_is(source: Source, operator: str) -> Converted:
 
 
 def convert_calibrated(source: Source, operator: str, data_dir: Path | None) -> Converted:
-    """Makes a plain network decoupled, and sets radius and scale of each layer by images of the training set."""
+    """Converts a plain network to a decoupled one, and calibrates radius and scale of each layer on training images."""
     plain = source.config().operator
     if not is_plain(plain) or is_plain(operator):
         raise ValueError(
@@ -122,7 +122,7 @@ def convert_calibrated(source: Source, operator: str, data_dir: Path | None) -> 
     before = set(model.state_dict())
     images = training_images(load_run_data(source.record, data_dir), source.shape[2], IMAGES, BATCH)
     calibrate_(model, config, source.shape, images)
-    # Layers now learn constants that are numbers in the spec.
+    # Calibrated layers learn some of the constants, so their spec differs from the given operator.
     spec = next(str(layer.operator) for layer in model.modules() if isinstance(layer, Decoupled))
     new = [name for name in model.state_dict() if name not in before]
     config = dataclasses.replace(config, operator=spec)
@@ -131,10 +131,10 @@ def convert_calibrated(source: Source, operator: str, data_dir: Path | None) -> 
 
 def _config_with(source: Source, operator: str) -> RunConfig:
     before = source.config()
-    # The source in the config distinguishes the run from one that was trained with this operator from the start.
+    # With `pretrained`, the hash differs from that of a run trained with this operator from the start.
     changes: dict[str, Any] = {"operator": operator, "pretrained": str(source.weights)}
     if not is_plain(operator) and Operator.parse(operator).weighted:
-        # These need unweighted filters.
+        # These options need an unweighted operator.
         changes |= {"projection_every": 0, "weighted_gradients": "none"}
     config = dataclasses.replace(before, **changes)
     if config.operator == before.operator:

@@ -19,16 +19,16 @@ EVALUATION_BATCH = 1000
 
 
 class Evaluator:
-    """Cross entropy and accuracy in evaluation mode; on a GPU full batches are replayed as a CUDA graph."""
+    """Computes cross entropy and accuracy in evaluation mode; with `graph`, replays full batches as a CUDA graph."""
 
     def __init__(self, model: nn.Module, device: torch.device, autocast: Autocast = nullcontext, graph: bool = False):
         self.model, self.autocast, self.meter = model, autocast, Meter(device)
-        # The third batch is captured: a full one, even if a test set has only one full and one smaller batch.
+        # The third batch is captured. It is a full one, even if the test set has one full and one smaller batch.
         self.add: Callable[[Tensor, Tensor], None] = Captured(self._add, warmup=2) if graph else self._add
 
     @torch.no_grad()
     def __call__(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Reading:
-        """Evaluates batches of pixels, bytes or floats in [0, 1], and their labels."""
+        """Evaluates batches of images (bytes, or floats in [0, 1]) and labels."""
         self.meter.reset()
         with evaluating(self.model):
             for images, labels in batches:
@@ -54,7 +54,7 @@ NAME = "features."
 
 @dataclass(frozen=True)
 class History:
-    """Features float32 [T, N, D] of N images with labels [N], and directions of classes [T, C, D], at T steps."""
+    """Snapshots at T steps: features [T, N, D] of N images with labels [N], and class weights [T, C, D]."""
 
     steps: Tensor
     labels: Tensor
@@ -63,9 +63,9 @@ class History:
 
 
 class Snapshots:
-    """Features of the same test images, in proportion to the classes, at several steps.
+    """Stores the features of a stratified subset of the test images at several steps.
 
-    Checkpoints include them, so that an interrupted run ends with the same snapshots.
+    Checkpoints include the snapshots, so that a resumed run has all of them.
     """
 
     def __init__(self, model: nn.Module, dataset: Dataset | FolderDataset, count: int, device: torch.device):
@@ -80,9 +80,9 @@ class Snapshots:
 
     @torch.no_grad()
     def take(self, step: int) -> None:
-        """Stores the current features; all processes have to call this."""
+        """Stores the current features; all processes must call this."""
         found: list[Tensor] = []
-        # By a hook, since a sharded network is only gathered during its forward pass.
+        # Use a hook, since a sharded network is only gathered during its forward pass.
         hook = self.network.embedding.register_forward_hook(lambda module, inputs, output: found.append(output))
         with hook, evaluating(self.model):
             for pixels in self.pixels.split(500):
@@ -93,7 +93,7 @@ class Snapshots:
         self.directions.append(whole(self.network.head.weight).to("cpu", torch.float32, copy=True))
 
     def state(self) -> dict[str, Tensor]:
-        """All snapshots as tensors by name."""
+        """Returns all snapshots as tensors by name."""
         if not self.steps:
             return {}
         kept = History(torch.tensor(self.steps), self.labels, torch.stack(self.points), torch.stack(self.directions))
@@ -109,7 +109,7 @@ class Snapshots:
 
 
 def read_history(file: Path) -> History:
-    """The snapshots of a run; a ValueError in one sentence for any other file."""
+    """Reads the snapshots of a run; raises ValueError for any other file."""
     tensors, _ = read_tensors(file)
     try:
         return _history(tensors)

@@ -16,29 +16,29 @@ from dcnet.training.record import DataDescription, Record
 Data = Dataset | FolderDataset
 # Hexadecimal digits of the fingerprint of a network structure.
 DIGITS = 16
-# Class names in a message.
+# The largest number of class names in a message.
 SOME = 3
 
 
 def from_folder(name: str) -> bool:
-    """Whether the dataset of that name is a folder of the user."""
+    """Whether the dataset of this name is read from a folder that the user gives."""
     return name in datasets and datasets[name].from_folder
 
 
 def with_data(config: RunConfig, dataset: Data) -> RunConfig:
-    """The config with the name of the dataset, and its fingerprint if the name does not identify the contents."""
+    """Returns the config with the name of the dataset, and its fingerprint if the name does not identify the data."""
     if dataset.origin is None:
         return dataclasses.replace(config, dataset=dataset.name, data=dataset.fingerprint())
     return dataclasses.replace(config, dataset=dataset.origin.name, data=dataset.origin.fingerprint)
 
 
 def with_network(config: RunConfig, model: nn.Module, name: str | None = None) -> RunConfig:
-    """The config of a custom network: its name, the fingerprint of its structure, and its operator.
+    """Returns the config with the name, the structure fingerprint and the operator of a custom network.
 
     Args:
-        config: all other values.
+        config: the config to change.
         model: the network.
-        name: its name; None for its class.
+        name: the name of the network; None for the name of its class.
     """
     network, structure = _unwrapped(model), structure_of(model)
     known = config.model if config.network == structure else None
@@ -51,13 +51,13 @@ def with_network(config: RunConfig, model: nn.Module, name: str | None = None) -
 def identify(
     config: RunConfig, model: nn.Module | None = None, dataset: Data | None = None, model_name: str | None = None
 ) -> RunConfig:
-    """The config with the names and fingerprints of a custom network and dataset."""
+    """Returns the config with the names and fingerprints of a custom network and dataset."""
     of_data = config if dataset is None else with_data(config, dataset)
     return of_data if model is None else with_network(of_data, model, model_name)
 
 
 def structure_of(model: nn.Module) -> str:
-    """A fingerprint of the classes and operators of all layers and the shapes of their state."""
+    """Returns a fingerprint of the classes and operators of all layers, and of the shapes in the state dict."""
     network = _unwrapped(model)
     lines = [f"{name} {type(layer).__qualname__} {_spec(layer)}" for name, layer in network.named_modules()]
     lines += [f"{name} {value.dtype} {tuple(value.shape)}" for name, value in network.state_dict().items()]
@@ -65,13 +65,13 @@ def structure_of(model: nn.Module) -> str:
 
 
 def class_of(model: nn.Module) -> str:
-    """The class of a network, with its module."""
+    """Returns the full name of the class of a network, with its Python module."""
     kind = type(_unwrapped(model))
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The network without the wrapper of torch.compile."""
+    """Returns the network without the wrapper of torch.compile."""
     network: nn.Module = getattr(model, "_orig_mod", model)
     return network
 
@@ -81,7 +81,7 @@ def _spec(layer: nn.Module) -> str:
 
 
 def _operator_of(model: nn.Module) -> str | None:
-    """The one operator of all decoupled layers, if a config can name it."""
+    """Returns the operator that all decoupled layers share; None if they differ or a config cannot name it."""
     specs = {_spec(layer) for layer in model.modules()} - {""}
     if not specs:
         return PLAIN
@@ -92,13 +92,13 @@ def _operator_of(model: nn.Module) -> str | None:
 
 
 def is_same_run(record: Record, config: RunConfig) -> bool:
-    """Whether a record has the data and the network of a config; records of old versions have neither."""
+    """Whether the fingerprints of data and network match the config; old records without them always match."""
     known = record.config
     return all(known.get(name) == getattr(config, name) for name in ("data", "network") if name in known)
 
 
 def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
-    """Raises ValueError if a folder holds a run of other data or another network than those of the config."""
+    """Raises ValueError if the run in a folder has other data or another network than the config."""
     if not is_same_run(record, config):
         raise ValueError(
             f"{str(folder)!r} holds another run, {record.name}, which has custom data or a custom network: "
@@ -107,35 +107,35 @@ def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
 
 
 def check_buildable(record: Record, name: str) -> None:
-    """Raises ValueError for a run of a custom network, which no config can build."""
+    """Raises ValueError if the run has a custom network, which cannot be built from the config."""
     if record.config.get("network") is not None:
         raise ValueError(
-            f"the run {name!r} is of a custom network, {record.network_class or record.config['model']}, "
-            "which only you can build: use load_model(run, builder) or Trainer(config, run, model=...) in Python"
+            f"the run {name!r} has a custom network, {record.network_class or record.config['model']}, "
+            "which only your code can build: use load_model(run, builder) or Trainer(config, run, model=...) in Python"
         )
 
 
 def load_data(config: RunConfig, data_dir: Path | None) -> Data:
-    """The dataset of a config; a ValueError if the folder holds another one."""
+    """Loads the dataset of a config; raises ValueError if the folder has other data."""
     _check_by_name(config.dataset, config.data)
     dataset = load_dataset(config.dataset, data_dir)
     fingerprint = dataset.origin.fingerprint if dataset.origin else None
     if config.data not in (None, fingerprint):
         folder = dataset.origin.folder if dataset.origin else data_dir
-        raise ValueError(f"{str(folder)!r} has other images than the config: give their folder with --data-dir")
+        raise ValueError(f"{str(folder)!r} has other images than the config: give the right folder with --data-dir")
     return dataset
 
 
 def _check_by_name(name: str, data: str | None) -> None:
     if data is not None and not from_folder(name):
         raise ValueError(
-            f"the run is of a custom dataset, {name!r}, which only you can load: use Trainer(config, run, dataset=...) "
-            "in Python"
+            f"the run has a custom dataset, {name!r}, which only your code can load: "
+            "use Trainer(config, run, dataset=...) in Python"
         )
 
 
 def load_run_data(record: Record, data_dir: Path | None = None) -> Data:
-    """The dataset of a run, from the folder in its record, or from another folder with the same files."""
+    """Loads the dataset of a run from the folder in its record, or from another folder with the same files."""
     name, known = record.config["dataset"], record.data
     _check_by_name(name, record.config.get("data"))
     folder = data_dir or _recorded_folder(known)
@@ -152,7 +152,7 @@ def _recorded_folder(known: DataDescription) -> Path | None:
 
 
 def describe_data(dataset: Data) -> DataDescription:
-    """The description of a dataset for a record; of a user's dataset with its folder and fingerprint."""
+    """Returns the description of a dataset for a record, with folder and fingerprint if the data come from the user."""
     origin = dataset.origin
     folder = origin.folder if origin else None
     found = DataDescription(
@@ -171,7 +171,7 @@ def describe_data(dataset: Data) -> DataDescription:
 
 
 def same_data(known: DataDescription, found: DataDescription) -> bool:
-    """Whether two descriptions are of the same contents, by the values that both have."""
+    """Whether two descriptions match, as far as both have values."""
     if known.fingerprint and found.fingerprint:
         return known.fingerprint == found.fingerprint
     names = [name for name in ("classes", "train_images", "test_images") if getattr(known, name)]
@@ -179,7 +179,7 @@ def same_data(known: DataDescription, found: DataDescription) -> bool:
 
 
 def check_same_data(known: DataDescription, found: DataDescription, folder: Path | None) -> None:
-    """Raises ValueError if a folder has other files than a run was trained on."""
+    """Raises ValueError if a folder has other files than the run was trained on."""
     if not known.fingerprint or same_data(known, found):
         return
     then, now = _summary(known), _summary(found)
@@ -191,21 +191,21 @@ def check_same_data(known: DataDescription, found: DataDescription, folder: Path
 
 
 def _summary(data: DataDescription) -> str:
-    """The number of images and classes."""
+    """Returns the numbers of images and classes, for a message."""
     classes = data.classes
     return f"{data.train_images} + {data.test_images} of {len(classes)} classes, {some_names(classes)}"
 
 
 def some_names(names: Sequence[str]) -> str:
-    """The first names of a list, for a message."""
+    """Returns the first names of a list, for a message."""
     return ", ".join(names[:SOME]) + (", ..." if len(names) > SOME else "")
 
 
 def check_classes(dataset: Data, record: Record) -> None:
-    """Raises ValueError for a dataset of other classes than the run was trained on."""
+    """Raises ValueError if the dataset has other classes than the run was trained on."""
     known, found = record.data.classes, list(dataset.classes)
     if known != found:
         raise ValueError(
-            f"{dataset.name} has {len(found)} classes, {some_names(found)}, here, but the run was trained on "
-            f"{len(known)}, {some_names(known)}: name the folder of its images with --data-dir"
+            f"{dataset.name} has {len(found)} classes ({some_names(found)}), but the run was trained on "
+            f"{len(known)} ({some_names(known)}): give the folder of its images with --data-dir"
         )

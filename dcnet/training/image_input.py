@@ -23,14 +23,14 @@ MODES = {1: "L", 3: "RGB"}
 
 @dataclass(frozen=True)
 class ImageInput:
-    """Converts image files to pixels in [0, 1], like those that the network was trained on.
+    """Reads image files as pixels in [0, 1], preprocessed like the test images of the run.
 
     Args:
-        mode: "L" for gray or "RGB"; None for other numbers of channels, which image files do not have.
-        channels: of the network.
-        size: side of the input.
-        side: the image is resized to this side first, and its center is cropped.
-        faces: crop the face in the middle of an original file of LFW.
+        mode: "L" for gray or "RGB"; None if the network has another number of channels, which image files lack.
+        channels: number of input channels of the network.
+        size: side of the network input, in pixels.
+        side: side to which the image is resized before its center is cropped to `size`.
+        faces: crop the face at the center if the image has the original size of LFW.
     """
 
     mode: str | None
@@ -43,22 +43,22 @@ class ImageInput:
     def of(cls, record: Record) -> ImageInput:
         data, dataset = record.data, record.config["dataset"]
         size = data.image_size
-        # Old records lack this value, and only one dataset had files.
+        # Old records lack `image_files`; their only dataset of image files is "imagefolder".
         of_folder = data.image_files or dataset == "imagefolder"
         side = round(size * RESIZED / CROPPED) if of_folder else size
         return cls(MODES.get(data.channels), data.channels, size, side, dataset == "lfw")
 
     def read(self, paths: Sequence[Path], invert: bool = False) -> Tensor:
-        """Pixels in [0, 1], [N, C, size, size]."""
+        """Reads images as pixels in [0, 1], of shape [N, C, size, size]; `invert` swaps black and white."""
         if self.mode is None:
-            raise ValueError(f"the run takes images of {self.channels} channels, and image files have 1 or 3")
-        # One by one, since photos of full size are large.
+            raise ValueError(f"the network takes {self.channels} channels, but image files have 1 or 3")
+        # Resize one by one, since many photos of full size may not fit into memory.
         pixels = torch.stack([self._pixels(_open(path, self.mode)) for path in paths])
         return 1 - pixels if invert else pixels
 
     def _pixels(self, image: Image) -> Tensor:
         image = center_crop(image, FACE) if self.faces and image.size == ORIGINAL else image
-        # Pillow's filters widen with the reduction, so that no pixel is skipped.
+        # Pillow antialiases when it reduces the size.
         if image.size != (self.side, self.side):
             image = image.resize((self.side, self.side), Resampling.BILINEAR)
         start = (self.side - self.size) // 2
@@ -67,10 +67,10 @@ class ImageInput:
         return channels_last.permute(2, 0, 1).float() / 255
 
     def described(self) -> dict[str, Any]:
-        """The preprocessing for other programs.
+        """Describes the preprocessing for other programs, as JSON values.
 
-        The image is converted to `mode`, resized to `resize` (width, height), and its center is cropped to `crop`; the
-        pixels are then divided so that they are in `value_range`, in the order of `layout`.
+        The image is converted to `mode`, resized to `resize` (width, height), and its center is cropped to `crop`.
+        Pixels are scaled to `value_range`, and arranged in the order `layout`.
         """
         return {
             "mode": self.mode,
@@ -93,7 +93,7 @@ def _open(path: Path, mode: str) -> Image:
 
 
 def classify(model: nn.Module, images: Sequence[Tensor], top: int) -> list[list[tuple[int, float]]]:
-    """For each image [1, C, H, W], the most probable classes and their probabilities."""
+    """Returns the `top` most probable classes of each image [1, C, H, W], with their probabilities."""
     if not images:
         return []
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Initialization from pretrained weights of timm, and of running statistics."""
+"""Initialization: pretrained weights of timm, calibration, and running statistics."""
 
 import dataclasses
 import pickle
@@ -27,13 +27,22 @@ from dcnet.training.record import Record
 
 # Training images for the calibration, and their batch size.
 IMAGES, BATCH = 128, 32
-# Names under which training scripts of timm store the weights.
+# Keys under which the training scripts of timm store the state dict.
 INSIDE = ("state_dict_ema", "model_ema", "state_dict", "model")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """The pretrained weights of a network: the file, and what was loaded from it."""
+    """Describes which pretrained weights a network was loaded from.
+
+    Attributes:
+        file: name of the file, or of the timm model.
+        sha256: checksum of the file, if there is one.
+        tensors: number of tensors that were copied.
+        classes: number of classes of the classifier in the file; 0 if it has none.
+        new: descriptions of parts that were not in the file.
+        calibrated: number of layers that were decoupled and calibrated.
+    """
 
     file: str
     sha256: str | None
@@ -43,12 +52,12 @@ class Loaded:
     calibrated: int
 
     def described(self) -> dict[str, Any]:
-        """The values as JSON."""
+        """Returns JSON values for the record."""
         return dataclasses.asdict(self) | {"new": list(self.new)}
 
     def __str__(self) -> str:
         sums = "" if self.sha256 is None else f" (sha256 {self.sha256[:12]})"
-        kept = f"the classifier of {self.classes} classes among them"
+        kept = f"including the classifier of {self.classes} classes"
         new = f"new: {', '.join(self.new)}" if self.new else kept
         layers = "1 layer is" if self.calibrated == 1 else f"{self.calibrated} layers are"
         calibrated = f"; {layers} decoupled and calibrated" if self.calibrated else ""
@@ -58,7 +67,7 @@ class Loaded:
 def build_pretrained(
     config: RunConfig, dataset: Dataset | FolderDataset, image_size: int, device: torch.device
 ) -> tuple[nn.Module, Loaded]:
-    """The network of a config with pretrained weights; a decoupled one is calibrated on training images."""
+    """Builds the network of a config with pretrained weights; a decoupled one is calibrated on training images."""
     shape = (len(dataset.classes), dataset.channels, image_size)
     model = build_model(dataclasses.replace(config, operator=PLAIN), *shape)
     loaded = _load_(model, config, *shape[1:])
@@ -70,7 +79,7 @@ def build_pretrained(
 
 
 def calibrate_(model: nn.Module, config: RunConfig, shape: tuple[int, int, int], images: list[Tensor]) -> None:
-    """Decouples the layers of a plain network that are decoupled in that of the config, calibrated by the images."""
+    """Decouples the layers of a plain network that the config decouples, and calibrates them on the images."""
     twin = build_model(config, *shape)
     chosen = {name for name, layer in twin.named_modules() if isinstance(layer, Decoupled)}
     decouple(
@@ -85,7 +94,7 @@ def calibrate_(model: nn.Module, config: RunConfig, shape: tuple[int, int, int],
 
 
 def training_images(dataset: Dataset | FolderDataset, image_size: int, count: int, batch: int) -> list[Tensor]:
-    """Batches of pixels in [0, 1] for a calibration, always the same ones."""
+    """Returns batches of pixels in [0, 1] for a calibration; always the same images."""
     batch, count = min(batch, len(dataset.train)), min(count, len(dataset.train))
     if isinstance(dataset, FolderDataset):
         loader = dataset.train_loader(batch, image_size, workers=0, steps=max(1, count // batch))
@@ -95,7 +104,7 @@ def training_images(dataset: Dataset | FolderDataset, image_size: int, count: in
 
 
 def check_weights(record: Record, config: RunConfig) -> None:
-    """Raises ValueError if a finished run started from other weights than the file has now; it may be missing."""
+    """Raises ValueError if the weights file has changed since a finished run; the file may be missing."""
     known = (record.weights or {}).get("sha256")
     if known is None or config.weights in (None, OWN_WEIGHTS) or not Path(str(config.weights)).is_file():
         return
@@ -103,13 +112,13 @@ def check_weights(record: Record, config: RunConfig) -> None:
     if found != known:
         raise ValueError(
             f"{config.name}-{config.hash} is done, but {config.weights!r} has changed: its sha256 was {known[:12]}..., "
-            f"and is {found[:12]}... now; --again trains it again, and another folder for --runs keeps both"
+            f"and is {found[:12]}... now; train again with --again, or keep both with another folder for --runs"
         )
 
 
 @torch.no_grad()
 def _load_(model: Normalized, config: RunConfig, channels: int, image_size: int) -> Loaded:
-    """Copies pretrained weights into the plain network, with the classifier if it has as many classes."""
+    """Copies pretrained weights into the plain network, with the classifier if the number of classes is the same."""
     name, weights = config.model.partition(":")[2], str(config.weights)
     tensors = None if weights == OWN_WEIGHTS else read_weights(Path(weights))
     source, classifier = with_weights(name, tensors, channels, image_size)
@@ -149,13 +158,13 @@ def _describe_new(network: nn.Module, classifier: nn.Linear | None) -> str:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file with timm's names, .safetensors or a zip of torch.save; nothing else is unpickled."""
+    """Reads a state dict of timm from .safetensors or a torch.save file; unpickles only tensors."""
     if not path.is_file():
         raise ValueError(f"there are no weights at {str(path)!r}: give a .safetensors file, or 'timm' for timm's own")
     found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_zip(path)
     tensors = {_without_wrappers(name): value for name, value in found.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise ValueError(f"{str(path)!r} has no tensors by name: give the state dict of a network of timm")
+        raise ValueError(f"{str(path)!r} has no tensors by name: give the state dict of a timm network")
     return tensors
 
 
@@ -163,27 +172,27 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             if "dcnet" in (file.metadata() or {}):
-                raise ValueError(f"{str(path)!r} is of a run of dcnet, not of timm: give it to --pretrained")
+                raise ValueError(f"{str(path)!r} has weights of a dcnet run, not of timm: give it to --pretrained")
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
     except SafetensorError as error:
         raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error}") from None
 
 
 def _read_zip(path: Path) -> dict[str, Any]:
-    """Reads a file of torch.save with `weights_only`, which loads tensors and plain containers only."""
+    """Reads a torch.save file with `weights_only`, which loads only tensors and plain containers."""
     hint = "if you trust it, load it and write its state dict with safetensors.torch.save_file"
     try:
         with zipfile.ZipFile(path) as archive:
-            # torch stores without compression; a compressed file could be huge in memory.
+            # torch.save does not compress; a compressed file could be huge in memory.
             packed = any(entry.compress_size < entry.file_size for entry in archive.infolist())
     except (OSError, zipfile.BadZipFile):
         packed = True
     if packed:
-        raise ValueError(f"{str(path)!r} is neither .safetensors nor a file of torch.save of today: {hint}")
+        raise ValueError(f"{str(path)!r} is neither .safetensors nor a file of a current torch.save: {hint}")
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError, KeyError, RuntimeError, TypeError, ValueError):
-        raise ValueError(f"{str(path)!r} holds objects other than tensors, which are not loaded: {hint}") from None
+        raise ValueError(f"{str(path)!r} has objects other than tensors, which are not loaded: {hint}") from None
     for name in INSIDE:
         if isinstance(found, dict) and isinstance(found.get(name), dict):
             return dict(found[name])
@@ -191,7 +200,7 @@ def _read_zip(path: Path) -> dict[str, Any]:
 
 
 def _without_wrappers(name: str) -> str:
-    """The name without the prefixes of DistributedDataParallel and torch.compile."""
+    """Removes the prefixes of DistributedDataParallel and torch.compile from a name."""
     return str(name).removeprefix("module.").removeprefix("_orig_mod.")
 
 
@@ -200,14 +209,14 @@ KEPT = ("running_mean", "running_var")
 
 @torch.no_grad()
 def init_batch_norm_(model: nn.Module, forward: Callable[[], object]) -> None:
-    """Sets the running statistics of every untrained batch normalization to those of one batch, and nothing else.
+    """Sets the running statistics of every untrained batch normalization to those of one batch.
 
-    The output of a decoupled layer may have a hundredth of the initial running variance, 1. Without this, evaluation
-    after a short training would be at chance.
+    The variance of a decoupled layer's output may be 0.01, but the initial running variance is 1. Without this,
+    accuracy after short training would be at chance. All other buffers keep their values.
 
     Args:
         model: the network, in training mode.
-        forward: runs a batch through it.
+        forward: runs one batch through the network.
     """
     layers = [layer for layer in _batch_norms(model) if layer.momentum is not None and not layer.num_batches_tracked]
     if not layers:
@@ -225,9 +234,9 @@ def init_batch_norm_(model: nn.Module, forward: Callable[[], object]) -> None:
 
 
 def reset_batch_norm_(model: nn.Module) -> None:
-    """Marks every batch normalization as untrained, for layers with another operator than before.
+    """Marks every batch normalization as untrained, after the operator has changed.
 
-    The running statistics stay, for evaluation without training.
+    The running statistics stay, so that the network can be evaluated without training.
     """
     for layer in _batch_norms(model):
         if layer.num_batches_tracked is not None:
@@ -236,7 +245,7 @@ def reset_batch_norm_(model: nn.Module) -> None:
 
 @torch.no_grad()
 def reset_mean_norms_(model: nn.Module) -> None:
-    """Restarts every running mean norm with the next training batch, for layers with another operator than before."""
+    """Makes every running mean norm start again with the next training batch, after the operator has changed."""
     for layer in model.modules():
         if isinstance(layer, Decoupled) and layer.operator.decay is not None:
             layer.get_buffer("mean_norm").zero_()
@@ -247,7 +256,7 @@ def _batch_norms(model: nn.Module) -> list[_BatchNorm]:
 
 
 def _restore(model: nn.Module, layers: list[_BatchNorm], before: dict[str, Tensor]) -> None:
-    """Restores all buffers except finite statistics of these layers."""
+    """Restores all buffers, except those statistics of the layers that are finite."""
     new = {id(getattr(layer, name)) for layer in layers for name in KEPT}
     for name, buffer in model.named_buffers():
         if id(buffer) not in new or not buffer.isfinite().all():

@@ -12,14 +12,15 @@ from dcnet.registry import unknown_name
 from dcnet.training.config import OWN_WEIGHTS, RunConfig
 from dcnet.training.schedules import Cosine, Steps
 
-# (rgb - 127.5) / 128, of pixels from 0 to 1.
+# Normalization as (rgb - 127.5) / 128, for pixels in [0, 1].
 CENTER, RANGE = (127.5 / 255,), (128 / 255,)
 
 
 def faces() -> RunConfig:
-    """SphereFace-20 with A-softmax on people of LFW, to be tested on other people; a few minutes on a GPU.
+    """SphereFace-20 with A-softmax on people of LFW, for verification of other people; a few minutes on a GPU.
 
-    SphereFace has no normalization, but half a million images; on so few images training is much faster with it.
+    The SphereFace paper uses no batch normalization, but trains on half a million images. With so few images,
+    training is much faster with it.
     """
     return _with_margin(
         recipe="faces",
@@ -33,7 +34,7 @@ def faces() -> RunConfig:
 
 
 def open_set() -> RunConfig:
-    """CNN-9 with A-softmax on 80 classes of CIFAR-100, to be tested on the other 20."""
+    """CNN-9 with A-softmax on 80 classes of CIFAR-100, for verification of the other 20."""
     return _with_margin(
         recipe="open-set",
         dataset="cifar100-open",
@@ -45,10 +46,10 @@ def open_set() -> RunConfig:
 
 
 def _with_margin(**own: Any) -> RunConfig:
-    """The common values of both.
+    """Returns a config with the common values of `faces` and `open_set`.
 
-    The features come from a plain layer: those of bounded operators are too short for logits of ||x|| cos(theta) with
-    many classes, and those after an activation lie in one orthant.
+    The features come from a plain linear layer. Those of bounded operators have too small norms for logits
+    ||x|| cos(theta) with many classes, and those after an activation are all in one orthant.
     """
     return RunConfig(
         margin="a-softmax",
@@ -66,7 +67,7 @@ def _with_margin(**own: Any) -> RunConfig:
 
 
 def digits() -> RunConfig:
-    """Handwritten digits of scikit-learn; seconds on any machine."""
+    """Handwritten digits of scikit-learn; takes seconds on any machine."""
     return RunConfig(
         recipe="digits",
         dataset="digits",
@@ -128,14 +129,14 @@ def paper_imagenet() -> RunConfig:
 
 
 def paper_attack() -> RunConfig:
-    """The networks that Tables 7 and 8 attack: Adam with its own gradients and no projection."""
+    """CIFAR-10 as in Tables 7 and 8 (attacks): `paper_cifar` without weight projection and orthonormal filters."""
     return dataclasses.replace(
         paper_cifar(), recipe="paper-attack", dataset="cifar10", model="cnn9-small", projection_every=0, orthonormal=0.0
     )
 
 
 def features() -> RunConfig:
-    """MNIST with two features for `dcnet plot features`, as in Figures 1 and 6; minutes on one core."""
+    """MNIST with two features for `dcnet plot features`, as in Figures 1 and 6; takes minutes on one core."""
     return RunConfig(
         recipe="features",
         dataset="mnist",
@@ -172,7 +173,7 @@ def finetune() -> RunConfig:
     )
 
 
-# Options of `dcnet train` for fields of a config; most have the name of the field.
+# Options of `dcnet train` by config field; most have the name of the field.
 _OWN_NAMES = {"operator": "--operators", "seed": "--seeds"}
 _NOT_OPTIONS = ("recipe", "augmentation", "schedule", "pixel_mean", "pixel_std", "log_floor", "data", "network")
 OPTIONS = {
@@ -194,11 +195,12 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
 
 
 def recipe(name: str, **changes: Any) -> RunConfig:
-    """The config of a recipe with some values replaced; steps replace epochs and vice versa.
+    """Returns the config of a recipe with some values replaced; `steps` replaces `epochs` and vice versa.
 
-    If the length of the run changes, drops of the learning rate scale with it. Label smoothing of the recipe is
-    dropped for margins that do not support it; an explicit one raises ValueError, as does a momentum without effect.
-    With pretrained weights of timm, pixels are normalized as timm expects.
+    If the length of the run changes, the milestones of the learning rate scale with it. For margins without label
+    smoothing, that of the recipe is dropped. Raises ValueError for given values that would have no effect, such as
+    label smoothing with such a margin, or a momentum for Adam. With pretrained weights of timm, pixels are normalized
+    as timm expects.
     """
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
@@ -208,7 +210,7 @@ def recipe(name: str, **changes: Any) -> RunConfig:
             changes.setdefault(other, None)
     longer = changes.get("steps") or changes.get("epochs")
     if longer and "schedule" not in changes and base.steps and isinstance(base.schedule, Steps):
-        changes["schedule"] = _moved(base.schedule, base.steps, changes.get("steps"))
+        changes["schedule"] = _scale_milestones(base.schedule, base.steps, changes.get("steps"))
     config = dataclasses.replace(base, **changes)
     if changes.get("weights") is not None and changes.get("pretrained") is not None:
         both = f"weights={config.weights!r} and pretrained={config.pretrained!r}"
@@ -220,33 +222,33 @@ def recipe(name: str, **changes: Any) -> RunConfig:
 
 
 def _with_pixels(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
-    """The config with the pixel mean and deviation of the timm network, unless they are given."""
+    """Returns the config with the pixel mean and deviation of the timm network, unless they are given."""
     mean, std = timm_pixels(config.model.partition(":")[2])
     own: dict[str, Any] = {"pixel_mean": mean, "pixel_std": std}
     return dataclasses.replace(config, **{name: value for name, value in own.items() if name not in changes})
 
 
 def _check_effect(config: RunConfig, asked: dict[str, Any]) -> None:
-    """Raises ValueError for explicit values that would have no effect."""
+    """Raises ValueError for given values that would have no effect."""
     if (smoothing := asked.get("label_smoothing")) and not config.label_smoothing:
         raise ValueError(
             f"margin {config.margin!r} does not support label_smoothing (got {smoothing!r}): omit one of them"
         )
     if asked.get("momentum") is not None and config.optimizer != "sgd":
-        raise ValueError(f"momentum={config.momentum} is for sgd, and optimizer={config.optimizer!r} has none: omit it")
+        raise ValueError(f"optimizer {config.optimizer!r} has no momentum (got {config.momentum}): omit it, or use sgd")
     if asked.get("norm_momentum") is not None and config.norm == "none":
-        raise ValueError(f"norm_momentum={config.norm_momentum} is for batch normalization, but norm='none': omit it")
+        raise ValueError(f"norm 'none' has no norm_momentum (got {config.norm_momentum}): omit one of them")
 
 
-def _moved(schedule: Steps, before: int, after: int | None) -> Steps:
-    """The schedule with milestones at the same fractions of the run, as steps if their number is known."""
+def _scale_milestones(schedule: Steps, before: int, after: int | None) -> Steps:
+    """Moves milestones to the same fractions of `after` steps; they are fractions if `after` is None."""
     shares = [milestone / before for milestone in schedule.milestones]
     moved = (max(1, round(share * after)) if after else share for share in shares)
     return dataclasses.replace(schedule, milestones=tuple(moved))
 
 
 def command_of(config: RunConfig) -> str:
-    """The command that trains the config: its recipe, and options for values that differ from it."""
+    """Returns the `dcnet train` command of a config, with options for values that differ from the recipe."""
     base, words = recipe(config.recipe), [f"dcnet train --recipe {config.recipe}"]
     if not config.decoupled:
         words.append(f"--operators {PLAIN}")

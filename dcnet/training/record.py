@@ -1,7 +1,6 @@
-"""The record of a run: its types, its JSON, and the checks of records that come from elsewhere.
+"""The record of a run: its types, its JSON, and its validation.
 
-Records are copied between machines and versions, so every value is checked before it is used. Names that this version
-does not know are kept as they are.
+Records are copied between machines and versions, so every value is checked before it is used. Unknown names are kept.
 """
 
 import dataclasses
@@ -20,10 +19,10 @@ from dcnet.files import read_json, reason_of, write_json
 from dcnet.training.config import RunConfig, config_of, with_defaults
 from dcnet.training.schedules import Schedule
 
-# Training rewrites the records of runs with one of these, and keeps no evaluations.
+# Training overwrites the records of runs with one of these statuses, including their evaluations.
 UNFINISHED = ("running", "interrupted", "diverged")
 LONGEST_NAME = 200
-# The largest image side; images are held in memory.
+# The largest image side, since images are held in memory.
 LARGEST_SIDE = 10_000
 
 
@@ -32,8 +31,8 @@ class Values:
     """A JSON object as a dataclass.
 
     Attributes:
-        extra: values without a field.
-        given: names that are written even if their fields have the default value, such as those that were read.
+        extra: values of names that have no field.
+        given: names that are written even if their fields have the default value, such as all names that were read.
     """
 
     required: ClassVar[tuple[str, ...]] = ()
@@ -42,7 +41,7 @@ class Values:
 
     @classmethod
     def names(cls) -> list[str]:
-        """The names of the fields that are written."""
+        """Returns the names of the fields that are written."""
         return [declared.name for declared in dataclasses.fields(cls) if declared.name not in ("extra", "given")]
 
     @classmethod
@@ -52,14 +51,14 @@ class Values:
         return cls(**own, extra={name: values[name] for name in values if name not in own}, given=frozenset(values))
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object: the fields in their order, then all other values."""
+        """Returns the JSON object: the fields in their order, then `extra`."""
         default = type(self)()
         always = {*self.required, *self.given}
         kept = [name for name in self.names() if name in always or getattr(self, name) != getattr(default, name)]
         return {name: _to_json(getattr(self, name)) for name in kept} | self.extra
 
     def get(self, name: str | int) -> Any:
-        """The value of a name, even without a field; None if there is none."""
+        """Returns the value of a name, from its field or from `extra`; None if there is none."""
         return getattr(self, str(name)) if name in self.names() else self.extra.get(str(name))
 
 
@@ -85,7 +84,7 @@ class Point:
 
 @dataclass(kw_only=True)
 class Curves(Values):
-    """A value for each evaluation during training; None for a value that was not finite."""
+    """Lists with one value per evaluation during training; None for a value that was not finite."""
 
     step: list[int] = field(default_factory=list)
     epoch: list[float] = field(default_factory=list)
@@ -106,13 +105,13 @@ class Curves(Values):
 
 
 def finite(value: float) -> float | None:
-    """The value; None for NaN and infinity, which JSON lacks."""
+    """Returns the value; None for NaN and infinity, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 
 @dataclass(kw_only=True)
 class Results(Values):
-    """Accuracy, error in % and loss after the last step; None for a loss that is not finite."""
+    """Accuracy and error in %, and loss, after the last step; None for a loss that is not finite."""
 
     test_accuracy: float | None = None
     test_error: float | None = None
@@ -136,7 +135,7 @@ class Timings(Values):
 
 @dataclass(kw_only=True)
 class Evaluation(Values):
-    """Measurements of a trained network, such as by `dcnet attack`; most of them are in `extra`."""
+    """Measurements of a trained network, such as those of `dcnet attack`; most are in `extra`."""
 
     command: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
@@ -145,14 +144,14 @@ class Evaluation(Values):
 
 @dataclass(kw_only=True)
 class DataDescription(Values):
-    """The dataset of a run; empty or 0 where a record does not say.
+    """The dataset of a run; empty or 0 if a record lacks the value.
 
     Attributes:
-        fingerprint: of its contents.
-        folder: of a dataset of files.
-        image_files: whether it is a folder of images.
-        held_out: the share of a folder without a test set that was held out as one.
-        skipped: the files that could not be read.
+        fingerprint: fingerprint of the contents.
+        folder: folder of the files, if the dataset was read from files of the user.
+        image_files: whether the dataset is a folder of images.
+        held_out: share of the images held out as a test set, for a folder without one.
+        skipped: files that could not be read.
     """
 
     name: str = ""
@@ -174,12 +173,12 @@ class Record(Values):
 
     Attributes:
         status: "running", "interrupted", "diverged", "done", or "converted" for a network that was not trained.
-        command: trains the same run; None if no command does.
-        config: the values of the config as saved, by any version.
-        execution: where and how it was computed.
-        weights: the pretrained weights that it started from.
+        command: a command that trains the same run; None for custom networks and datasets.
+        config: the config as JSON values, written by any version of dcnet.
+        execution: device, number of processes and such, which do not change the results.
+        weights: the pretrained weights that the run started from.
         network_class: the class of a custom network.
-        resumed_at: the steps after which it was resumed.
+        resumed_at: the steps after which the run was resumed.
     """
 
     required: ClassVar[tuple[str, ...]] = ("config", "status", "curves")
@@ -212,20 +211,20 @@ class Record(Values):
 
     @property
     def run_name(self) -> str:
-        """The name of its folder."""
+        """The name of the folder of the run."""
         return f"{self.name}-{self.hash}"
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The config with default values for names that its version did not know."""
+        """The config, with defaults for fields that its version did not have."""
         return with_defaults(self.config)
 
     def run_config(self) -> RunConfig:
-        """The config; a ValueError, KeyError or TypeError if this version cannot read it."""
+        """Returns the config; raises ValueError, KeyError or TypeError if this version cannot read it."""
         return config_of(self.config)
 
     def value(self, path: tuple[str | int, ...]) -> Any:
-        """The value at a path of names and list indices; None if there is none."""
+        """Returns the value at a path of names and list indices; None if there is none."""
         found: Any = self
         for name in path:
             try:
@@ -244,7 +243,7 @@ PARTS: dict[str, type[Values]] = {
 
 
 def read_record(path: Path) -> Record:
-    """The record in a file or in the folder of a run; a ValueError says in one sentence why it cannot be read."""
+    """Reads a record from a file or the folder of a run; raises ValueError if it is missing or invalid."""
     file = path / "record.json" if path.is_dir() else path
     try:
         values = read_json(file)
@@ -263,7 +262,7 @@ def write_record(path: Path, record: Record) -> None:
 
 
 def file_problem(file: Path) -> str | None:
-    """What is wrong with a file that is not JSON, or with a damaged record; None for any other file."""
+    """Returns the problem of a file that is not JSON, or of an invalid record; None for any other file."""
     try:
         found = read_json(file)
     except IsADirectoryError:
@@ -293,7 +292,7 @@ def _mapping(value: Any) -> bool:
 
 
 def _file_name(value: Any) -> bool:
-    """True for one printable part of a path that is not hidden."""
+    """Whether the value is a printable file name that is not hidden."""
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
         return False
     return value.isprintable() and not value.startswith(".") and not set(value) & set("/\\")
@@ -316,7 +315,7 @@ def _list_of(check: Check) -> Check:
 
 OBJECT, LACKING = "an object", "it lacks config, status or curves"
 _TRANSFER = "evaluations.*.results.transfer"
-# A check, the value that it expects, and the paths of the values that it is for; * is any name.
+# Each check with the words for what it expects, and the paths of the values to check; * matches any name.
 CHECKS: tuple[tuple[Check, str, str], ...] = (
     (_mapping, OBJECT, "data environment evaluations timings execution evaluations.* evaluations.*.settings"),
     # An unfinished run has no results.
@@ -342,7 +341,7 @@ CHECKS: tuple[tuple[Check, str, str], ...] = (
 
 
 def record_problem(values: Any) -> str | None:
-    """What is wrong with a JSON value as the record of a run; None if nothing is."""
+    """Returns why a JSON value is not a valid record of a run; None if it is valid."""
     if not isinstance(values, dict) or "status" not in values:
         return LACKING
     if not all(isinstance(values.get(name), dict) for name in ("config", "curves")):
@@ -350,12 +349,12 @@ def record_problem(values: Any) -> str | None:
     for check, expected, paths in CHECKS:
         for name, value in (found for path in paths.split() for found in _values(values, path.split("."))):
             if not check(value):
-                return f"{name!r} in it is {_short(value)}, and not {expected}"
+                return f"{name!r} is {_short(value)}: expected {expected}"
     return _problem_of_curves(values["curves"]) or _problem_of_config(values["config"])
 
 
 def _values(inside: Any, path: list[str], before: str = "") -> Iterator[tuple[str, Any]]:
-    """The values that a path leads to, with their full names."""
+    """Yields the values that match a path, with their full names."""
     if not path:
         yield before, inside
     elif isinstance(inside, dict):
@@ -366,24 +365,24 @@ def _values(inside: Any, path: list[str], before: str = "") -> Iterator[tuple[st
 def _problem_of_curves(curves: Mapping[str, Any]) -> str | None:
     lengths = {len(values) for name, values in curves.items() if name in Curves.names()}
     if len(lengths) > 1:
-        return f"its curves have {min(lengths)} to {max(lengths)} values: expected equally many"
+        return f"its curves have {min(lengths)} to {max(lengths)} values: expected the same number"
     if curves.get("step") and "test_accuracy" not in curves:
         return "its curves lack 'test_accuracy'"
     return None
 
 
 def _problem_of_config(config: Mapping[str, Any]) -> str | None:
-    """Checks the fields of `RunConfig` by their types; names of later versions may have any value."""
+    """Checks the fields of `RunConfig` by their types; unknown names may have any value."""
     hints = typing.get_type_hints(RunConfig)
     for declared in dataclasses.fields(RunConfig):
         value = config.get(declared.name)
         if declared.name in config and not _fits(value, hints[declared.name]):
-            return f"{declared.name!r} of its config is {_short(value)}"
+            return f"{declared.name!r} in its config has an invalid value, {_short(value)}"
     return None
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a JSON value has the type of a field of a config."""
+    """Whether a JSON value has the type of a config field."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         return any(_fits(value, part) for part in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:

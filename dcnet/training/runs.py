@@ -22,12 +22,12 @@ from dcnet.training.record import UNFINISHED, Evaluation, Record, read_record, w
 ROOT = Path("runs")
 # The number of runs that the message about an ambiguous name lists.
 NAMED_RUNS = 4
-# Without these, the config would describe the default network.
+# Required, since defaults would describe another network.
 DESCRIBED = ("dataset", "model", "operator")
 
 
 def runs_root() -> Path:
-    """The folder of runs: DCNET_RUNS, or `runs` in the current folder."""
+    """Returns the folder of all runs: DCNET_RUNS, or `runs` in the current folder."""
     given = os.environ.get("DCNET_RUNS")
     return expanded(given) if given else ROOT
 
@@ -47,14 +47,14 @@ class Run:
         dataset: Data | None = None,
         model_name: str | None = None,
     ) -> "Run":
-        """The run of a config in the folder of runs, `runs` by default.
+        """Returns the run of a config; its folder is named after the config.
 
         Args:
             config: what to train.
-            root: the folder of runs.
+            root: the folder of all runs; None for `runs_root()`.
             model: the custom network of the `Trainer`, if any.
             dataset: the custom dataset of the `Trainer`, if any.
-            model_name: the name of the custom network; None for its class.
+            model_name: the name of the custom network; None for the name of its class.
         """
         own = identify(config, model, dataset, model_name)
         return cls((root or runs_root()) / f"{own.name}-{own.hash}")
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def features_file(self) -> Path:
-        """Features of test images at each evaluation, if the config enables snapshots."""
+        """The file of feature snapshots, if the config enables them."""
         return self.folder / "features.safetensors"
 
     @property
@@ -81,11 +81,11 @@ class Run:
         return self.record_file.exists()
 
     def record(self) -> Record:
-        """The record; a ValueError in one sentence if there is none, or it cannot be read."""
+        """Reads the record; raises ValueError if it is missing or invalid."""
         return read_record(self.record_file)
 
     def record_or_none(self) -> Record | None:
-        """The record, or None if it cannot be read."""
+        """Reads the record; returns None if it is missing or invalid."""
         try:
             return self.record()
         except ValueError:
@@ -95,7 +95,7 @@ class Run:
         write_record(self.record_file, record)
 
     def clear(self) -> None:
-        """Removes all files except the lock; the record first, so that the rest does not look like a finished run."""
+        """Removes all files except the lock, the record first: without it, leftovers do not count as a finished run."""
         self.record_file.unlink(missing_ok=True)
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             if path.is_dir():
@@ -111,7 +111,7 @@ class Run:
 
     def remove_training_files(self) -> None:
         """Removes the checkpoints of a finished run that was killed before it removed them."""
-        # Without the weights, only the checkpoints are left.
+        # If the weights are missing, the checkpoints are all that is left of the run.
         if self.model_file.exists():
             with suppress(OSError):
                 self.remove_leftovers()
@@ -122,7 +122,7 @@ class Run:
         return self.exists and self.record().status == "done"
 
     def finished_record(self, config: RunConfig) -> Record | None:
-        """The record if the run is done; a ValueError if the folder holds another run than that of the config."""
+        """Returns the record if the run is done; raises ValueError if the folder has a run of another config."""
         if not self.exists:
             return None
         record = self.record()
@@ -131,10 +131,10 @@ class Run:
 
 
 def find_run(text: str, root: Path | None = None) -> Run:
-    """The run of a folder, a record file, a name, or an unambiguous start or end of a name."""
+    """Finds a run by its folder, its record file, its name, or an unambiguous prefix or suffix of its name."""
     if not text:
-        # An empty shell variable would otherwise match every name.
-        raise ValueError("the name of the run is '': see `dcnet list runs`")
+        # An empty string, as from an unset shell variable, would match every name.
+        raise ValueError("the name of the run is empty (''): see `dcnet list runs`")
     path, root = Path(text), root or runs_root()
     if path.name == "record.json" and path.exists():
         return Run(path.parent)
@@ -151,28 +151,28 @@ def find_run(text: str, root: Path | None = None) -> Run:
     if matching:
         names = ", ".join(run.folder.name for run in matching[:NAMED_RUNS])
         more = ", ..." if len(matching) > NAMED_RUNS else ""
-        raise ValueError(f"{text!r} may be any of {len(matching)} runs: {names}{more}")
+        raise ValueError(f"{text!r} is ambiguous, it matches {len(matching)} runs: {names}{more}")
     raise ValueError(f"there is no run {text!r}, neither as a folder nor in {str(root)!r}: see `dcnet list runs`")
 
 
 def all_runs(root: Path | None = None) -> list[Run]:
-    """All runs in a folder, sorted by name."""
+    """Returns all runs in a folder, sorted by name."""
     root = root or runs_root()
     return [Run(path.parent) for path in sorted(root.glob("*/record.json"))]
 
 
 def load_model(run: Run, builder: Callable[[], nn.Module] | None = None) -> tuple[nn.Module, Record]:
-    """The trained network of a run, in evaluation mode, and its record.
+    """Loads the trained network of a run, in evaluation mode, and its record.
 
     Args:
         run: a finished run.
-        builder: builds a custom network, such as its class if that needs no arguments.
+        builder: a function that builds a custom network, such as its class if that needs no arguments.
     """
     record = run.record()
     if builder is None:
         check_buildable(record, run.folder.name)
     if not run.model_file.exists():
-        raise ValueError(_without_weights(run, record))
+        raise ValueError(_no_weights_message(run, record))
     if builder is None:
         config, shape = _description(run, record)
         tensors = read_tensors(run.model_file)[0]
@@ -182,13 +182,13 @@ def load_model(run: Run, builder: Callable[[], nn.Module] | None = None) -> tupl
         found = read_tensors(run.model_file)[0]
         model, tensors = builder(), {name.replace("_orig_mod.", ""): value for name, value in found.items()}
         if not isinstance(model, nn.Module):
-            raise TypeError(f"builder must give an nn.Module, not {model!r}")
+            raise TypeError(f"builder must return an nn.Module, not {model!r}")
     load_weights_(model, tensors)
     return model.eval(), record
 
 
 def _description(run: Run, record: Record) -> tuple[RunConfig, tuple[int, int, int]]:
-    """The config of the network, and its number of classes, channels and image size."""
+    """Returns the config, and the number of classes, the number of channels and the image size."""
     missing = [f"config.{name}" for name in DESCRIBED if name not in record.config]
     missing += [f"data.{name}" for name in ("classes", "channels", "image_size") if not getattr(record.data, name)]
     if missing:
@@ -200,11 +200,11 @@ def _description(run: Run, record: Record) -> tuple[RunConfig, tuple[int, int, i
     return config, (len(data.classes), data.channels, data.image_size)
 
 
-def _without_weights(run: Run, record: Record) -> str:
-    """The message for a run without weights: why, and how to get them."""
+def _no_weights_message(run: Run, record: Record) -> str:
+    """Returns the message for a run without weights: why they are missing, and how to get them."""
     name, status = run.folder.name, record.status
     if status in ("done", "converted"):
-        return f"the run {name!r} is {status}, but its weights are not here: there is no {str(run.model_file)!r}"
+        return f"the run {name!r} is {status}, but its weights are missing: there is no {str(run.model_file)!r}"
     custom = record.config.get("network") is not None
     how = "Trainer(config, run, model=...)" if custom else f"dcnet train --resume {shlex.quote(str(run.folder))}"
     hint = f"; `{how}` resumes it"
@@ -213,7 +213,7 @@ def _without_weights(run: Run, record: Record) -> str:
 
 @contextmanager
 def record_lock(folder: Path) -> Iterator[None]:
-    """Locks the record of a folder against changes by other processes; waits for them."""
+    """Locks the record in a folder; waits if another process holds the lock."""
     with (folder / ".record.lock").open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -231,7 +231,7 @@ def run_lock(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"another process is working on {str(folder)!r}: wait until it has ended") from None
+            raise ValueError(f"another process is using {str(folder)!r}: wait until it ends") from None
         try:
             yield
         finally:
@@ -246,12 +246,14 @@ def add_evaluation(run: Run, name: str, values: Mapping[str, Any]) -> None:
     Several processes may add evaluations at once. Training the run again removes all of them.
     """
     if not name:
-        raise ValueError("an evaluation needs a name, not ''")
-    # Before locking, which would create a file in a folder without a run.
+        raise ValueError("the name of an evaluation must not be empty (got '')")
+    # Fail before locking, which would create a file in a folder without a run.
     run.record()
     with record_lock(run.folder):
         record = run.record()
         if record.status in UNFINISHED:
-            raise ValueError(f"the run {run.folder.name!r} has nothing to evaluate: its status is {record.status!r}")
+            raise ValueError(
+                f"evaluations need a finished run, but the status of {run.folder.name!r} is {record.status!r}"
+            )
         record.evaluations[name] = Evaluation.from_json(values)
         run.write(record)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: functions of the step and the training losses so far, without state."""
+"""Learning-rate schedules: stateless functions of the step and of the training losses so far."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +16,19 @@ class Constant:
     name: ClassVar[str] = "constant"
 
     def factor(self, step: int, total: int, losses: Sequence[float]) -> float:
-        """The factor of the learning rate at a step of `total`, given the training losses of all evaluations so far."""
+        """Returns the factor of the learning rate at a step.
+
+        Args:
+            step: the step, counted from 0.
+            total: number of steps of the run.
+            losses: training losses of all evaluations so far.
+        """
         return 1.0
 
 
 @dataclass(frozen=True)
 class Steps(Constant):
-    """Multiplies by `drop` at each milestone: a step, or a fraction of all steps if below 1."""
+    """Multiplies the learning rate by `drop` at each milestone: a step, or a fraction of all steps if below 1."""
 
     name: ClassVar[str] = "step"
     milestones: tuple[float, ...] = (0.5, 0.75)
@@ -41,7 +47,7 @@ class Steps(Constant):
 
 @dataclass(frozen=True)
 class Cosine(Constant):
-    """Half a cosine from 1 to `floor`, after a linear warmup."""
+    """Cosine annealing of the factor from 1 to `floor`, after a linear warmup."""
 
     name: ClassVar[str] = "cosine"
     warmup: int = 0
@@ -49,7 +55,9 @@ class Cosine(Constant):
 
     def __post_init__(self) -> None:
         if self.warmup < 0 or not 0 <= self.floor <= 1:
-            raise ValueError(f"a cosine needs warmup >= 0 and a floor from 0 to 1, not {self.warmup} and {self.floor}")
+            raise ValueError(
+                f"the cosine schedule needs warmup >= 0 and a floor from 0 to 1, not {self.warmup} and {self.floor}"
+            )
 
     def factor(self, step: int, total: int, losses: Sequence[float]) -> float:
         if step < self.warmup:
@@ -60,7 +68,10 @@ class Cosine(Constant):
 
 @dataclass(frozen=True)
 class Plateau(Constant):
-    """Multiplies by `drop` after `patience` evaluations in a row without a better training loss."""
+    """Multiplies the learning rate by `drop` after `patience` evaluations in a row without a better training loss.
+
+    A loss is better if it is below the best one by the fraction `better`.
+    """
 
     name: ClassVar[str] = "plateau"
     drop: float = 0.1
@@ -70,7 +81,7 @@ class Plateau(Constant):
     def __post_init__(self) -> None:
         check_number("drop", self.drop, above=0)
         if self.patience < 1:
-            raise ValueError(f"patience must be 1 epoch or more, not {self.patience}")
+            raise ValueError(f"patience must be 1 evaluation or more, not {self.patience}")
 
     def factor(self, step: int, total: int, losses: Sequence[float]) -> float:
         factor, best, waited = 1.0, math.inf, 0
@@ -87,7 +98,7 @@ SCHEDULES: dict[str, type[Schedule]] = {kind.name: kind for kind in (Constant, S
 
 
 def schedule_of(described: dict[str, Any]) -> Schedule:
-    """The schedule of a saved config."""
+    """Reads the schedule of a saved config."""
     options = dict(described)
     name = options.pop("name")
     if name not in SCHEDULES:

@@ -26,9 +26,9 @@ from dcnet.training.runs import Run, run_lock
 from dcnet.training.setup import Execution
 from dcnet.training.trainer import Callback, DivergenceError, Trainer
 
-# On narrower terminals the name is truncated, and some numbers are omitted.
+# On terminals narrower than this, names of runs are truncated, and some numbers are omitted.
 NARROW, SHORT_NAME = 110, 20
-# The largest number of damaged images in a message.
+# The largest number of damaged images that a message lists.
 MAX_NAMED = 1000
 # With more images than this, a message announces the check.
 MANY_IMAGES = 5000
@@ -40,7 +40,7 @@ def can_redraw(console: Console) -> bool:
 
 
 def progress_bar(console: Console) -> Progress:
-    """A bar with name, steps, the field `numbers` and remaining time; hidden if the console cannot redraw lines."""
+    """Returns a bar with name, steps, the field `numbers` and remaining time; hidden if the console cannot redraw."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -53,12 +53,12 @@ def progress_bar(console: Console) -> Progress:
 
 
 class ProgressBar(Callback):
-    """Shows a bar on a terminal or in a notebook; elsewhere, as in a log, a line per run and evaluation.
+    """A callback that shows a bar on a terminal or in a notebook, and elsewhere prints a line per evaluation.
 
     Use it in a `with` block, as the callback of a `Trainer`.
 
     Args:
-        console: the output; None for standard output, or the cell of a notebook.
+        console: the output; None for standard output or the notebook cell.
     """
 
     def __init__(self, console: Console | None = None):
@@ -101,7 +101,7 @@ class ProgressBar(Callback):
 
 
 def group_by_seed(records: Sequence[Record]) -> dict[tuple[str, str, str], list[Record]]:
-    """Groups of records that differ in the seed only, by dataset, network and operator."""
+    """Groups records that differ only in the seed; the keys are dataset, network and operator."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         rest = {name: value for name, value in record.settings.items() if name != "seed"}
@@ -111,7 +111,7 @@ def group_by_seed(records: Sequence[Record]) -> dict[tuple[str, str, str], list[
         config = members[0].settings
         margin = f", {config['margin']}" if config.get("margin") else ""
         name = (config["dataset"], config["model"], config["operator"] + margin)
-        # For groups that differ only in other values.
+        # Keep the names of groups unique if they differ only in other values.
         while name in found:
             name = (*name[:2], name[2] + "'")
         found[name] = members
@@ -119,7 +119,7 @@ def group_by_seed(records: Sequence[Record]) -> dict[tuple[str, str, str], list[
 
 
 def format_mean(values: Sequence[float], digits: int = 2) -> str:
-    """The mean, with the standard deviation of several values; empty for none."""
+    """Formats the mean, with the standard deviation of several values; empty for no values."""
     if not values:
         return ""
     mean = f"{statistics.fmean(values):.{digits}f}"
@@ -127,7 +127,7 @@ def format_mean(values: Sequence[float], digits: int = 2) -> str:
 
 
 def summary_table(records: Sequence[Record]) -> Table:
-    """Accuracy after the last step, and the time it took; values that all runs share are in the title."""
+    """Returns a table of accuracy, loss and time by network; names that all runs share are in the title."""
     groups = group_by_seed(records)
     shared = [len({name[i] for name in groups}) == 1 for i in range(2)]
     seeds = max(len(members) for members in groups.values())
@@ -143,7 +143,7 @@ def summary_table(records: Sequence[Record]) -> Table:
 
 
 def _numbers(members: Sequence[Record]) -> list[str]:
-    """The numbers of a row; those that the records lack are empty."""
+    """Returns the cells of a row; empty where the records lack the number."""
     results = [record.results for record in members if record.results is not None]
     parameters = members[0].parameters
     seconds = _not_none(record.timings.total for record in members)
@@ -160,15 +160,15 @@ def _not_none(values: Iterable[float | None]) -> list[float]:
 
 
 class Session:
-    """Trains several configs, each in the folder of its run, except those that are done; prints a summary.
+    """Trains several configs in sequence, skips runs that are done, and prints a summary.
 
     Args:
-        work: configs and the folders of their runs.
+        work: each config and its run.
         execution: where and how to compute.
         again: also train runs that are done.
         as_json: print the results as JSON.
-        datasets: datasets that are loaded already, by their names in the configs.
-        skip_bad_images: leave out images of a folder that cannot be read.
+        datasets: datasets that are already loaded, by the names in the configs.
+        skip_bad_images: skip image files that cannot be read.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Session:
     def run(self) -> int:
         """Trains all configs; returns the exit code.
 
-        1 if a run diverged or could not be written, 2 if one could not start, 130 after an interruption.
+        The exit code is 1 if a run diverged or could not be written, 2 if one could not start, 130 if interrupted.
         """
         code = 0
         with self.progress:
@@ -203,7 +203,7 @@ class Session:
                 left = len(self.work) - place - 1
                 if self.stopped and left:
                     runs = "run has" if left == 1 else "runs have"
-                    # With --again the same command would start with the runs of this session.
+                    # With --again, the same command would train the finished runs of this session again.
                     how = "" if self.again else "; the same command resumes"
                     self.progress.on_message(f"{left} more {runs} not started{how}")
                     code = code or INTERRUPTED
@@ -212,29 +212,29 @@ class Session:
         return code or self.output.code
 
     def _run_one(self, config: RunConfig, run: Run) -> int:
-        """Trains a config, and reports errors; returns the exit code."""
+        """Trains one config, and prints errors; returns the exit code."""
         try:
-            # The first of several processes holds the folder.
+            # The first process locks the folder for all.
             with run_lock(run.folder) if self.is_first else nullcontext():
                 record = self._finished_record(config, run) or self._train(config, run)
         except (DivergenceError, ImportError, OSError, ValueError) as error:
             self._print_error(sentence_of(error), run)
-            # With several processes, stop here: the others may still be in this run, and would be one run behind.
+            # With several processes, stop: the others may still be training this run.
             self.stopped = not self.alone
             return BAD_INPUT if isinstance(error, ImportError | ValueError) else FAILED
         self.runs.append((run, record))
         return INTERRUPTED if record.status == "interrupted" else 0
 
     def _finished_record(self, config: RunConfig, run: Run) -> Record | None:
-        """The record of a run that is done, unless it is to be trained again."""
-        # With `again`, the trainer checks the record, which may be damaged.
+        """Returns the record if the run is done and is not to be trained again; otherwise None."""
+        # With `again`, do not read the record, which may be damaged.
         record = None if self.again else run.finished_record(config)
         if record is None:
             return None
         check_weights(record, config)
         if self.is_first:
             run.remove_training_files()
-        self.progress.on_message(f"{run.folder.name}: is done already, see {run.record_file}; --again trains it again")
+        self.progress.on_message(f"{run.folder.name} is already done, see {run.record_file}; --again trains it again")
         return record
 
     def _train(self, config: RunConfig, run: Run) -> Record:
@@ -250,7 +250,7 @@ class Session:
         return record
 
     def _folder_data(self, config: RunConfig, run: Run) -> Data:
-        """The data of a folder: those of the record if the run resumes, otherwise all images that can be read."""
+        """Loads the images of a folder, without damaged ones; a resumed run skips the same images as before."""
         found, folder = self.datasets.get(config.dataset), self.execution.data_dir
         record = run.record_or_none()
         if found is None:
@@ -264,11 +264,11 @@ class Session:
         return self.checked[config.dataset]
 
     def _check_images(self, found: FolderDataset) -> FolderDataset:
-        """Reads all images once, and reports damaged ones before the first step."""
+        """Reads all images once to find damaged ones before training; returns the dataset without them."""
         if found.held_out:
             self.progress.on_message(
-                f"{found.folder} has no train and val: split into {len(found.train):,} images to train on and "
-                f"{len(found.val):,} to test with, {100 * found.held_out:.0f} % of each class, always the same ones"
+                f"{found.folder} has no folders train and val: {100 * found.held_out:.0f} % of each class is held out "
+                f"for testing, always the same images ({len(found.train):,} to train, {len(found.val):,} to test)"
             )
         count = len(found.train) + len(found.val)
         if count > MANY_IMAGES:
@@ -279,8 +279,8 @@ class Session:
         names = ", ".join(list(bad)[:MAX_NAMED]) + (", ..." if len(bad) > MAX_NAMED else "")
         problem = f"{len(bad):,} of {count:,} images in {found.folder} cannot be read: {names}"
         if not self.skip_bad_images:
-            raise ValueError(f"{problem}; replace or delete them, or leave them out with --skip-bad-images")
-        self.progress.on_message(f"{problem}; they are left out, and listed in the record")
+            raise ValueError(f"{problem}; replace or delete them, or skip them with --skip-bad-images")
+        self.progress.on_message(f"{problem}; they are skipped, and listed in the record")
         return found.without(list(bad))
 
     def _print_error(self, text: str, run: Run) -> None:
@@ -305,6 +305,6 @@ class Session:
 
 
 def _json_summary(record: Record, run: Run) -> dict[str, Any]:
-    """The main values of a record; all others are in the file."""
+    """Returns the main values of a record."""
     names, values = ("name", "hash", "status", "steps", "steps_done", "results", "timings"), record.to_json()
     return {"folder": str(run.folder), **{name: values.get(name) for name in names}}

@@ -1,4 +1,4 @@
-"""Setup of a run: from a config and a machine to data, network, optimizer and training step."""
+"""Setup of a run: creates data, network, optimizer and training step from a config and the machine."""
 
 import inspect
 import shlex
@@ -50,11 +50,12 @@ class Execution:
 
     Attributes:
         device: "auto", "cpu" or "cuda".
-        compile: use torch.compile; worth its minute on a GPU in long runs.
-        graph: replay the whole step as a CUDA graph; None for wherever it works: one process with one GPU.
+        compile: use torch.compile; it takes a minute, which pays off in long runs on a GPU.
+        graph: replay the whole step as a CUDA graph; None to do so if there is a single process with a GPU.
         data_dir: folder of the datasets.
         workers: processes that read images from a folder; by default one per core, up to 8.
-        checkpoint_every: steps between checkpoints; None for the first evaluation after `checkpoint_seconds`.
+        checkpoint_every: steps between checkpoints; None to save at the first evaluation after `checkpoint_seconds`.
+        checkpoint_seconds: least seconds between checkpoints, if `checkpoint_every` is None.
         tracker: one of accelerate's trackers, such as "tensorboard".
     """
 
@@ -69,35 +70,35 @@ class Execution:
 
 
 def make_accelerator(config: RunConfig, execution: Execution, folder: Path) -> Accelerator:
-    """A new accelerator in the precision of the config; it detects other processes by itself."""
+    """Returns a new accelerator with the precision of the config; it detects other processes by itself."""
     tracker = execution.tracker
     # Otherwise accelerate would only warn, and continue without the tracker.
     if tracker in LOGGER_TYPE_TO_CLASS and tracker not in {found.value for found in get_available_trackers()}:
-        raise ValueError(f"tracker is {tracker!r}, which is not installed here: install it, or omit it")
-    # accelerate keeps one state per process, and would reject another precision in the next run.
+        raise ValueError(f"tracker {tracker!r} is not installed: install it, or omit it")
+    # accelerate has a global state, which would reject another precision in the next run.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     mixed = "bf16" if config.precision == "bfloat16" else "no"
     # By default accelerate also chooses unsupported devices, such as the GPU of a Mac.
     cpu = execution.device == "cpu" or not torch.cuda.is_available()
     accelerator = Accelerator(mixed_precision=mixed, cpu=cpu, log_with=tracker, project_dir=str(folder))
     if execution.device == "cuda" and accelerator.device.type != "cuda":
-        raise ValueError("device is 'cuda', but torch finds no GPU here: use cpu")
+        raise ValueError("device is 'cuda', but torch finds no GPU: use cpu")
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
-        raise ValueError("FSDP of version 1 flattens parameters and loses their names: use --fsdp_version 2")
+        raise ValueError("FSDP version 1 flattens parameters and loses their names: use --fsdp_version 2")
     if accelerator.gradient_accumulation_steps != 1:
-        # A step is one batch, but accelerate would still divide its gradient.
+        # Each batch is a step here, but accelerate would still divide the gradient.
         raise ValueError(
             f"accelerate is configured to accumulate gradients over {accelerator.gradient_accumulation_steps} steps, "
-            "but a step is one batch here: unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+            "which is not supported: unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
         )
     return accelerator
 
 
 def uses_graph(execution: Execution, accelerator: Accelerator) -> bool:
-    """Whether steps are captured as a CUDA graph."""
+    """Whether steps are captured as a CUDA graph; raises ValueError if this is requested but impossible."""
     possible = accelerator.device.type == "cuda" and accelerator.num_processes == 1
     if execution.graph and not possible:
-        raise ValueError("a CUDA graph of the whole step needs a single process with a GPU")
+        raise ValueError("graph is True, but a CUDA graph of the step needs a single process with a GPU: omit it")
     return possible if execution.graph is None else execution.graph
 
 
@@ -110,7 +111,7 @@ class Setup:
         execution: where and how to compute.
         dataset: a custom dataset; None for that of the config.
         model: a custom network; None for that of the config.
-        fresh: whether this is a new run; otherwise `restore_` loads its weights.
+        fresh: whether this is a new run; if not, pretrained weights are not loaded, since `restore_` follows.
     """
 
     def __init__(
@@ -132,13 +133,13 @@ class Setup:
         self.model = self._place(self._build_model() if model is None else model)
         sharded = self.accelerator.distributed_type == DistributedType.FSDP
         if sharded and config.adversary is not None:
-            raise ValueError(f"adversary={config.adversary!r} needs whole weights in each process: use DDP, not FSDP")
+            raise ValueError(f"adversary={config.adversary!r} does not support FSDP (sharded weights): use DDP")
         optimizer = build_optimizer(config, self.model, self.device, sharded)
         prepared, wrapped = self.accelerator.prepare(self.model, optimizer)
         self.optimizer: Optimizer = wrapped.optimizer
         self.rate = float("nan")
         self.meter = Meter(self.device, self.sum_over_processes if self.processes > 1 else None, self.is_first)
-        # All batches have one size, or two with an adversary; code for any size is slower.
+        # There are one or two batch sizes; code with dynamic shapes is slower.
         network: Any = torch.compile(prepared, dynamic=False) if execution.compile else prepared
         objective = Objective(config, self.model, execution.compile)
         self.step = Step(self.accelerator, network, self.optimizer, objective, self.meter)
@@ -153,10 +154,10 @@ class Setup:
         self.total_steps = config.steps or (config.epochs or 0) * self.source.steps_per_epoch
 
     def _build_model(self) -> nn.Module:
-        """The network of the config, with pretrained weights for a new run."""
+        """Builds the network of the config; for a new run, loads its pretrained weights."""
         config, data = self.config, self.dataset
         if config.network is not None:
-            raise ValueError(f"the config is of a custom network, {config.model!r}: give it as model=...")
+            raise ValueError(f"the config has a custom network, {config.model!r}: pass it as model=...")
         torch.manual_seed(config.seed)
         if len(data.classes) < 2:
             only = ", ".join(data.classes)
@@ -179,14 +180,14 @@ class Setup:
             sync_norms(model)
         if self.device.type != "cuda":
             return model.to(self.device)
-        # For products in float32, such as those between filters.
+        # Concerns float32 matrix products, such as those between filters.
         torch.set_float32_matmul_precision("highest" if self.config.precision == "float32" else "high")
         torch.backends.cudnn.benchmark = True
         return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes the files of the run."""
+        """Whether this is the first process, which writes the files of the run."""
         return bool(self.accelerator.is_main_process)
 
     def sum_over_processes(self, value: Tensor) -> Tensor:
@@ -194,7 +195,7 @@ class Setup:
         return total
 
     def any_process(self, value: bool) -> bool:
-        """Whether the value is true in any process; all processes have to call this."""
+        """Whether the value is true in any process; all processes must call this."""
         if self.processes == 1:
             return value
         return bool(self.sum_over_processes(torch.tensor(float(value), device=self.device)).item() > 0)
@@ -210,7 +211,7 @@ class Setup:
         init_batch_norm_(self.model, forward)
 
     def train_step(self, step: int, losses: Sequence[float]) -> None:
-        """Trains on the batch of a step, given the training losses of all evaluations before it."""
+        """Runs a training step; `losses` are the training losses of all evaluations so far, for the schedule."""
         config = self.config
         rate = config.lr * config.schedule.factor(step, self.total_steps, losses)
         if rate != self.rate:
@@ -223,13 +224,13 @@ class Setup:
             self.projection.step()
 
     def evaluate(self, step: int) -> Reading:
-        """Evaluates on the test set, and takes a snapshot of the features if the config enables it."""
+        """Evaluates on the test set, and takes a snapshot of the features if the config enables snapshots."""
         if self.snapshots is not None:
             self.snapshots.take(step)
         return self.evaluator(self.source.test())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that training changes; all processes have to call this."""
+        """Returns all tensors that training changes; all processes must call this."""
         kept = {} if self.snapshots is None else self.snapshots.state()
         return {**gather(self.model, self.optimizer), **self.meter.state(), **kept}
 
@@ -243,7 +244,7 @@ class Setup:
             self.projection.count = step
 
     def new_record(self, network_class: str | None = None) -> Record:
-        """The record of the run before its first step."""
+        """Returns the record of the run before its first step."""
         config, data = self.config, describe_data(self.dataset)
         data.image_size, data.train_images = self.image_size, config.train_images or data.train_images
         return Record(
@@ -272,7 +273,7 @@ class Setup:
 
 
 def _command(config: RunConfig, data: DataDescription) -> str | None:
-    """The command that trains the same run; None for custom networks and datasets."""
+    """Returns a command that trains the same run; None for custom networks and datasets."""
     if config.network is not None or (config.data is not None and not from_folder(config.dataset)):
         return None
     words = [command_of(config)]
@@ -282,11 +283,11 @@ def _command(config: RunConfig, data: DataDescription) -> str | None:
 
 
 def check_network(model: nn.Module | None, config: RunConfig) -> None:
-    """Raises an error for a custom network that cannot be trained with the config."""
+    """Raises TypeError or ValueError if a custom network cannot be trained with the config."""
     if model is None:
         return
     if not isinstance(model, nn.Module):
-        raise TypeError(f"a network to train is an nn.Module, not {model!r}")
+        raise TypeError(f"model must be an nn.Module, not {model!r}")
     if config.margin is not None:
         try:
             inspect.signature(model.forward).bind("images", "labels")

@@ -1,4 +1,4 @@
-"""Sources of batches: a dataset on the device, or a folder of images that worker processes read."""
+"""Sources of batches: a dataset in device memory, or a folder of images that worker processes read."""
 
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeAlias
@@ -15,13 +15,13 @@ TrainStep = Callable[[Tensor, Tensor], None]
 
 
 class Resident:
-    """All images on the device as bytes, and augmented there."""
+    """Holds all images as bytes on the device, and augments them there."""
 
     def __init__(self, dataset: Dataset, config: RunConfig, device: torch.device, share: tuple[int, int], graph: bool):
         if config.image_size not in (None, dataset.image_size):
             raise ValueError(
-                f"image_size={config.image_size} does not fit {dataset.name}, whose images have {dataset.image_size}: "
-                "use that"
+                f"image_size={config.image_size} does not match {dataset.name}, whose images have the size "
+                f"{dataset.image_size}: omit it"
             )
         train = dataset.train
         if config.train_images is not None:
@@ -36,7 +36,7 @@ class Resident:
         self._captured: Captured | None = None
 
     def train(self, step: int, train_step: TrainStep) -> None:
-        """Trains on the batch of a step, counted from 0 over the whole run; calls are in the order of steps."""
+        """Calls `train_step` with the batch of a step, counted from 0; steps must be in order."""
         table = self.batches.draws(step).table
         if not self.graph:
             train_step(*self._batch(table))
@@ -46,24 +46,24 @@ class Resident:
         self._captured(table)
 
     def images(self, step: int) -> Tensor:
-        """The images of a step, to inspect it again."""
+        """Returns the images of a step again, to find out why it failed."""
         return self._batch(self.batches.draws(step).table)[0]
 
     def test(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """Batches of the test set."""
+        """Returns the batches of the test set."""
         return self.test_batches
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Does nothing; there are no worker processes."""
 
     def _batch(self, table: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self.batches.images(BatchDraws(table))
-        # The layout that is fastest for cuDNN; on a CPU the copy costs more than it saves.
+        # channels_last is fastest for cuDNN; on a CPU the copy costs more than it saves.
         return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images, labels
 
 
 class Streamed:
-    """Images from files, decoded by worker processes; its methods are those of `Resident`."""
+    """Reads images from files with worker processes; has the interface of `Resident`."""
 
     def __init__(
         self, dataset: FolderDataset, config: RunConfig, device: torch.device, share: tuple[int, int], workers: int
@@ -72,7 +72,7 @@ class Streamed:
         unused = {"train_images": config.train_images, "pad": augmentation.pad, "cutout": augmentation.cutout}
         for name, value in unused.items():
             if value:
-                raise ValueError(f"{name}={value} does not apply to a folder of images, as {dataset.name}: omit it")
+                raise ValueError(f"{name}={value} does not apply to {dataset.name}, a folder of images: omit it")
         self.dataset, self.device, self.batch_size = dataset, device, config.batch_size
         rank, world = share
         self.options: dict[str, Any] = {"size": config.image_size or 224, "workers": workers}
@@ -114,7 +114,7 @@ def make_source(
     graph: bool,
     workers: int,
 ) -> Source:
-    """The source for a dataset; `share` is the rank of this process and the number of processes."""
+    """Returns the source for a dataset; `share` is the rank of this process and the number of processes."""
     if isinstance(dataset, FolderDataset):
         return Streamed(dataset, config, device, share, workers)
     return Resident(dataset, config, device, share, graph)

@@ -1,4 +1,4 @@
-"""One training step: forward, loss, backward, optimizer, the sums for loss and accuracy, and its CUDA graph."""
+"""One training step: forward, loss, backward, optimizer and metrics, captured as a CUDA graph."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from dcnet.training.config import RunConfig
 NAMES = ("totals", "bad_step", "step")
 # Eager calls before a capture.
 WARMUP = 3
-# The sum over processes.
+# Sums a tensor over all processes.
 Join = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Mean loss and accuracy since the last reset; `bad_step` is the first step with a loss that is not finite."""
+    """Mean loss and accuracy in % since the last reset; `bad_step` is the first step that was not finite, if any."""
 
     loss: float
     accuracy: float
@@ -32,22 +32,22 @@ class Reading:
 
 
 class Meter:
-    """Sums of images, correct predictions and losses on the device, and the first step that is not finite."""
+    """Accumulates loss and accuracy on the device, and finds the first step that is not finite."""
 
     def __init__(self, device: torch.device, join: Join | None = None, is_first: bool = True):
         self.join, self.is_first = join, is_first
-        # Losses, correct predictions and images.
+        # The sums of losses, correct predictions and images.
         self.totals = torch.zeros(3, dtype=torch.float64, device=device)
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
         self.step = torch.zeros((), dtype=torch.int64, device=device)
-        # Fused optimizers of torch skip the step if this is 1.
+        # The `found_inf` of fused optimizers: they skip the step if it is 1.
         self.found_bad = torch.zeros((), dtype=torch.float32, device=device)
 
     @torch.no_grad()
     def add(self, loss: Tensor, correct: Tensor, images: int, gradient: Tensor | None = None) -> None:
         """Adds a step; from the first bad step on, the optimizer skips all steps.
 
-        A step is bad if its loss or the largest of its gradients is not finite.
+        A step is bad if its loss or `gradient`, its largest gradient, is not finite.
         """
         loss = loss.detach()
         bad = ~loss.isfinite()
@@ -65,14 +65,14 @@ class Meter:
         self.totals.zero_()
 
     def read(self) -> Reading:
-        """The current means; waits for the device and the other processes."""
+        """Returns the current means; waits for the device and the other processes."""
         totals = self.totals if self.join is None else self.join(self.totals.clone())
         loss, correct, images, bad = [*totals.tolist(), self.bad_step.item()]
         images = max(images, 1.0)
         return Reading(loss / images, 100 * correct / images, None if bad < 0 else int(bad))
 
     def state(self) -> dict[str, Tensor]:
-        """The sums over all processes, for a checkpoint; all processes have to call this."""
+        """Returns the sums over all processes, for a checkpoint; all processes must call this."""
         totals = self.totals.clone() if self.join is None else self.join(self.totals.clone())
         return {f"meter.{name}": getattr(self, name).clone() for name in NAMES} | {"meter.totals": totals}
 
@@ -80,12 +80,12 @@ class Meter:
         for name in NAMES:
             getattr(self, name).copy_(tensors[f"meter.{name}"])
         if not self.is_first:
-            # The first process holds the sums of all.
+            # The restored totals are sums over all processes, so only the first one keeps them.
             self.totals.zero_()
 
 
 def classification_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0, log_floor: float = 0.0) -> Tensor:
-    """The mean of -sum_j y_j log(softmax(logits)_j + floor), with smoothed labels y."""
+    """Returns the mean of -sum_j y_j log(softmax(logits)_j + log_floor), with smoothed labels y."""
     if log_floor == 0:
         return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
     logs = (logits.float().softmax(1) + log_floor).log()
@@ -97,17 +97,17 @@ Call = Callable[..., Any]
 
 
 class Objective:
-    """The loss of a batch, and the orthonormality constraint on the filters."""
+    """Computes the loss of a batch, and the orthonormality penalty of the filters."""
 
     def __init__(self, config: RunConfig, model: nn.Module, compiled: bool = False):
         self.config, self.model = config, model
         measure = regularizers.orthonormal_of
-        # In eager mode it takes about two hundred kernels per step, each as short as its launch.
+        # Compiled, since in eager mode it launches about two hundred tiny kernels per step.
         self.orthonormal: Call = torch.compile(measure, dynamic=False) if compiled else measure
         self.adversary = None if config.adversary is None else as_adversary(config.adversary)
 
     def loss(self, network: Call, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The reported loss and the logits, with adversarial images if the config has an adversary."""
+        """Returns loss and logits, with adversarial images if the config has an adversary."""
         if self.adversary is None:
             return self._plain_loss(network, images, labels)
         # Attacks call the module itself: DDP would wait for gradients of other processes.
@@ -116,24 +116,24 @@ class Objective:
         return self.adversary.loss(self._plain_loss, target, images, labels)
 
     def _plain_loss(self, network: Call, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of the network's head, or the classification loss."""
+        """Returns loss and logits of the margin head, or the classification loss and logits."""
         if self.config.margin is not None:
             return network(images, labels)
         logits = network(images)
         return classification_loss(logits, labels, self.config.label_smoothing, self.config.log_floor), logits
 
     def constraint(self) -> Tensor | float:
-        """The orthonormality loss, which does not depend on the batch."""
+        """Returns the orthonormality penalty, which does not depend on the batch."""
         if self.config.orthonormal == 0:
             return 0.0
-        # Outside of the compiled function, which would guard every module and gather sharded filters.
+        # Filters are collected outside of the compiled function, which would guard every module.
         filters = regularizers.filters_of(self.model)
         return 0.5 * self.config.orthonormal * self.orthonormal(filters)
 
 
 @torch.no_grad()
 def correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """The number of correct predictions."""
+    """Returns the number of correct predictions."""
     return (logits.argmax(1) == labels).sum()
 
 
@@ -145,7 +145,7 @@ class Step:
     ):
         self.accelerator, self.model, self.optimizer = accelerator, model, optimizer
         self.objective, self.meter = objective, meter
-        # Non-finite values must not reach the weights, which are used to find the failing layer.
+        # The weights must stay finite, since they are used to find the failing layer.
         optimizer.found_inf = meter.found_bad  # type: ignore[attr-defined]
 
     def __call__(self, images: Tensor, labels: Tensor) -> None:
@@ -157,7 +157,7 @@ class Step:
 
     @torch.no_grad()
     def _largest_gradient(self) -> Tensor | None:
-        """The largest gradient; not finite if any is not, None for sharded gradients."""
+        """Returns the largest absolute gradient, which is not finite if any gradient is not; None if sharded."""
         held = [parameter.grad for group in self.optimizer.param_groups for parameter in group["params"]]
         gradients = [gradient for gradient in held if gradient is not None]
         if not gradients or hasattr(gradients[0], "device_mesh"):
@@ -166,9 +166,9 @@ class Step:
 
 
 class Captured:
-    """A function of tensors as a CUDA graph: the first calls are eager, the next is captured, later ones replay it.
+    """Wraps a function of tensors: the first calls run eagerly, the next is captured as a CUDA graph and replayed.
 
-    Calls with tensors of other shapes than the captured ones are eager.
+    Calls with tensors of other shapes than the captured ones also run eagerly.
     """
 
     def __init__(self, call: Callable[..., None], warmup: int = WARMUP):

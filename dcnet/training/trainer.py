@@ -1,4 +1,4 @@
-"""The training loop: from a config to a record and trained weights, with checkpoints and resuming."""
+"""The training loop: trains a config, and writes its record, weights and checkpoints."""
 
 import dataclasses
 import time
@@ -28,39 +28,39 @@ from dcnet.training.runs import Run
 from dcnet.training.setup import Execution, Setup, check_network
 from dcnet.training.step import Reading
 
-# Steps between two reads of the meter: on a GPU each read waits for the device.
+# Steps between two reads of the meter, by device; on a GPU each read synchronizes.
 READ_EVERY = {"cpu": 1, "cuda": 50}
-# The first steps compile and capture; they are not timed as training.
+# The first steps include compilation and graph capture, so they count as start, not as training.
 STARTING = 5
 PHASES = ("start", "training", "evaluation", "saving")
 
 
 class Callback:
-    """Notified of training progress; this one does nothing, see `dcnet.training.session.ProgressBar`."""
+    """The base of callbacks for training progress; does nothing. `dcnet.training.session.ProgressBar` is an example."""
 
     def on_start(self, name: str, done: int, total: int) -> None:
-        """A run starts, or resumes after `done` of its steps."""
+        """Called when a run starts, or resumes after `done` of its `total` steps."""
 
     def on_step(self, done: int, loss: float, accuracy: float, images_per_second: float) -> None:
-        """Steps are done; loss and accuracy are of the training images since the last evaluation."""
+        """Called after some steps; loss and accuracy are means over the training images since the last evaluation."""
 
     def on_evaluation(self, point: Point) -> None:
-        """The network was evaluated on the test set."""
+        """Called after an evaluation on the test set."""
 
     def on_end(self, record: Record) -> None:
-        """The run is done or interrupted."""
+        """Called when the run is done or interrupted."""
 
     def on_message(self, text: str) -> None:
-        """A message of one line."""
+        """Called with a message of one line for the user."""
 
 
 class DivergenceError(ArithmeticError):
-    """The loss was not finite; the message names the step and the layer."""
+    """The loss or a gradient was not finite; the message names the step and the layer."""
 
 
 @torch.no_grad()
 def find_bad_layer(model: nn.Module, images: Tensor) -> str:
-    """Names the first layer whose weights, output for these images, or gradient are not finite."""
+    """Describes the first layer whose weights, output for these images, or gradient are not finite."""
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             return f"the parameter {name!r} has values that are not finite"
@@ -70,11 +70,11 @@ def find_bad_layer(model: nn.Module, images: Tensor) -> str:
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             return f"all outputs are finite, but the gradient of {name!r} is not"
-    return "all layers give finite outputs, so it is the loss itself"
+    return "all outputs and gradients of layers are finite, so it is the loss itself"
 
 
 def _bad_outputs(model: nn.Module, images: Tensor) -> list[nn.Module]:
-    """The modules with an output that is not finite, in the order of their calls."""
+    """Returns the modules with an output that is not finite, in the order of their calls."""
     found, known = list[nn.Module](), set(model.modules())
 
     def check(module: nn.Module, inputs: object, output: object) -> None:
@@ -82,14 +82,14 @@ def _bad_outputs(model: nn.Module, images: Tensor) -> list[nn.Module]:
         if module in known and not all(value.isfinite().all() for value in tensors):
             found.append(module)
 
-    # Of containers as well: operations between their children belong to no other module.
+    # Containers are checked as well, since their forward may compute something between their children.
     with nn.modules.module.register_module_forward_hook(check):
         model(images)
     return found
 
 
 class Clock:
-    """Seconds per phase: start (with all compilation), training, evaluation and saving."""
+    """Measures seconds per phase: start (with all compilation), training, evaluation and saving."""
 
     def __init__(self, seconds: dict[str, float] | None = None):
         self.seconds = dict.fromkeys(PHASES, 0.0) | (seconds or {})
@@ -107,7 +107,7 @@ class Clock:
         return sum(self.seconds.values())
 
     def timings(self, steps: int, batch_size: int) -> Timings:
-        """All seconds, and the speed of `steps` steps in the training phase."""
+        """Returns the seconds of all phases, and the speed of the training phase, which had `steps` steps."""
         training, steps = self.seconds["training"], max(steps, 0)
         speed = {"step_ms": 1000 * training / max(steps, 1)}
         speed["images_per_second"] = steps * batch_size / max(training, 1e-9)
@@ -115,20 +115,20 @@ class Clock:
 
 
 class Trainer:
-    """Trains one run, from its newest checkpoint if it has one.
+    """Trains one run; resumes from its newest checkpoint if it has one.
 
-    After `run`, `stopped` is True if a signal requested to stop, even if the run was done by then. `config` is that of
-    the record: with a custom network or dataset it has their names and fingerprints.
+    After `run()`, `stopped` is True if Ctrl-C or SIGTERM was received, even if the run was done by then. The attribute
+    `config` has the names and fingerprints of a custom network and dataset.
 
     Args:
         config: what to train.
-        run: its folder; `Run.of(config, model=model, dataset=dataset)` gives one with the right name.
+        run: the folder of the run; `Run.of(config, model=model, dataset=dataset)` returns one with the right name.
         execution: where and how to compute.
         callback: notified of progress.
         dataset: a custom dataset; None for that of the config.
         model: a custom network, whose inputs are pixels in [0, 1]; None for that of the config.
         again: train again if the run is done or has checkpoints.
-        model_name: the name of the custom network; None for its class.
+        model_name: the name of the custom network; None for the name of its class.
     """
 
     def __init__(
@@ -164,8 +164,8 @@ class Trainer:
             run.remove_leftovers()
         if config != given and run.folder.name == f"{given.name}-{given.hash}":
             self.callback.on_message(
-                f"{run.folder} is named after another run than {config.name}-{config.hash}, which it holds: "
-                "Run.of(config, model=..., dataset=...) gives a folder of that name"
+                f"{run.folder} holds the run {config.name}-{config.hash}, but has another name: "
+                "Run.of(config, model=..., dataset=...) returns a folder of the right name"
             )
         for problem in problems:
             self.callback.on_message(f"{problem}; {'using the one before it' if found else 'the run starts again'}")
@@ -184,7 +184,7 @@ class Trainer:
         self.done = self.started_at = checkpoint.step
 
     def run(self) -> Record:
-        """Trains until the end or an interruption, and returns the record, whose status says which."""
+        """Trains until the run is done or interrupted; returns the record with this status."""
         accelerator, tracker = self.setup.accelerator, self.execution.tracker
         if tracker:
             accelerator.init_trackers("dcnet", {"name": self.config.name, "seed": self.config.seed})
@@ -220,7 +220,7 @@ class Trainer:
         return "done"
 
     def _one_step(self) -> bool:
-        """One training step; reads the meter and evaluates if due. Returns whether it evaluated."""
+        """Runs one training step; reads the meter and evaluates if due. Returns whether an evaluation was due."""
         starting = self.done - self.started_at < STARTING
         due = (self.done + 1) % self.evaluate_every == 0 or self.done + 1 == self.total
         with self.clock.measure("start" if starting else "training"):
@@ -233,7 +233,7 @@ class Trainer:
         return due
 
     def _read_meter(self) -> Reading:
-        """Waits for the device, and reports progress; raises DivergenceError if a loss was not finite."""
+        """Waits for the device, and reports progress; raises DivergenceError if a step was not finite."""
         reading = self.setup.meter.read()
         if reading.bad_step is not None:
             where = find_bad_layer(self.setup.model, self.setup.source.images(reading.bad_step))
@@ -262,7 +262,7 @@ class Trainer:
             seconds=self.clock.total,
         )
         self.record.curves.add(point)
-        # The final results are of the last step, never of the best step on the test set.
+        # The results are those of the last step, not of the step that is best on the test set.
         self.record.results = Results(
             test_accuracy=test.accuracy,
             test_error=100 - test.accuracy,
@@ -277,7 +277,7 @@ class Trainer:
         self.since_time = time.perf_counter()
 
     def save(self) -> None:
-        """Writes a checkpoint; all processes have to call this, and the first one writes."""
+        """Writes a checkpoint; all processes must call this, and the first one writes."""
         with self.clock.measure("saving"):
             tensors = self.setup.tensors()
             self.last_saved = time.monotonic()
@@ -286,7 +286,7 @@ class Trainer:
                 self.folder.checkpoints.save(self.done, tensors, notes)
 
     def _save_is_due(self, evaluated: bool) -> bool:
-        """Whether a checkpoint is due, by steps, or by time after an evaluation; the first process decides for all."""
+        """Whether a checkpoint is due; by time, only after an evaluation, and the first process decides for all."""
         if self.execution.checkpoint_every:
             return self.done % self.execution.checkpoint_every == 0
         if not evaluated:
@@ -310,7 +310,7 @@ class Trainer:
                 write_tensors(self.folder.features_file, self.setup.snapshots.state(), {})
 
     def _remove_replaced(self) -> None:
-        """Removes the old run after the first step of the new one: until then the setup may still fail."""
+        """With `again`, removes the old run after the first step of the new one, which may fail before."""
         if self.replaces:
             self.replaces = False
             self.folder.clear()
@@ -327,7 +327,7 @@ class Trainer:
 
 
 def _lacks_fingerprint(record: Record | None, config: RunConfig, dataset: Data) -> bool:
-    """Whether the record of a run on a folder of images is older than fingerprints of data in configs."""
+    """Whether a run on a folder of images has an old record, whose config has no data fingerprint."""
     if record is None:
         return False
     loaded_by_name = dataset.origin is not None and dataset.origin.name == config.dataset

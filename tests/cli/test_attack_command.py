@@ -215,7 +215,7 @@ def test_source_with_other_classes_is_rejected(capsys: Capture, run: Run, source
 
 def test_run_without_weights_is_rejected(capsys: Capture, run: Run):
     run.model_file.unlink()
-    assert "the run 'copied' is done, but its weights are not here" in complaint(capsys, "attack", run.folder, *QUICK)
+    assert "the run 'copied' is done, but its weights are missing" in complaint(capsys, "attack", run.folder, *QUICK)
 
 
 def test_network_with_another_pixel_range_is_rejected(capsys: Capture, run: Run):

@@ -44,7 +44,10 @@ def only_run(tmp_path: Path) -> Run:
 def test_folder_without_a_test_set_is_split_and_the_split_is_reported(tmp_path: Path, capsys: Capture):
     folder = photos(tmp_path / "photos")
     assert train(tmp_path, "--data-dir", folder, "--seeds", "0", "1") == 0
-    message = f"{folder} has no train and val: split into 16 images to train on and 4 to test with, 20 % of each class"
+    message = (
+        f"{folder} has no folders train and val: 20 % of each class is held out for testing, always the same images "
+        "(16 to train, 4 to test)"
+    )
     assert capsys.readouterr().out.count(message) == 1
     for run in all_runs(tmp_path / "runs"):
         data = run.record().data
@@ -71,7 +74,7 @@ def test_commands_find_the_folder_of_images_of_a_run(tmp_path: Path, capsys: Cap
     assert f"'{other}' has other images than the run was trained on (16 + 4 of 2 classes, cat, dog, but with" in message
     # A finished run stays finished if its images move.
     assert call("train", "--resume", run.folder) == 0
-    assert "is done already" in capsys.readouterr().out
+    assert "is already done" in capsys.readouterr().out
 
 
 def test_resume_requires_the_images_of_the_run(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
@@ -109,11 +112,11 @@ def test_all_damaged_images_are_reported_before_training(tmp_path: Path, capsys:
         (folder / name).write_bytes(b"no image")
     assert train(tmp_path, "--data-dir", folder) == 2
     message = f"dcnet train: 3 of 20 images in {folder} cannot be read: {', '.join(bad)}; replace or delete them, or "
-    assert capsys.readouterr().err == f"{message}leave them out with --skip-bad-images\n"
+    assert capsys.readouterr().err == f"{message}skip them with --skip-bad-images\n"
     assert not all_runs(tmp_path / "runs")
     assert train(tmp_path, "--data-dir", folder, "--skip-bad-images") == 0
     out = capsys.readouterr().out
-    assert f"cannot be read: {', '.join(bad)}; they are left out, and listed in the record" in out
+    assert f"cannot be read: {', '.join(bad)}; they are skipped, and listed in the record" in out
     record = only_run(tmp_path).record()
     assert record.data.skipped == bad
     assert record.data.train_images + record.data.test_images == 17
@@ -138,7 +141,7 @@ def test_run_without_a_fingerprint_is_used_for_the_same_images(tmp_path: Path, c
     write_json(older.record_file, record | {"hash": config.hash})
     capsys.readouterr()
     assert train(tmp_path, "--data-dir", folder) == 0
-    assert f"{older.folder.name}: is done already" in capsys.readouterr().out
+    assert f"{older.folder.name} is already done" in capsys.readouterr().out
     assert call("evaluate", older.folder, "--device", "cpu", "--workers", "0", "--data-dir", folder) == 0
     (folder / "dog" / "0.png").unlink()
     assert train(tmp_path, "--data-dir", folder) == 0
@@ -174,10 +177,10 @@ def test_commands_reject_runs_of_unregistered_networks(tmp_path: Path, capsys: C
     assert (record.name, record.command) == ("digits-Mine-seed0", None)
     assert call("train", *AS_COMMAND, "--runs", tmp_path, *again) == 2
     out, err = capsys.readouterr()
-    assert "is done already" not in out
+    assert "is already done" not in out
     assert f"dcnet train: {str(run.folder)!r} holds another run, digits-Mine-seed0, which has custom data or" in err
     assert run.record() == record
-    custom = f"the run {run.folder.name!r} is of a custom network, {__name__}.Mine, which only you can build"
+    custom = f"the run {run.folder.name!r} has a custom network, {__name__}.Mine, which only your code can build"
     image = tmp_path / "image.png"
     Image.new("L", (8, 8)).save(image)
     for words in (
@@ -206,7 +209,7 @@ def test_commands_reject_runs_of_unregistered_datasets(tmp_path: Path, capsys: C
     assert (record.data.fingerprint, record.command) == (record.config["data"], None)
     assert call("train", *AS_COMMAND, "--runs", tmp_path) == 2
     assert "holds another run" in capsys.readouterr().err
-    assert "is of a custom dataset, 'digits', which only you can load" in complaint(capsys, "evaluate", run.folder)
+    assert "has a custom dataset, 'digits', which only your code can load" in complaint(capsys, "evaluate", run.folder)
     model, _ = load_model(run)
     assert model(pixels.float() / 255).shape == (80, 10)
 

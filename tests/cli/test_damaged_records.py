@@ -130,7 +130,7 @@ def test_collect_writes_only_to_its_folder(tmp_path: Path, capsys: Capture):
     words = ("--status", "--runs", tmp_path / "runs", "--records", tmp_path / "brought", "--collect", "in/here")
     code, _, err = outcome(capsys, "reproduce", "table1", *words)
     assert code == 0
-    assert err.count("which cannot be read: 'name' in it is ") == 6
+    assert err.count("which cannot be read: 'name' is ") == 6
     assert not list((tmp_path / "in" / "here").iterdir())
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*before, "in"])
 

@@ -88,7 +88,7 @@ def test_data_with_other_classes_are_rejected(capsys: Capture, tmp_path: Path):
     for part in ("train", "val"):
         (images / part / "dark").rename(images / part / "dim")
     message = complaint(capsys, "evaluate", run.folder, "--data-dir", images, "--device", "cpu")
-    assert "imagefolder has 2 classes, dim, light, here, but the run was trained on 2, dark, light" in message
+    assert "imagefolder has 2 classes (dim, light), but the run was trained on 2 (dark, light)" in message
     assert "imagefolder is not in" in complaint(capsys, "evaluate", run.folder, "--data-dir", tmp_path)
 
 
@@ -96,7 +96,7 @@ def test_wrong_input_gives_a_one_line_error(capsys: Capture, run: Run):
     assert "--workers must be 0 or more, not -1" in complaint(capsys, "evaluate", run.folder, "--workers", "-1")
     record = run.record().to_json()
     write_json(run.record_file, record | {"config": record["config"] | {"model": None}})
-    assert "is not a record of a run: 'model' of its config is None" in complaint(capsys, "evaluate", run.folder)
+    assert "is not a record of a run: 'model' in its config has an invalid value, None" in complaint(capsys, "evaluate", run.folder)
     del record["data"]
     run.record_file.write_text(json.dumps(record))
     assert "does not describe its network: it lacks data.classes" in complaint(capsys, "evaluate", run.folder)

@@ -64,7 +64,7 @@ def test_filters_of_another_layer(tmp_path: Path):
         (["operators", "--out", "a.pdf"], "--out must be a file such as .png or .svg, not 'a.pdf'"),
         (["curves"], "give one or more runs"),
         (["curves", "nothing-of-that-name"], "there is no run 'nothing-of-that-name'"),
-        (["curves", "digits"], "'digits' may be any of 2 runs"),
+        (["curves", "digits"], "'digits' is ambiguous, it matches 2 runs"),
         (
             ["filters", "digits-cnn9-small-conv", "--layer", "conv9"],
             "--layer must be a convolution of the network, not 'conv9'",
@@ -102,7 +102,7 @@ def test_damaged_record_gives_a_one_line_error(run: Path, capsys: Capture, place
 def test_run_without_curves_or_weights_is_rejected(run: Path, capsys: Capture):
     (run / "model.safetensors").unlink()
     message = complaint(capsys, "plot", "filters", run)
-    assert "is done, but its weights are not here: there is no" in message
+    assert "is done, but its weights are missing: there is no" in message
     record = json.loads((run / "record.json").read_text())
     (run / "record.json").write_text(json.dumps(record | {"status": "running"}))
     message = complaint(capsys, "plot", "filters", run)

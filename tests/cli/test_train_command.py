@@ -33,7 +33,7 @@ def test_finished_measurements_are_not_repeated(tmp_path, capsys):
     before = run.record()
     capsys.readouterr()
     assert train(tmp_path) == 0
-    assert "is done already" in capsys.readouterr().out
+    assert "is already done" in capsys.readouterr().out
     assert run.record() == before
     assert train(tmp_path, "--again") == 0
     assert run.record().environment["date"] != before.environment["date"] or run.record() != before
@@ -60,15 +60,15 @@ def test_finished_measurements_are_not_repeated(tmp_path, capsys):
         (["--pad", "-1"], "pad"),
         (["--margin", "arcface", "--margin-scale", "big"], "scale must be a number, 'norm' or 'learned', not 'big'"),
         (["--margin", "sphereface2", "--label-smoothing", "0.1"], "does not support label_smoothing (got 0.1)"),
-        (["--momentum", "0.5"], "momentum=0.5 is for sgd, and optimizer='adam' has none"),
-        (["--norm", "none", "--norm-momentum", "0.5"], "norm_momentum=0.5 is for batch normalization, but norm='none'"),
+        (["--momentum", "0.5"], "optimizer 'adam' has no momentum (got 0.5)"),
+        (["--norm", "none", "--norm-momentum", "0.5"], "norm 'none' has no norm_momentum (got 0.5)"),
         (["--features", "2"], "features=2 needs a head with a margin"),
         (["--seeds", "-1"], "seed must be a whole number, 0 or more, not -1"),
-        (["--image-size", "16"], "image_size=16 does not fit digits, whose images have 8"),
-        (["--tracker", "aim"], "tracker is 'aim', which is not installed here"),
+        (["--image-size", "16"], "image_size=16 does not match digits, whose images have the size 8"),
+        (["--tracker", "aim"], "tracker 'aim' is not installed"),
         (
             ["--recipe", "paper-imagenet", "--dataset", "digits", "--image-size", "8", "--operators", "conv"],
-            "pixel_mean of the recipe 'paper-imagenet' has 3 values, and the images of 'digits' have 1 channels",
+            "pixel_mean of the recipe 'paper-imagenet' has 3 values, but the images of 'digits' have 1 channels",
         ),
     ],
 )
@@ -100,7 +100,7 @@ def test_options_without_effect_on_a_folder_of_images_are_rejected(tmp_path, cap
     small = ["--dataset", "imagefolder", "--data-dir", str(tmp_path / "images"), "--image-size", "14"]
     others = ["--batch-size", "2", "--width", "0.1", "--epochs", "1", "--device", "cpu", "--workers", "0"]
     assert main(["train", *small, *others, f"--{option}", "4", "--runs", str(tmp_path)]) == 2
-    assert f"{option.replace('-', '_')}=4 does not apply to a folder of images" in capsys.readouterr().err
+    assert f"{option.replace('-', '_')}=4 does not apply to imagefolder, a folder of images" in capsys.readouterr().err
 
 
 def test_runs_on_folders_with_different_images_are_different(tmp_path, capsys):
@@ -116,17 +116,17 @@ def test_runs_on_folders_with_different_images_are_different(tmp_path, capsys):
     assert main(words(str(tmp_path / "one"))) == 0
     capsys.readouterr()
     assert main(words(str(tmp_path / "one"))) == 0
-    assert "is done already" in capsys.readouterr().out
+    assert "is already done" in capsys.readouterr().out
     assert main(words(str(tmp_path / "nowhere"))) == 2
     assert f"imagefolder is not in {tmp_path / 'nowhere'}" in capsys.readouterr().err
     assert main(words(str(tmp_path / "two"))) == 0
-    assert "is done already" not in capsys.readouterr().out
+    assert "is already done" not in capsys.readouterr().out
     # Both runs stay, and the path of a folder does not matter.
     (tmp_path / "one").rename(tmp_path / "moved")
     for name, folder in {"moved": "one", "two": "two"}.items():
         assert main(words(str(tmp_path / name))) == 0
         out = capsys.readouterr().out
-        assert "is done already" in out
+        assert "is already done" in out
         (run,) = [run for run in all_runs(tmp_path) if run.folder.name in out]
         assert run.record().data.folder == str(tmp_path / folder)
 
@@ -162,7 +162,7 @@ def test_resume_works_in_a_renamed_folder(tmp_path, capsys, monkeypatch, where):
     monkeypatch.chdir(tmp_path if where == "renamed" else folder)
     capsys.readouterr()
     assert main(["train", "--resume", where, "--device", "cpu"]) == 0
-    assert "is done already" in capsys.readouterr().out
+    assert "is already done" in capsys.readouterr().out
     assert not list(tmp_path.rglob("digits-*"))
 
 

@@ -207,7 +207,7 @@ def test_read_only_run_gets_a_report(capsys: Capture, run: Run, pairs: Path):
     run.write(dataclasses.replace(run.record(), status="running"))
     assert call("verify", run.folder, "--pairs", pairs) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "note: the report is not stored in the record: the run 'run' has nothing to evaluate" in text
+    assert "note: the report is not stored in the record: evaluations need a finished run" in text
     assert not run.record().evaluations
 
 

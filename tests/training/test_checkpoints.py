@@ -168,6 +168,6 @@ def test_check_room_raises_an_error_for_a_full_disk(tmp_path):
         def state_dict(self):
             return {"x": torch.empty(2**50, device="meta")}
 
-    with pytest.raises(OSError, match=r"MiB left, and the checkpoints of this run need .*--runs"):
+    with pytest.raises(OSError, match=r"MiB left, but the checkpoints of this run need .*--runs"):
         check_room(tmp_path, Huge())
     check_room(tmp_path, torch.nn.Linear(2, 2))

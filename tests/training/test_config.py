@@ -39,7 +39,7 @@ def test_momentum_requires_an_optimizer_with_momentum():
     assert recipe("paper-imagenet", momentum=0.5).momentum == 0.5
     # The norm_momentum of a recipe is ignored for networks without normalization.
     assert recipe("paper-cifar", norm="none").norm_momentum == 1e-3
-    with pytest.raises(ValueError, match=r"momentum=0.9 is for sgd, and optimizer='adamw' has none: omit it"):
+    with pytest.raises(ValueError, match=r"optimizer 'adamw' has no momentum \(got 0.9\): omit it"):
         recipe("paper-imagenet", momentum=0.9, optimizer="adamw")
 
 
@@ -70,7 +70,7 @@ def test_plain_networks_ignore_options_of_decoupled_layers():
         ({"operator": "tanh-cos+joint", "weighted_gradients": "update"}, "weighted_gradients='update' needs"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative, not -1.0"),
         ({"margin": "a-sofmax"}, "did you mean 'a-softmax'"),
-        ({"margin": "a-softmax", "classifier": "linear"}, "classifier='linear' is replaced by the head"),
+        ({"margin": "a-softmax", "classifier": "linear"}, "classifier='linear' and margin="),
         ({"margin": "a-softmax", "annealing": "slow"}, "slow"),
         ({"features": 2}, "features=2 needs a head with a margin"),
         ({"margin": "arcface", "features": 0}, "features must be a whole number, 1 or more, not 0"),

@@ -78,7 +78,7 @@ def test_snapshots_use_at_most_all_test_images(tmp_path):
 
 @pytest.mark.parametrize("features", [None, 5])
 def test_snapshots_require_2_or_3_features(features):
-    with pytest.raises(ValueError, match=f"feature_snapshots=40 is for 2 or 3 features, not {features}"):
+    with pytest.raises(ValueError, match=f"feature_snapshots=40 needs 2 or 3 features, not {features}"):
         tiny(**SMALL | {"features": features})
 
 

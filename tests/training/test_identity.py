@@ -55,7 +55,7 @@ def test_a_margin_requires_a_custom_network_with_a_head(tmp_path):
     config = tiny(margin="arcface")
     with pytest.raises(ValueError, match=r"margin='arcface' needs a network .* which Noisy does not: omit margin"):
         train(config, tmp_path, model=Noisy())
-    with pytest.raises(TypeError, match=r"a network to train is an nn\.Module, not 'resnet18'"):
+    with pytest.raises(TypeError, match=r"model must be an nn\.Module, not 'resnet18'"):
         train(config, tmp_path, model="resnet18")
     assert not list(tmp_path.iterdir())
     body = dcnet.create_model("cnn9-small", num_classes=0, width=0.1, in_channels=1, image_size=8)
@@ -76,7 +76,7 @@ def test_the_record_has_the_name_of_the_custom_network(tmp_path):
     # The operator of the config, tanh-cos, is not in the network.
     assert record.config["operator"] == "conv"
     assert record.command is None
-    assert any(f"{run.folder} is named after another run than {own.folder.name}" in note for note in callback.notes)
+    assert any(f"{run.folder} holds the run {own.folder.name}, but has another name" in note for note in callback.notes)
     assert Run.of(tiny(), model=Noisy(), model_name="mine").folder.name.startswith("digits-mine-seed0-")
 
 
@@ -101,7 +101,7 @@ def test_load_model_accepts_a_builder_for_custom_networks(tmp_path):
     model = Noisy()
     run, _ = train(tiny(), tmp_path, model=model)
     needed = (
-        r"is of a custom network, helpers\.small_runs\.Noisy, which only you can build: use load_model\(run, builder\)"
+        r"has a custom network, helpers\.small_runs\.Noisy, which only your code can build: use load_model\(run, builder\)"
     )
     with pytest.raises(ValueError, match=needed):
         load_model(run)
@@ -112,7 +112,7 @@ def test_load_model_accepts_a_builder_for_custom_networks(tmp_path):
     assert record.status == "done"
     with pytest.raises(ValueError, match="the weights are of another network"):
         load_model(run, lambda: nn.Linear(2, 2))
-    with pytest.raises(TypeError, match=r"builder must give an nn\.Module, not 3"):
+    with pytest.raises(TypeError, match=r"builder must return an nn\.Module, not 3"):
         load_model(run, lambda: 3)
     wrapped, _ = train(tiny(), tmp_path / "compiled", model=torch.compile(Noisy(), backend="eager"))
     assert isinstance(load_model(wrapped, Noisy)[0], Noisy)
@@ -123,16 +123,16 @@ def test_resuming_requires_the_custom_network_and_data(tmp_path):
     config = config_of(record.config)
     with pytest.raises(ValueError, match=r"has no weights yet: .*`Trainer\(config, run, model=\.\.\.\)` resumes"):
         load_model(run, Noisy)
-    with pytest.raises(ValueError, match="the config is of a custom network, 'mine': give it as model="):
+    with pytest.raises(ValueError, match="the config has a custom network, 'mine': pass it as model="):
         Trainer(config, run, ON_CPU)
     trainer = Trainer(config, run, ON_CPU, model=Noisy())
     assert (trainer.done, trainer.config) == (4, config)
-    with pytest.raises(ValueError, match="the checkpoints of the run are of another network than Tied"):
+    with pytest.raises(ValueError, match="the checkpoints of the run belong to another network than Tied"):
         Trainer(tiny(), run, ON_CPU, model=Tied())
     own = dataclasses.replace(load_dataset("digits"), name="own")
     _, record = train(tiny(), tmp_path / "data", dataset=own)
     assert record.name == "own-cnn9-small-tanh-cos-seed0"
-    with pytest.raises(ValueError, match="the run is of a custom dataset, 'own', which only you can load"):
+    with pytest.raises(ValueError, match="the run has a custom dataset, 'own', which only your code can load"):
         Trainer(config_of(record.config), Run(tmp_path / "new"), ON_CPU)
 
 

@@ -1,4 +1,4 @@
-"""Initialization from pretrained weights, and of running statistics."""
+"""Initialization: pretrained weights, calibration, and running statistics."""
 
 import dataclasses
 import json
@@ -114,7 +114,7 @@ def test_a_plain_network_has_the_outputs_of_timm(folder: Path) -> None:
     model, output = started(operator="conv", weights="three.safetensors")
     x = torch.rand(2, 3, 32, 32)
     assert torch.allclose(model(x), network(classes=3)((x - 0.5) / 0.5), atol=1e-5)
-    assert output.endswith("; the classifier of 3 classes among them")
+    assert output.endswith("; including the classifier of 3 classes")
 
 
 def test_a_decoupled_network_starts_calibrated(folder: Path) -> None:
@@ -159,10 +159,10 @@ def test_gray_images_use_the_sum_of_the_color_filters(folder: Path) -> None:
         (["--weights", "torn.safetensors"], "'torn.safetensors' is not a whole file of tensors"),
         (
             ["--weights", "code.pth"],
-            "'code.pth' holds objects other than tensors, which are not loaded",
+            "'code.pth' has objects other than tensors, which are not loaded",
         ),
-        (["--weights", "packed.pth"], "'packed.pth' is neither .safetensors nor a file of torch.save"),
-        (["--weights", "old.pth"], "'old.pth' is neither .safetensors nor a file of torch.save"),
+        (["--weights", "packed.pth"], "'packed.pth' is neither .safetensors nor a file of a current torch.save"),
+        (["--weights", "old.pth"], "'old.pth' is neither .safetensors nor a file of a current torch.save"),
         (["--weights", "list.pth"], "'list.pth' has no tensors by name"),
         (
             ["--weights", "weights.safetensors", "--model", "cnn9"],
@@ -241,7 +241,7 @@ def test_weights_of_a_run_raise_an_error_that_names_pretrained(
     capsys.readouterr()
     (run,) = (Run(path) for path in (folder / "runs").iterdir())
     assert finetune("--weights", str(run.model_file), "--operators", "conv") == 2
-    assert "is of a run of dcnet, not of timm: give it to --pretrained" in capsys.readouterr().err
+    assert "has weights of a dcnet run, not of timm: give it to --pretrained" in capsys.readouterr().err
 
 
 def test_a_finetuned_network_can_be_converted_and_finetuned_again(

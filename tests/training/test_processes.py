@@ -117,7 +117,7 @@ def test_a_failed_write_is_reported_and_loses_nothing(tmp_path):
 def test_a_locked_run_is_an_error_for_other_processes(tmp_path):
     with run_lock(the_run(tmp_path).folder):
         _, err = finish(dcnet_train(tmp_path), code=2)
-    assert "another process is working on" in err
+    assert "another process is using" in err
 
 
 @pytest.fixture

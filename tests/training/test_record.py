@@ -66,8 +66,8 @@ def test_file_problem_reports_damaged_records_and_invalid_json(tmp_path: Path):
         "{": "Expecting property name",
         "[1]": None,
         '{"benchmark": "layers"}': None,
-        '{"config": {}, "status": "done", "curves": {"step": 1}}': "'curves.step' in it is 1, and not numbers",
-        '{"config": {}, "status": "done", "curves": {}, "weights": 3}': "'weights' in it is 3, and not an object",
+        '{"config": {}, "status": "done", "curves": {"step": 1}}': "'curves.step' is 1: expected numbers",
+        '{"config": {}, "status": "done", "curves": {}, "weights": 3}': "'weights' is 3: expected an object",
         '{"config": {}, "status": "done", "curves": {}}': None,
     }.items():
         file.write_text(text)

@@ -62,7 +62,7 @@ def test_an_invalid_evaluation_does_not_change_the_record(tmp_path: Path):
     before = run.record_file.read_bytes()
     with pytest.raises(ValueError, match="not JSON compliant"):
         add_evaluation(run, "faces", {"auc": float("nan")})
-    with pytest.raises(ValueError, match="needs a name"):
+    with pytest.raises(ValueError, match="name of an evaluation must not be empty"):
         add_evaluation(run, "", {})
     assert run.record_file.read_bytes() == before
     with pytest.raises(ValueError, match="there is no record at"):
@@ -72,14 +72,14 @@ def test_an_invalid_evaluation_does_not_change_the_record(tmp_path: Path):
 
 @pytest.mark.parametrize("status", ["running", "interrupted", "diverged"])
 def test_unfinished_runs_store_no_evaluations(status: str, tmp_path: Path):
-    with pytest.raises(ValueError, match=f"the run 'run' has nothing to evaluate: its status is '{status}'"):
+    with pytest.raises(ValueError, match=f"evaluations need a finished run, but the status of 'run' is '{status}'"):
         add_evaluation(run_with(tmp_path / "run", status), "faces", {})
 
 
 def test_run_lock_is_exclusive(tmp_path):
     with (
         run_lock(tmp_path / "run"),
-        pytest.raises(ValueError, match="another process is working on"),
+        pytest.raises(ValueError, match="another process is using"),
         run_lock(tmp_path / "run"),
     ):
         pass
@@ -197,7 +197,7 @@ def test_crafted_file_headers_raise_one_sentence(name: str, tmp_path: Path):
 def test_weights_of_other_shapes_raise_one_sentence(run: Run, tmp_path: Path):
     other = build_model(dataclasses.replace(CONFIG, width=0.2), 10, 1, 8).state_dict()
     write_tensors(run.model_file, other, {})
-    assert "in this network and" in sentence(lambda: load_model(run))
+    assert "in this network, but" in sentence(lambda: load_model(run))
     write_tensors(run.model_file, {name: value.reshape(-1)[:1] for name, value in other.items()}, {})
     sentence(lambda: load_model(run))
     save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
@@ -219,11 +219,11 @@ def test_find_run_prefers_an_exact_name_to_a_prefix(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "record.json").write_bytes(run.record_file.read_bytes())
     assert find_run("best", tmp_path).folder.name == "best"
-    with pytest.raises(ValueError, match="'bes' may be any of 2 runs: best, best2"):
+    with pytest.raises(ValueError, match="'bes' is ambiguous, it matches 2 runs: best, best2"):
         find_run("bes", tmp_path)
     for name in ("best3", "best4", "best5"):
         shutil.copytree(tmp_path / "best", tmp_path / name)
-    with pytest.raises(ValueError, match=r"'bes' may be any of 5 runs: best, best2, best3, best4, \.\.\.$"):
+    with pytest.raises(ValueError, match=r"'bes' is ambiguous, it matches 5 runs: best, best2, best3, best4, \.\.\.$"):
         find_run("bes", tmp_path)
 
 
@@ -250,7 +250,7 @@ def test_find_run_accepts_folders_files_and_parts_of_names(tmp_path):
     for text in (str(run.folder), str(run.record_file), run.folder.name, "digits-cnn9", run.folder.name[-8:]):
         assert find_run(text, root) == run
     train(tiny(seed=3), root)
-    with pytest.raises(ValueError, match="may be any of 2 runs"):
+    with pytest.raises(ValueError, match="is ambiguous, it matches 2 runs"):
         find_run("digits", root)
     with pytest.raises(ValueError, match="no run 'nothing'"):
         find_run("nothing", root)
@@ -265,7 +265,7 @@ def test_weights_of_another_network_raise_an_error(tmp_path):
     other = Run(tmp_path / "other")
     other.write(changed)
     other.model_file.write_bytes(weights(run))
-    with pytest.raises(ValueError, match=r"in this network and .* in the file"):
+    with pytest.raises(ValueError, match=r"in this network, but .* in the file"):
         load_model(other)
     changed.config |= {"width": 0.1, "operator": "conv"}
     other.write(changed)

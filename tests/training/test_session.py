@@ -96,7 +96,7 @@ def test_brackets_in_paths_are_not_markup(tmp_path, capsys, name):
     assert f"wrote {run.record_file}" in capsys.readouterr().out
     assert Session([(config, run)], ON_CPU).run() == 0
     out = capsys.readouterr().out
-    assert f"is done already, see {run.record_file}" in out
+    assert f"is already done, see {run.record_file}" in out
     assert "wrote" not in out
 
 

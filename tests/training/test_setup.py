@@ -13,5 +13,5 @@ def test_without_an_nvidia_gpu_the_device_is_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(accelerate.state, "is_mps_available", lambda *_, **__: True)
     assert make_accelerator(tiny(), Execution(), tmp_path).device.type == "cpu"
-    with pytest.raises(ValueError, match="torch finds no GPU here: use cpu"):
+    with pytest.raises(ValueError, match="torch finds no GPU: use cpu"):
         make_accelerator(tiny(), Execution(device="cuda"), tmp_path)

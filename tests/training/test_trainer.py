@@ -131,7 +131,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(finished, tm
 
 def test_checkpoints_of_another_config_raise_an_error(tmp_path):
     run, _ = train(tiny(), tmp_path, callback=InterruptsAt(2))
-    with pytest.raises(ValueError, match="of another config"):
+    with pytest.raises(ValueError, match="belong to another config"):
         Trainer(tiny(lr=0.5), run, ON_CPU)
 
 
@@ -150,7 +150,7 @@ def test_resuming_with_other_classes_raises_an_error(tmp_path):
     data = load_dataset("digits")
     train(tiny(), tmp_path, callback=InterruptsAt(4), dataset=data)
     other = dataclasses.replace(data, classes=tuple("abcdefghij"))
-    with pytest.raises(ValueError, match=r"started with the classes 0, 1, 2, \.\.\., and the data have a, b, c"):
+    with pytest.raises(ValueError, match=r"started with the classes 0, 1, 2, \.\.\., but the data have a, b, c"):
         train(tiny(), tmp_path, dataset=other)
 
 
@@ -159,7 +159,7 @@ def test_resuming_with_other_images_raises_an_error(tmp_path):
     data, config = load_dataset("digits"), tiny(train_images=None, steps=5)
     run, _ = train(config, tmp_path, callback=InterruptsAt(4), dataset=data)
     fewer = dataclasses.replace(data, train=data.train.subset(590, 10))
-    with pytest.raises(ValueError, match="the run started with 600 training images, and there are 590 now"):
+    with pytest.raises(ValueError, match="the run started with 600 training images, but there are 590 now"):
         train(config, tmp_path, dataset=fewer)
     # The run is unchanged, and resumes with its own images.
     assert run.record().status == "interrupted"

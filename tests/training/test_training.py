@@ -73,7 +73,7 @@ def test_a_decoupled_network_can_start_from_a_plain_one(tmp_path):
     _, fresh = train(tiny(), tmp_path)
     assert record.curves.train_loss[0] < fresh.curves.train_loss[0]
     with pytest.raises(
-        ValueError, match=r"nothing that fits the filters 'network.body.conv1.layer1.conv.weight' of the network, and 9"
+        ValueError, match=r"lacks weights of the right shape for 'network.body.conv1.layer1.conv.weight' and 9 other"
     ):
         load_run_weights_(build_model(tiny(width=0.3), 10, 1, 8), str(plain.folder))
     with pytest.raises(ValueError, match="no weights at"):

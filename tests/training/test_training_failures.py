@@ -128,9 +128,9 @@ def test_a_batch_larger_than_the_dataset_raises_an_error(tmp_path):
 
 
 def test_gradient_accumulation_of_accelerate_raises_an_error(tmp_path, monkeypatch):
-    """accelerate would divide the gradients, but a step is one batch here."""
+    """Each batch is a step here, but accelerate would still divide the gradient."""
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "8")
-    with pytest.raises(ValueError, match=r"accumulate gradients over 8 steps, but a step is one batch here: unset"):
+    with pytest.raises(ValueError, match=r"accumulate gradients over 8 steps, which is not supported: unset"):
         train(tiny(), tmp_path)
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     assert train(tiny(steps=1), tmp_path)[1].status == "done"
