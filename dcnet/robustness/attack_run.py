@@ -1,4 +1,4 @@
-"""The attack on the network of a run: prepare it, resume the report card in the record, store every measurement."""
+"""Attacks the network of a run: reads test images, resumes the report card in the record, stores every measurement."""
 
 import dataclasses
 import hashlib
@@ -22,17 +22,17 @@ from dcnet.training.identity import check_classes, load_run_data, some_names
 
 BATCH = 64
 Results = dict[str, Any]
-# A run with its network and its record, as `load_model` gives them.
+# A run with its network and its record, as `load_model` returns them.
 Loaded = tuple[Run, nn.Module, Record]
 
 
 @dataclass
 class RunAttack:
-    """A run under attack.
+    """An attack on the network of a run.
 
     Args:
-        run: its record stores the report card.
-        subject: its network, images and budget.
+        run: the run, whose record stores the report card.
+        subject: the network, images, and budget of the attacks.
         about: dataset, network, device, and the fingerprints of weights and images, as plain values.
         source: name and weights of the run from which attacks are transferred; None without one.
         not_stored: why the card could not be stored in the record; empty if it was.
@@ -56,17 +56,17 @@ class RunAttack:
         device: str = "cpu",
         workers: int = 0,
     ) -> "RunAttack":
-        """The attack on the network of a run.
+        """Reads test images and prepares the attack on the network of a run.
 
         Args:
-            attacked: the run.
-            epsilon: by how much a pixel may change.
-            images: how many test images, equally many of each class.
+            attacked: the run with its network and record.
+            epsilon: the largest change of a pixel.
+            images: the number of test images, equally many of each class.
             source: the run from which attacks are transferred; see `check_source_run`.
             effort: how strong the attacks are.
-            data_dir: where the datasets are.
-            device: where it is computed.
-            workers: processes that read image files.
+            data_dir: the folder of the datasets.
+            device: the device to compute on.
+            workers: the number of processes that read image files.
         """
         run, model, record = attacked
         pixels, labels, dataset = read_test_images(record, images, data_dir, workers)
@@ -95,7 +95,7 @@ class RunAttack:
         return own | dataclasses.asdict(subject.effort)
 
     def stored_results(self) -> Results:
-        """Results in the record of the same weights, images and effort; a transfer only if from the same source."""
+        """Results in the record for the same weights, images and effort; a transfer only if it has the same source."""
         card = self.run.record().evaluations.get(self.name)
         if card is None or card.results is None:
             return {}
@@ -114,7 +114,7 @@ class RunAttack:
         begins: Callable[[str], object] | None = None,
         ends: Callable[[str, Results], object] | None = None,
     ) -> dict[str, Any]:
-        """The report card with checks and verdict; every measurement is stored as soon as it is known.
+        """Measures the report card. Returns it with checks and verdict; every result is stored in the record at once.
 
         Args:
             done: results that are not measured again, such as `stored_results`.
@@ -174,7 +174,7 @@ def read_test_images(record: Record, count: int, data_dir: Path | None, workers:
 
 
 def _read_files(dataset: FolderDataset, size: int, count: int, workers: int) -> tuple[Tensor, Tensor]:
-    """Images at equal distances: the files are sorted by class, so every class has its share."""
+    """Reads equally spaced files: they are sorted by class, so every class has its share."""
     files = dataset.val
     index = torch.linspace(0, len(files) - 1, min(count, len(files))).round().long()
     chosen = dataclasses.replace(files, names=files.names[index.numpy()], labels=files.labels[index])
@@ -184,7 +184,7 @@ def _read_files(dataset: FolderDataset, size: int, count: int, workers: int) -> 
 
 
 def _fingerprint_of(images: Tensor, labels: Tensor) -> str:
-    """A hash of images and labels, such as those of a folder that may change."""
+    """A hash of images and labels, since the images of a folder may change."""
     digest = hashlib.sha256(repr((images.dtype, images.shape)).encode())
     for part in (images, labels):
         digest.update(part.contiguous().numpy().data)

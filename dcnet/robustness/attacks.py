@@ -62,7 +62,7 @@ def perturb(
         y: their labels, int [N].
         attack: a name of the registry, or an Attack.
         epsilon: the largest perturbation, in the norm of the attack.
-        targets: the classes that the model shall predict, int [N]; None for any class but the label.
+        targets: the classes that the model should predict, int [N]; None for any class but the label.
         source: a network to attack in place of the model, for a transfer. Every image then takes all steps, since one
             that only just misleads the source rarely misleads another network.
         seed: for all random numbers. The same seed gives the same images for every batch_size, up to rounding; only
@@ -115,20 +115,20 @@ def curve(
 ) -> list[float]:
     """The accuracy at each epsilon, in the given order.
 
-    An attack that searches keeps the images found at a smaller epsilon, which lie within the larger one, and
-    continues with the other images: accuracies then never rise with epsilon. The other arguments are those of
+    An attack that searches keeps the images found at a smaller epsilon, which are also within the larger one, and
+    continues with the other images, so accuracies never rise with epsilon. The other arguments are those of
     `perturb`.
 
     Args:
         epsilons: in any order; 0 gives the accuracy without an attack.
         source: a network to attack in place of the model; every epsilon is then independent of the others.
         seed: the same for all epsilons, even if it is a generator.
-        each: called with every epsilon and its accuracy, from the smallest epsilon on.
+        each: called with every epsilon and its accuracy, in ascending order.
     """
     chosen, images = as_attack(attack, **settings), check_images(x)
     budgets = [check_epsilon(epsilon, chosen.norm, images) for epsilon in epsilons]
     if not budgets:
-        raise ValueError("epsilons must be one number or more, not none")
+        raise ValueError("epsilons is empty: give one number or more")
     with frozen_eval(model):
         classes = classes_of(model, images)
     labels = check_labels("labels", y, len(images), classes).to(images.device)
@@ -153,7 +153,7 @@ class GradientAttack(Attack):
 
     Attributes:
         norm: "linf" or "l2".
-        loss: what to maximize: "ce" is the cross entropy, "margin" the lead of the best other class.
+        loss: what to maximize: "ce" is the cross entropy, "margin" the highest other logit minus that of the label.
         steps: the number of steps.
         step: the length of a step; None for reach * epsilon / steps, where the reach of bim is 2 and that of pgd 2.5.
         restarts: the number of starts; later ones attack the images that the network still classifies correctly.

@@ -30,7 +30,7 @@ TARGETS = 9
 
 @dataclass(frozen=True, kw_only=True)
 class PackagedAttack(Attack):
-    """An attack of the package. Results that leave the budget by rounding are projected back."""
+    """An attack of the package pyautoattack. Results that exceed the budget by rounding are projected back."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,12 +53,12 @@ class PackagedAttack(Attack):
 class AutoAttack(PackagedAttack):
     """APGD on the cross entropy and on targeted DLR, targeted FAB and Square, each on the images that still resist.
 
-    With fewer than ten classes all others are targets; parts that need more classes are left out.
+    With fewer than ten classes, all other classes are targets; parts that need more classes are left out.
 
     Attributes:
         norm: "linf" or "l2".
-        parts: the attacks in their order; by default the standard version.
-        queries: the queries of Square.
+        parts: the attacks in order; by default those of the standard version.
+        queries: the number of queries of Square.
     """
 
     name: ClassVar[str] = "autoattack"
@@ -80,7 +80,7 @@ class AutoAttack(PackagedAttack):
         theirs.attacks_to_run = self._parts(task)
         theirs.square.n_queries = self.queries
         theirs.apgd_targeted.n_target_classes = theirs.fab.n_target_classes = min(TARGETS, task.classes - 1)
-        images, labels = _rows(task.x), task.labels.to(task.x.device)
+        images, labels = _as_package_input(task.x), task.labels.to(task.x.device)
         return theirs.run_standard_evaluation(images, labels, batch_size=task.batch_size)[0]
 
     def _parts(self, task: Task) -> list[str]:
@@ -127,7 +127,7 @@ class Square(PackagedAttack):
             device=task.device,
             resc_schedule=False,
         )
-        found = [theirs.perturb(_rows(x), wanted).to(task.x.device) for _, x, wanted in task.batches()]
+        found = [theirs.perturb(_as_package_input(x), wanted).to(task.x.device) for _, x, wanted in task.batches()]
         return torch.cat(found)
 
 
@@ -136,7 +136,7 @@ def has_package() -> bool:
     try:
         return importlib.util.find_spec(PACKAGE) is not None
     except ValueError:
-        # sys.modules holds None for it.
+        # Raised if sys.modules has None for the package.
         return False
 
 
@@ -147,7 +147,7 @@ def _package(attack: Attack) -> Any:
 
 
 def _check_squares(attack: Attack, task: Task) -> None:
-    """Raises ValueError for images that the first squares do not fit into; for l2 they are a fifth of the side."""
+    """Raises ValueError if the first squares, with a fifth of the image's side for l2, do not fit into the images."""
     if task.x.dim() != 4:
         raise ValueError(f"{attack.name} needs images [N, C, H, W], not {list(task.x.shape)}")
     height, width = task.x.shape[2:]
@@ -161,13 +161,13 @@ def _check_squares(attack: Attack, task: Task) -> None:
         )
 
 
-def _rows(images: Tensor) -> Tensor:
-    """Images as the package takes them: float32 and contiguous, since it flattens them by view."""
+def _as_package_input(images: Tensor) -> Tensor:
+    """The images in float32 and contiguous, since the package flattens them with `view`."""
     return images.float().contiguous()
 
 
 def _predictor(task: Task) -> Callable[[Tensor], Tensor]:
-    """The network for float32 images, for any dtype of the network."""
+    """The network as a function from float32 images to float32 logits, whatever its own dtype."""
     network = torch.compile(task.model) if task.compiled else task.model
     return lambda images: network(on_device(images.to(task.x.dtype), task.device)).float()
 
@@ -200,6 +200,6 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage().removesuffix(" See flags_doc.md for details.")
-        # `_parts` checks the number of classes, and 3 are enough for an untargeted DLR loss.
+        # `_parts` checks the number of classes; the untargeted DLR loss needs only 3.
         if not message.startswith("with only"):
             self.messages.append(message)

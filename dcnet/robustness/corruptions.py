@@ -83,7 +83,7 @@ def _contrast(images: Tensor, kept: float, rows: Tensor, seed: int) -> Tensor:
 
 @torch.no_grad()
 def corrupt(x: Tensor, kind: str, severity: int, *, seed: int | torch.Generator = 0) -> Tensor:
-    """The corrupted images [N, C, H, W], in [0, 1] and on their device; severity is from 1 to 5."""
+    """Corrupts images [N, C, H, W]. Returns images in [0, 1], on the same device; severity is from 1 to 5."""
     images = _checked(x)
     rows = torch.arange(len(images), device=images.device)
     return _corrupt(images, registry[kind], severity, rows, gradient_attack.as_seed(seed))
@@ -99,9 +99,9 @@ def accuracies(
     seed: int | torch.Generator = 0,
     batch_size: int = BATCH,
 ) -> dict[str, list[float]]:
-    """Accuracies under these corruptions, by default all, at each of the five severities.
+    """Accuracies under the given kinds of corruption, by default all, at each of the five severities.
 
-    Images are corrupted on the device of the model, batch by batch; batch size and device change them by rounding only.
+    Images are corrupted batch by batch on the device of the model; batch size and device change only the rounding.
     """
     images, size, number = _checked(x), check_whole("batch_size", batch_size, 1), gradient_attack.as_seed(seed)
     chosen = {kind: registry[kind] for kind in (registry if kinds is None else kinds)}

@@ -1,4 +1,4 @@
-"""Gradients of a network with respect to images: zero gradients, the loss along them, and smoothed gradients."""
+"""Tests for masked gradients: zero gradients, the loss along gradients, and smoothed gradients."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from dcnet.robustness.subject import Subject
 from dcnet.robustness.task import batches
 from dcnet.training.record import finite
 
-# The images whose loss is measured, and how far they are moved, in epsilons.
+# `surface` measures the loss of this many images, moved by these multiples of epsilon.
 SURFACE_IMAGES = 200
 AMOUNTS = [at / 4 for at in range(-8, 9)]
 Measured = dict[str, Any]
@@ -74,7 +74,7 @@ def surface(subject: Subject) -> Measured:
 
 
 def _random_signs(seed: int, rows: Tensor, like: Tensor) -> Tensor:
-    # Another seed than that of the starts of attacks.
+    # A different seed from that of random starts of attacks.
     draws = gradient_attack.uniform(seed + 1, rows, like.shape[1:]).to(like.dtype)
     return torch.where(draws < 0.5, -1.0, 1.0).to(like.dtype)
 
@@ -86,8 +86,8 @@ def smoothed(model: nn.Module) -> Iterator[int]:
     With n = ||x|| and c = cos(theta), the gradient of h(n) g(c) becomes k g'(c) w/||w||: 1/n is a constant, and k is
     the slope of the linear part of h, scale / rho for ball and tanh and scale for seg, as if it never saturated. For
     other magnitudes, which have no linear part, k is h(n) / n. With g = cos this is the gradient of a plain
-    convolution, and where nothing saturates that of the layer. A layer whose norm cancels, as in linear-cos, keeps its
-    gradient; so do layers in training mode and networks that are compiled already.
+    convolution; where nothing saturates, it is also that of the layer. A layer whose norm cancels, as in linear-cos,
+    keeps its gradient; so do layers in training mode and networks that are compiled already.
 
     Yields the number of layers with a smoothed gradient.
     """
@@ -130,7 +130,7 @@ def _surrogate(layer: Decoupled, input: Tensor) -> Tensor:
         name: patches.per_filter(value) if isinstance(value, Tensor) and op.slots[name].size == 1 else value
         for name, value in layer.constants().items()
     }
-    # No gradient flows through the norm, neither by the magnitude nor by the angle.
+    # No gradient flows through the norm, neither in the magnitude nor in the angle.
     w_norm, n = patches.per_filter(filter_norm(layer.weight, layer.eps)), patches.norm(layer.eps).detach()
     factor = op.factor(w_norm, constants)
     relative = relative_to_mean(op, constants, n, layer.options())

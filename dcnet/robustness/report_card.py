@@ -23,7 +23,7 @@ Results = dict[str, Measured]
 
 measurements: Registry[Callable[[Subject], Measured]] = Registry("a measurement")
 measurement = measurements.register
-# Epsilons of the curve per doubling.
+# Number of epsilons of the curve per doubling.
 STEPS_PER_DOUBLING = 2
 
 
@@ -85,7 +85,7 @@ def square(subject: Subject) -> Measured:
 
 @measurement
 def by_epsilon(subject: Subject) -> Measured:
-    """The accuracy under PGD at growing epsilons, up to the first where it is 0, or to 1."""
+    """The accuracy under PGD at growing epsilons, up to the first at which it is 0, or to epsilon 1."""
     budgets, options = epsilons(subject.epsilon), {"steps": subject.effort.steps, **subject.options()}
     found = curve(subject.model, subject.images, subject.labels, "pgd", epsilons=budgets, **options)
     end = found.index(0) + 1 if 0 in found else len(found)
@@ -143,7 +143,7 @@ def report_card(
     begins: Callable[[str], object] | None = None,
     ends: Callable[[str, Results], object] | None = None,
 ) -> Results:
-    """All measurements by name, as plain values for a record, each with its seconds.
+    """Runs all measurements. Returns plain values for a record, by name, each with its time in seconds.
 
     Args:
         subject: the network under attack.
@@ -188,7 +188,7 @@ def evaluate_attacks(
         labels: int [N].
         source: another network for the same classes.
         epsilon: the largest change of a pixel.
-        steps: of BIM.
+        steps: the number of steps of BIM.
         step: the change of a pixel in a step of BIM; None for 2 epsilon / steps.
         seed: without effect, since these attacks use no random numbers.
         batch_size: images attacked at once.

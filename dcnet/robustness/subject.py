@@ -21,12 +21,12 @@ class Effort:
     """How strong the attacks are.
 
     Args:
-        steps: of PGD.
-        restarts: of PGD.
-        bim_steps: of BIM.
-        queries: of Square as the black-box attack.
+        steps: steps of PGD.
+        restarts: restarts of PGD.
+        bim_steps: steps of BIM.
+        queries: queries of Square as the black-box attack.
         autoattack: whether to run AutoAttack.
-        autoattack_queries: of Square within AutoAttack; 5,000 in the standard version.
+        autoattack_queries: queries of Square within AutoAttack; 5,000 in the standard version.
     """
 
     steps: int = 50
@@ -50,7 +50,7 @@ class Subject:
         model: from pixels in [0, 1] to logits [N, classes].
         images: uint8, or float in [0, 1], [N, C, H, W].
         labels: int [N].
-        epsilon: in (0, 1].
+        epsilon: the largest change of a pixel, in (0, 1].
         source: another network for the same classes, from which attacks are transferred.
         effort: how strong the attacks are.
         seed: for all random numbers.
@@ -80,7 +80,7 @@ class Subject:
             check_source(self.model, self.source, images)
 
     def options(self) -> dict[str, Any]:
-        """Arguments of every attack."""
+        """Keyword arguments that all attacks get."""
         return {"seed": self.seed, "batch_size": self.batch_size}
 
     def accuracy(self, images: Tensor | None = None) -> float:

@@ -1,4 +1,4 @@
-"""The class Attack and its registry, the Task that an attack gets, and accuracy."""
+"""The base class of attacks and its registry, the Task that an attack gets, and accuracy."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Task:
         model: in evaluation mode, from pixels to logits [N, classes].
         x: the images [N, ...], which go to the model batch by batch.
         labels: their classes, int64 [N].
-        targets: the classes that the model shall predict, int64 [N]; None for any class but the label.
+        targets: the classes that the model should predict, int64 [N]; None for any class but the label.
         epsilon: the largest perturbation, in the norm of the attack.
         seed: for all random numbers.
         batch_size: images attacked at once.
@@ -47,7 +47,7 @@ class Task:
     device: torch.device
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Indices, images, and the targets, or labels without targets, batch by batch on the device of the model."""
+        """Yields indices, images, and targets, or labels without targets, of each batch on the device of the model."""
         return batches(self.model, self.x, self.labels if self.targets is None else self.targets, self.batch_size)
 
 
@@ -74,24 +74,24 @@ class Attack:
 
     @classmethod
     def fields(cls) -> list[dataclasses.Field[Any]]:
-        """Its settings, as fields of the dataclass."""
+        """The settings of the attack, as fields of the dataclass."""
         return [field for field in dataclasses.fields(cls) if field.init]
 
     def settings(self) -> dict[str, Any]:
-        """The values of its settings, as a record holds them."""
+        """The values of the settings, for a record."""
         return {field.name: getattr(self, field.name) for field in self.fields()}
 
     @property
     def searching(self) -> bool:
-        """Whether it stops changing an image once the network misclassifies it."""
+        """Whether the attack stops changing an image once the network misclassifies it."""
         return True
 
     def at_full_strength(self) -> "Attack":
-        """The same attack, which, if possible, keeps changing images that the network already misclassifies."""
+        """The attack without early stopping: it keeps changing images that the network misclassifies, if it can."""
         return self
 
     def images(self, task: Task) -> Tensor:
-        """The images that it finds, within the budget and on the device of the given ones."""
+        """Attacks the images of the task. Returns images within the budget, on the device of the given ones."""
         raise NotImplementedError
 
 
@@ -135,7 +135,7 @@ def classes_of(model: nn.Module, x: Tensor) -> int:
         logits = model(on_device(x[:1], device_of(model, x)))
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1:
         found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"{type(model).__name__} must give logits [N, classes], and gives {found} for one image")
+        raise ValueError(f"{type(model).__name__} must return logits [N, classes], but returns {found} for one image")
     return logits.shape[1]
 
 
@@ -156,7 +156,7 @@ def check_targets(targets: Tensor | None, labels: Tensor, classes: int) -> Tenso
 
 
 def check_epsilon(epsilon: Any, norm: str, x: Tensor) -> float:
-    """Checks the size of a perturbation: no more than the distance of two images."""
+    """Checks the size of a perturbation, which is at most the largest distance between two images."""
     largest = norms[norm].max_size(x[0].numel())
     if not is_number(epsilon) or not 0 <= epsilon <= largest:
         raise ValueError(
@@ -167,7 +167,7 @@ def check_epsilon(epsilon: Any, norm: str, x: Tensor) -> float:
 
 
 def parse_epsilon(text: str) -> float:
-    """The number of a text such as 8/255 or 0.03."""
+    """Parses a number or a fraction such as 8/255."""
     numerator, slash, denominator = text.partition("/")
     try:
         return float(numerator) / float(denominator) if slash else float(numerator)
@@ -176,9 +176,9 @@ def parse_epsilon(text: str) -> float:
 
 
 def format_epsilon(epsilon: float, exact: bool = False) -> str:
-    """The epsilon in steps of 255, such as 8/255 or 1.5/255; 0 and 1 as they are.
+    """The epsilon as a multiple of 1/255, such as 8/255 or 1.5/255; 0 and 1 are not changed.
 
-    With `exact` the text gives the same number by `parse_epsilon`, if need be as a decimal such as 0.05.
+    With `exact`, `parse_epsilon` returns the same number for the text, which may be a decimal such as 0.05.
     """
     steps = 255 * epsilon
     whole = abs(steps - round(steps)) < 1e-6

@@ -7,7 +7,7 @@ from typing import Any
 from dcnet.robustness.subject import STANDARD, Effort
 from dcnet.robustness.task import format_epsilon
 
-# Accuracies that differ by less count as equal; one image at least.
+# Accuracies that differ by less, or by one image, count as equal.
 TOLERANCE = 0.01
 # The largest share of images without a gradient.
 MOST_ZEROS = 0.01
@@ -22,7 +22,7 @@ class Check:
         name: a short name.
         claim: the condition.
         passed: whether it holds; None if it could not be checked.
-        words: the measurements behind it.
+        words: the measurements as a text.
     """
 
     name: str
@@ -125,13 +125,13 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-# The share of the clean accuracy that a network keeps if it is robust to an attack.
+# The share of the clean accuracy that must remain under an attack for a network to be robust to it.
 ROBUST = 0.5
-# The share that it keeps under all attacks if it is robust, and not only partly robust.
+# The share that must remain under all attacks for a network to be robust, not only partly robust.
 FULLY_ROBUST = 0.9
 # An accuracy below this multiple of guessing leaves nothing to attack.
 GUESSING = 1.5
-# Rounding may make an epsilon of the curve exceed that of the card by this share.
+# An epsilon of the curve may exceed that of the card by this share, because of rounding.
 ROUNDING = 1e-9
 GROWING = "PGD at growing epsilons"
 WHITE_BOX = {
@@ -144,12 +144,13 @@ WHITE_BOX = {
 
 
 def verdict(results: Results, checks: Sequence[Check], epsilon: float, effort: Effort = STANDARD) -> dict[str, Any]:
-    """The conclusions of a report card as plain values, and in "words" as sentences.
+    """The conclusions of a report card as plain values; "words" has them as sentences.
 
-    "robust_to" lists the attacks within epsilon under which at least half of the clean accuracy remains, with the curve
-    as one of them where it is below PGD, and "strongest" names the one with the lowest accuracy. "robust_up_to" is the
-    largest epsilon of the curve at which that much remains, "broken_from" the first with an accuracy of 0, or None.
-    "trusted" is False if a check failed, and None if one could not be run or attacks were weaker than the standard.
+    "robust_to" lists the attacks within epsilon under which at least half of the clean accuracy remains. The curve, PGD
+    at growing epsilons, counts as another attack if it is below PGD. "strongest" is the attack with the lowest
+    accuracy. "robust_up_to" is the largest epsilon of the curve at which half of the clean accuracy remains, and
+    "broken_from" the first with an accuracy of 0, or None. "trusted" is False if a check failed, and None if one could
+    not be run or attacks were weaker than the standard.
     """
     clean, left, points = results["clean"]["accuracy"], accuracies(results, epsilon), _points(results)
     strongest = min(left, key=lambda name: left[name])

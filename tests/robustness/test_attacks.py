@@ -147,11 +147,11 @@ def test_attacks_reject_invalid_networks():
     model, x, y = attacked(2)
     with raises("the model must be an nn.Module, not function"):
         attacks.fgsm(lambda images: images, x, y, epsilon=0.1)
-    with raises(r"Identity must give logits \[N, classes\], and gives \[1, 3, 5, 5\]"):
+    with raises(r"Identity must return logits \[N, classes\], but returns \[1, 3, 5, 5\]"):
         attacks.fgsm(nn.Identity(), x, y, epsilon=0.1)
     with raises("the source must have the 5 classes of the network, not 3"):
         attacks.fgsm(model, x, y, epsilon=0.1, source=smooth(3))
-    with raises("epsilons must be one number or more, not none"):
+    with raises("epsilons is empty: give one number or more"):
         attacks.curve(model, x, y, epsilons=[])
 
 

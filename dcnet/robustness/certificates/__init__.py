@@ -1,4 +1,4 @@
-"""Certificates: bounds on the values inside a network and on how far they can move, layer by layer.
+"""Certificates: bounds on the values inside a network, and on how far a perturbation can move them, layer by layer.
 
 The formulas and their derivation are in docs/robustness_bounds.md. All bounds are computed in float64, and each norm is
 enlarged by `matrices.SLACK`, far more than the rounding of float64.

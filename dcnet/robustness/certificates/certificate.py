@@ -1,4 +1,4 @@
-"""Certificates: an upper bound on how far any attack of a size can move the logits."""
+"""Certificates: an upper bound on how far any perturbation of a given size can move the logits."""
 
 import dataclasses
 import math
@@ -20,21 +20,21 @@ NORMS = ("linf", "l2")
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """An upper bound on how far a perturbation of a size can move the difference of two logits.
+    """An upper bound on how far a perturbation of a given size can move the difference of two logits.
 
     Args:
-        epsilon: the size.
-        norm: the norm of the size.
-        lipschitz: a Lipschitz constant of the difference of logits i and j, float64 [classes, classes].
-        spread: a bound on its movement between any two images; inf if there is none.
+        epsilon: the size of the perturbation.
+        norm: the norm that measures the size.
+        lipschitz: Lipschitz constants of the difference of logits i and j, float64 [classes, classes].
+        spread: bounds on the change of this difference between any two images; inf if there is none.
         low: a lower bound of each logit for all images, [classes]; -inf if there is none.
         high: an upper bound; inf if there is none.
         images: the number of given images.
         accuracy: the share of them that the network classifies correctly.
         certified: the share that it classifies correctly everywhere within epsilon.
-        factor: the bound over the largest that would certify an image; below 1 some are certified, None if no image is
-            classified correctly.
-        reach: the largest epsilon at which an image is certified by the Lipschitz constant.
+        factor: the bound divided by the largest bound that would certify an image: below 1, some images are certified;
+            None if no image is classified correctly.
+        reach: the largest epsilon at which the Lipschitz constant certifies an image.
     """
 
     epsilon: float
@@ -68,13 +68,13 @@ class Certificate:
 
     @property
     def excess(self) -> float:
-        """The movement that the Lipschitz constant allows over the largest possible one; 0 for unbounded logits."""
+        """The movement allowed by the Lipschitz constant, divided by the largest possible; 0 for unbounded logits."""
         far, most = self.epsilon * float(self.lipschitz.max()), float(self.spread.max())
         return far / most if 0 < most < math.inf else 0.0
 
     @property
     def vacuous(self) -> bool:
-        """Whether it certifies no image or, without images, does not restrict the movement of logits."""
+        """Whether the certificate certifies no image or, without images, does not restrict the movement of logits."""
         if self.images:
             return not self.certified
         return self.excess >= 1
@@ -123,11 +123,11 @@ class Certificate:
 
 
 def lipschitz(module: nn.Module, shape: Sequence[int], norm: str = "l2") -> float:
-    """An upper bound of |module(a) - module(b)| / |a - b| for all a and b, both in the norm.
+    """An upper bound of |module(a) - module(b)| / |a - b| for all a and b, with both sizes in the norm.
 
     Args:
         module: a layer, or anything that `certify` covers, in evaluation mode.
-        shape: of one input, without the batch: [channels, height, width], or [features].
+        shape: the shape of one input, without the batch: [channels, height, width], or [features].
         norm: "l2" or "linf".
     """
     signal = _propagate(module, shape, norm)
@@ -137,7 +137,7 @@ def lipschitz(module: nn.Module, shape: Sequence[int], norm: str = "l2") -> floa
 
 
 def output_bounds(module: nn.Module, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Bounds of the outputs of each channel for all inputs: lowest and highest, float64 [channels]."""
+    """Lower and upper bounds on the outputs of each channel for all inputs, float64 [channels] each."""
     signal = _propagate(module, shape, "linf")
     return signal.low, signal.high
 
@@ -186,11 +186,11 @@ def certify(
     where operators are bounded. Both hold in exact arithmetic; they do not include the rounding of float32.
 
     Args:
-        model: from pixels to logits [N, classes], of layers with a rule in dcnet.robustness.certificates.
+        model: maps pixels to logits [N, classes]; each layer needs a rule in dcnet.robustness.certificates.
         epsilon: the size of the perturbation.
         norm: "linf" or "l2".
         image_size: side of the images, or height and width; by default that of x.
-        channels: of the images; by default those of x.
+        channels: the channels of the images; by default those of x.
         x: images [N, channels, height, width] in [0, 1], or uint8.
         y: their labels, int [N]; with x, the certificate says how many images it certifies.
         batch_size: images per forward pass.
@@ -202,7 +202,7 @@ def certify(
     size = check_epsilon(epsilon, norm, torch.empty(1, *shape, device="meta"))
     signal = _propagate(model, shape, norm)
     if len(signal.shape) != 1 or signal.channels < 2:
-        raise ValueError(f"{type(model).__name__} must give two logits or more, not {list(signal.shape)}")
+        raise ValueError(f"{type(model).__name__} must return two logits or more, not {list(signal.shape)}")
     lipschitz, spread = signal.pair_bounds()
     bounds = Certificate(size, norm, lipschitz, spread, signal.low, signal.high)
     if images is None or y is None:
@@ -241,9 +241,9 @@ def _with_images(model: nn.Module, bounds: Certificate, images: Tensor, y: Tenso
 
 
 def _ratios(logits: Tensor, labels: Tensor, bounds: Certificate) -> Tensor:
-    """Movement over margin, within epsilon and per unit of it, and whether the network is right; [3, N].
+    """Three values per image, [3, N]: bound / margin, Lipschitz constant / margin, and whether the network is right.
 
-    The ratios are inf where the network is wrong, and where a bound is infinite.
+    Both ratios are the largest over the other classes; they are inf where the network is wrong or a bound is infinite.
     """
     margins = logits.gather(1, labels[:, None]) - logits
     own = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]

@@ -18,8 +18,8 @@ from dcnet.operator import Operator
 from dcnet.parameters import Value
 from dcnet.robustness.certificates.matrices import SLACK, Signal, Window
 
-# Upper bounds of the norm of A U P + B U e e^T over that of U, where P projects out e, and A and B are diagonal: for
-# 0 <= B <= A <= 1, and for |A|, |B| <= 1. It is 1 only if A and B are equal for all filters.
+# Upper bounds of ||A U P + B U e e^T|| / ||U||, where P projects out e, and A and B are diagonal: for 0 <= B <= A <= 1,
+# and for |A|, |B| <= 1. The ratio is 1 only if A and B are equal for all filters.
 FADING, ANY = 2 / math.sqrt(3), math.sqrt(2)
 WEIGHTINGS = (weighting.Unweighted, weighting.LinearlyWeighted, weighting.Joint, weighting.Product)
 
@@ -29,13 +29,13 @@ class Bank:
     """Bounds on f = a(w) h(b(w) ||x||) g(theta) of each filter.
 
     Args:
-        units: the filters over their norms, to which eps is added: [out, channels of a group, *kernel].
+        units: the filters divided by their norms, which include eps: [out, channels of a group, *kernel].
         magnitude: slopes of a h(b n) as a function of n = ||x||.
         angle: slopes of g.
         shared: whether a h(b n) is equal for all filters up to a factor.
-        linear: whether it is a n with a homogeneous g, so that f depends on x and not on ||x||.
+        linear: whether f is a n g with a homogeneous g, so that n cancels.
         nonnegative: whether f >= 0.
-        eps: of the norms.
+        eps: added under the square root of the norms.
     """
 
     units: Tensor
@@ -58,7 +58,7 @@ class Bank:
 
     @property
     def outward(self) -> Tensor:
-        """A bound on the slope of f along the patch, over |<u, x>| / |x|, for angles with infinite dg/dc; [out].
+        """A bound on the slope of f along the patch, divided by |<u, x>| / |x|, for angles with infinite dg/dc; [out].
 
         It is the maximum over r = sqrt(eps) / n of pi / 2 slope (1 - r^2) + chord r.
         """
@@ -68,13 +68,13 @@ class Bank:
 
     @cached_property
     def gradients(self) -> Tensor:
-        """A bound on the norm of the gradient of f by its patch, over ||u||; [out]."""
+        """A bound on the norm of the gradient of f with respect to its patch, divided by ||u||; [out]."""
         if self.angle.by_angle:
             return self.angle.slope * torch.hypot(self.magnitude.chord, self.outward)
         return self.angle.slope * self.largest
 
     def norm(self, scale: Tensor, groups: int) -> float:
-        """A bound on the L2 norm of the Jacobian by one patch, with f of each filter times a scale, [out]."""
+        """A bound on the L2 norm of the Jacobian of scale * f with respect to one patch; `scale` is [out]."""
         rows = self.gradients * scale.abs() * self.lengths
         frobenius = float(rows.square().view(groups, -1).sum(1).sqrt().max()) * SLACK
         return min(frobenius, self._spectral_norm(scale.abs() * self.angle.slope, groups))
@@ -112,7 +112,7 @@ def bank_of(layer: Decoupled) -> Bank:
 
 
 def plain_weight(layer: Decoupled) -> Tensor | None:
-    """The filters of an equal plain layer; None if there is none."""
+    """The filters of the plain layer that computes the same; None if there is none."""
     op, weight = layer.operator, layer.weight.detach().double()
     if not (op.norm_cancels and op.angle.identity):
         return None
@@ -164,7 +164,7 @@ def _uniform(op: Operator, constants: dict[str, Value]) -> bool:
 
 
 def affine(signal: Signal, weight: Tensor, bias: Tensor | None, window: Window) -> Signal:
-    """A convolution or fully connected layer with filters [out, channels of a group, *kernel] in float64."""
+    """The bounds after a convolution or fully connected layer with filters [out, channels of a group, *kernel]."""
     filters = len(weight)
     sums = _tap_sums(weight.abs())
     rows = torch.linalg.vector_norm(weight.flatten(1), dim=1)
@@ -211,7 +211,7 @@ def _differences(signal: Signal, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decoupled(signal: Signal, bank: Bank, bias: Tensor | None, window: Window) -> Signal:
-    """f(w, x) + bias of every patch and every filter."""
+    """The bounds after a decoupled layer, f(w, x) + bias."""
     filters, patches = len(bank.units), signal.l2 * window.repeated
     patch = window.patch_length(signal.linf, filters).clamp(max=signal.l2 * window.lengthened)
     moved = torch.minimum(_moved(signal, bank, window), bank.gradients * bank.lengths * patch) * SLACK
@@ -232,7 +232,7 @@ def _moved(signal: Signal, bank: Bank, window: Window) -> Tensor:
 
 
 def _interval_decoupled(signal: Signal, bank: Bank, bias: Tensor | None, window: Window) -> tuple[Tensor, Tensor]:
-    """|f| <= |h| is at most its bound, and at most its chord times the norm of the longest patch."""
+    """The range of the outputs: |f| <= |h|, which is at most its bound, and its chord times the largest patch norm."""
     top = bank.magnitude.top
     if signal.bounded:
         low, high = with_zeros(signal, window)

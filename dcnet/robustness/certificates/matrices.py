@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-# Factor of every norm against the rounding of float64, whose error is about 1e-13.
+# Every norm is multiplied by this, to cover the rounding error of float64, about 1e-13.
 SLACK = 1 + 1e-9
 # The largest number of complex values in the spectrum of a convolution; above it only other bounds are used.
 LARGEST_SPECTRUM = 2**26
@@ -25,12 +25,12 @@ class Signal:
     """Bounds on values inside a network: their movement for a perturbation of size 1, and their range for any image.
 
     Args:
-        shape: of the values of one image: channels and spatial size, or features.
+        shape: the shape of the values of one image: channels and spatial size, or features.
         linf: a bound on the movement of a value of each channel, [channels].
         low: a lower bound of the values of each channel, [channels]; -inf if there is none.
         high: an upper bound.
         stretched: takes a scale per channel, [channels], and returns a bound on the L2 movement of all scaled values;
-            so a scale counts with the filter that it follows.
+            this way a scale is multiplied into the filters before it.
         differences: returns bounds on the movement of the difference of any two values, and on its range for any two
             images, both [features, features]; None if only bounds of single values are known.
     """
@@ -59,7 +59,7 @@ class Signal:
 
     @cached_property
     def moved(self) -> Tensor:
-        """A bound on the movement of a value of each channel, also by the L2 bound."""
+        """A bound on the movement of a value of each channel: the smaller of `linf` and `l2`."""
         return self.linf.clamp(max=self.l2)
 
     @property
@@ -71,7 +71,7 @@ class Signal:
         return bool(self.width.isfinite().all())
 
     def scaled(self, scale: Tensor, shift: Tensor | float = 0.0) -> "Signal":
-        """The values times a scale per channel, plus a shift."""
+        """Bounds on the values times a scale per channel, plus a shift."""
         ends = torch.stack((product(scale, self.low), product(scale, self.high)))
         low, high = ends.amin(0) + shift, ends.amax(0) + shift
         return Signal(
@@ -92,17 +92,17 @@ class Signal:
 
 
 def product(scale: Tensor, end: Tensor) -> Tensor:
-    """The product, which is zero if the scale is, even for an infinite end."""
+    """scale * end, which is zero for a scale of zero, even if the end is infinite."""
     return (scale * end).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
 def together(l2: float) -> Callable[[Tensor], float]:
-    """`Signal.stretched` from an L2 bound alone."""
+    """`Signal.stretched` for values of which only an L2 bound is known."""
     return lambda scale: l2 * float(scale.abs().max())
 
 
 def first_signal(shape: Sequence[int], norm: str, device: torch.device) -> Signal:
-    """The signal of an image that moves by 1 in the norm."""
+    """The signal of the input: an image of any values, which moves by 1 in the norm."""
     ones = torch.ones(shape[0], dtype=torch.float64, device=device)
     l2 = 1.0 if norm == "l2" else math.sqrt(math.prod(shape))
     unknown = torch.full_like(ones, math.inf)
@@ -115,12 +115,12 @@ class Window:
 
     Args:
         sides: the spatial size of the input; () for features.
-        kernel: one number per dimension, like the next two.
-        stride: of the patches.
-        dilation: of the taps.
-        ends: padding as `F.pad` takes it, from the last dimension to the first.
-        mode: of the padding.
-        groups: of channels.
+        kernel: the kernel size; one number per dimension, as for stride and dilation.
+        stride: the stride.
+        dilation: the dilation.
+        ends: the padding as `F.pad` takes it, from the last dimension to the first.
+        mode: the padding mode.
+        groups: the number of groups of channels.
     """
 
     sides: tuple[int, ...] = ()
@@ -180,16 +180,16 @@ class Window:
 
     @property
     def repeated(self) -> float:
-        """A bound on the L2 norm of all patches over that of the values."""
+        """A bound on the L2 norm of all patches together, divided by that of the values."""
         return math.sqrt(overlap(self.kernel, self.stride, self.dilation)) * math.sqrt(self.copies)
 
     @property
     def lengthened(self) -> float:
-        """A bound on the L2 norm of one patch over that of the values."""
+        """A bound on the L2 norm of one patch, divided by that of the values."""
         return math.sqrt(self.copies_in_patch)
 
     def norm(self, weight: Tensor) -> float:
-        """An upper bound of the L2 norm of the convolution with these filters: the smallest of three."""
+        """An upper bound of the L2 norm of the convolution with these filters: the smallest of three bounds."""
         grouped = weight.unflatten(0, (self.groups, -1))
         size = grouped.abs().flatten(3) if weight.dim() > 2 else grouped.abs().unsqueeze(3)
         # Schur's test: the largest row sum times the largest column sum.
@@ -218,7 +218,7 @@ class Window:
         return math.sqrt(max(float(largest), 0.0)) * SLACK
 
     def per_filter(self, values: Tensor, filters: int) -> Tensor:
-        """Values of channels for each filter: [channels] -> [filters, channels of a group]."""
+        """The values of the channels that each filter reads: [channels] -> [filters, channels of a group]."""
         return values.view(self.groups, 1, -1).expand(-1, filters // self.groups, -1).reshape(filters, -1)
 
     def patch_length(self, values: Tensor, filters: int) -> Tensor:
@@ -258,6 +258,6 @@ def window_of(layer: nn.Module, signal: Signal) -> Window:
 def _check_input(signal: Signal, expected: int, dims: int, what: str) -> None:
     if len(signal.shape) != dims or signal.channels != expected:
         raise ValueError(
-            f"takes {expected} {what}, and gets {list(signal.shape)} of an image: give the image_size and channels of "
+            f"takes {expected} {what}, but gets {list(signal.shape)} per image: give the image_size and channels of "
             "the network"
         )

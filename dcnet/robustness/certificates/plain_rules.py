@@ -1,4 +1,4 @@
-"""Rules for modules: each computes the bounds behind a module from those before it."""
+"""Rules for modules: each computes the bounds after a module from those before it."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from dcnet.robustness.certificates.matrices import Signal, Window, overlap, prod
 Rule = Callable[[Any, Signal], Signal]
 Kind = TypeVar("Kind", bound=Rule)
 rules: dict[type[nn.Module], Rule] = {}
-# A subclass that overrides one of these methods computes something else than the class of the rule.
+# A subclass that overrides one of these methods may not compute the same as the class of the rule.
 COMPUTING = ("forward", "_conv_forward", "decoupled", "plain", "arguments", "options")
 
 
@@ -77,7 +77,7 @@ def _batch_norm(norm: _BatchNorm, signal: Signal) -> Signal:
     if norm.running_mean is None or norm.running_var is None:
         raise ValueError("normalizes by the statistics of the batch, where one image can move another")
     if norm.num_features != signal.channels:
-        raise ValueError(f"takes {norm.num_features} channels, and gets {list(signal.shape)} of an image")
+        raise ValueError(f"takes {norm.num_features} channels, but gets {list(signal.shape)} per image")
     scale = (norm.running_var.double() + norm.eps).rsqrt()
     scale = scale if norm.weight is None else scale * norm.weight.detach().double()
     shift = -norm.running_mean.double() * scale
@@ -157,7 +157,7 @@ def _adaptive_largest(pool: Any, signal: Signal) -> Signal:
 @register(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 @register(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 def _mean(pool: Any, signal: Signal) -> Signal:
-    """By Schur's test: the largest row sum of its matrix, at most 1, times the largest column sum."""
+    """The bound is from Schur's test: the largest row sum of the matrix, at most 1, times the largest column sum."""
     if getattr(pool, "divisor_override", None) is not None:
         raise ValueError("has a divisor_override")
     outputs = _outputs(pool, signal)
@@ -174,7 +174,7 @@ def _pooled(signal: Signal, outputs: tuple[int, ...], l2: float) -> Signal:
 
 
 def _with_zero(signal: Signal) -> Signal:
-    """Means that include padding lie between zero and the mean without it."""
+    """Extends the range to zero: a mean that includes padding is between zero and the mean without it."""
     low, high = signal.low.clamp(max=0), signal.high.clamp(min=0)
     return Signal(signal.shape, signal.linf, low, high, signal.stretched)
 
@@ -184,7 +184,7 @@ def _outputs(pool: Any, signal: Signal) -> tuple[int, ...]:
     try:
         return tuple(pool(torch.zeros(1, *signal.shape[1:])).shape[1:])
     except RuntimeError:
-        raise ValueError(f"does not fit {list(signal.shape)} of an image: give another image_size") from None
+        raise ValueError(f"does not fit {list(signal.shape)} per image: give another image_size") from None
 
 
 def _each(size: int | tuple[int, ...], sides: int) -> tuple[int, ...]:
@@ -193,11 +193,11 @@ def _each(size: int | tuple[int, ...], sides: int) -> tuple[int, ...]:
 
 
 def head_logits(head: MarginSoftmax, signal: Signal) -> Signal:
-    """s cos(theta), or ||x|| cos(theta), which is linear; times ||w|| unless the margin normalizes filters."""
+    """Logits s cos(theta), or ||x|| cos(theta), which is linear; times ||w|| unless the margin normalizes weights."""
     if type(head) is not MarginSoftmax:
         raise ValueError("is sharded or a subclass of MarginSoftmax, for which there is no rule")
     if signal.shape != (head.in_features,):
-        raise ValueError(f"takes {head.in_features} features, and gets {list(signal.shape)} of an image")
+        raise ValueError(f"takes {head.in_features} features, but gets {list(signal.shape)} per image")
     weight = head.weight.detach().double()
     norms = filter_norm(weight, EPS)
     units, sizes = weight / norms[:, None], torch.ones_like(norms) if head.margin.unit_weights else norms

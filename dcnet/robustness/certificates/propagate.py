@@ -18,24 +18,24 @@ from dcnet.tracing import has_hooks
 
 
 class _InPlaceProxy(fx.Proxy):
-    """A proxy that records `+=` as an operation in place, where torch records an addition."""
+    """A proxy that records `+=` as an in-place operation; torch would record an addition."""
 
     def __iadd__(self, other: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
 
 
 class _Tracer(OneLevel):
-    """Traces one level, with operations in place."""
+    """Traces one level, including in-place operations."""
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _InPlaceProxy(node, self)
 
 
 def _trace(module: nn.Module) -> fx.Graph:
-    """The graph of its forward in the current mode."""
+    """The graph of the module's forward in its current mode."""
     try:
         return _Tracer().trace(module)
-    # A forward may fail in any way on a proxy.
+    # With proxies, a forward may raise any error.
     except Exception as error:
         raise ValueError(f"has a forward that cannot be traced: {error}") from None
 
@@ -68,17 +68,17 @@ def _check_in_place(module: nn.Module, graph: fx.Graph, shape: Sequence[int]) ->
     """Raises ValueError if a value is used after a change in place, since a node of the graph has one value.
 
     Args:
-        module: in evaluation mode.
-        graph: of its forward, in which all values are tensors.
-        shape: of its input, without the batch.
+        module: a module in evaluation mode.
+        graph: the graph of its forward, in which all values are tensors.
+        shape: the shape of its input, without the batch.
     """
     detector = _InPlaceDetector(module, graph)
     try:
-        detector.run(torch.zeros(1, *shape, **_kind(module)))
-    # A forward may fail in any way.
+        detector.run(torch.zeros(1, *shape, **_dtype_and_device(module)))
+    # A forward may raise any error.
     except Exception as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"has a forward that fails for {list(shape)} of an image: {reason}") from None
+        raise ValueError(f"has a forward that fails for an image of shape {list(shape)}: {reason}") from None
     if detector.stale is not None:
         raise ValueError(
             f"changes {_name(detector.stale)} in place in its forward, and uses it afterwards: make a new value, as in "
@@ -86,8 +86,8 @@ def _check_in_place(module: nn.Module, graph: fx.Graph, shape: Sequence[int]) ->
         )
 
 
-def _kind(module: nn.Module) -> dict[str, Any]:
-    """The dtype and device of the module."""
+def _dtype_and_device(module: nn.Module) -> dict[str, Any]:
+    """The dtype and device of the module, as keyword arguments."""
     tensors: chain[Tensor] = chain(module.parameters(), module.buffers())
     like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
     return {"dtype": like.dtype, "device": like.device}
@@ -107,12 +107,12 @@ IDENTITIES = ("contiguous",)
 
 
 def visit(module: nn.Module, signal: Signal, name: str = "") -> Signal:
-    """The bounds behind a module in evaluation mode; raises ValueError with the name of a layer that has no rule."""
+    """The bounds after a module in evaluation mode; raises ValueError with the name of a layer that has no rule."""
     module = getattr(module, "_orig_mod", module)
     if has_hooks(module):
         raise not_covered(module, name, "has hooks, which may change what it computes")
     if "forward" in vars(module):
-        raise not_covered(module, name, "has a forward that is not that of its class")
+        raise not_covered(module, name, "has a forward other than that of its class")
     rule, steps = rule_of(module), _steps(module)
     if rule is not None:
         return _apply(module, functools.partial(rule, module), signal, name)
@@ -165,7 +165,7 @@ def _normalize(module: Normalized, signal: Signal) -> Signal:
 
 
 def _follow(module: nn.Module, signal: Signal, name: str) -> Signal:
-    """The bounds behind a module, by a trace of its forward."""
+    """The bounds after a module, found by tracing its forward."""
     if not module._modules:
         raise not_covered(module, name, "has no rule in dcnet.robustness.certificates")
     graph = _apply(module, lambda _: _trace(module), signal, name)
@@ -174,8 +174,8 @@ def _follow(module: nn.Module, signal: Signal, name: str) -> Signal:
     for node in nodes:
         known[node] = signal if node.op == "placeholder" and not known else _result(module, node, known, name)
     if not isinstance(last.args[0], fx.Node):
-        raise not_covered(module, name, "has a forward that returns something else than one tensor")
-    # Last, since a missing rule is the clearer error.
+        raise not_covered(module, name, "has a forward that does not return one tensor")
+    # Checked last, since the error for a missing rule is clearer.
     _apply(module, lambda at: _check_in_place(module, graph, at.shape), signal, name)
     return known[last.args[0]]
 
@@ -192,7 +192,7 @@ def _result(module: nn.Module, node: fx.Node, known: dict[fx.Node, Signal], name
 
 
 def _called(node: fx.Node, given: list[Signal]) -> Signal | None:
-    """The bounds behind a function or method that has a rule, else None."""
+    """The bounds after a function or method, or None if there is no rule for it."""
     if node.target in ADDITIONS and len(given) == len(node.args) == 2 and not node.kwargs:
         return added(*given)
     if node.target in RELUS and len(given) == len(node.args) == 1:

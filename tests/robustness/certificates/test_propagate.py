@@ -143,7 +143,7 @@ class Pair(nn.Module):
 
 
 def test_certify_rejects_a_forward_with_two_results():
-    with pytest.raises(ValueError, match="has a forward that returns something else than one tensor"):
+    with pytest.raises(ValueError, match="has a forward that does not return one tensor"):
         certify(nn.Sequential(Pair()), 0.1, image_size=2)
 
 
@@ -211,7 +211,7 @@ def test_certify_rejects_subclasses_that_compute_something_else(layer):
 def test_certify_rejects_a_replaced_forward():
     layer = nn.Linear(12, 2)
     layer.forward = lambda x: 2 * nn.functional.linear(x, layer.weight)
-    with pytest.raises(ValueError, match="layer '1', a Linear, has a forward that is not that of its class"):
+    with pytest.raises(ValueError, match="layer '1', a Linear, has a forward other than that of its class"):
         certify(nn.Sequential(nn.Flatten(), layer), 0.1, image_size=2)
 
 
