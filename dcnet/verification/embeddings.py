@@ -29,10 +29,10 @@ def embed(
         model: a network with `features`; it is moved to the device.
         batches: images [B, C, H, W], uint8 or float in [0, 1], as tensors or NumPy arrays, or pairs of images and
             labels.
-        device: where to compute.
+        device: the device to compute on.
         flip: also embed the mirror image.
         join: "sum" adds the two embeddings, "concatenate" joins them to [N, 2 D].
-        names: of the images, for error messages.
+        names: the names of the images, for error messages.
     """
     check_choice("join", join, JOINS)
     if not callable(getattr(model, "features", None)):
@@ -88,7 +88,7 @@ def _check_directions(embeddings: Tensor, names: Sequence[str] | None = None) ->
         which = f"{bad[0]} ({names[bad[0]]})" if names else str(bad[0])
         norm = "zero" if largest[bad[0]] == 0 else "not finite"
         raise ValueError(
-            f"the norm of embedding {which} is {norm}, and of {len(bad)} of {len(embeddings)} in all: "
+            f"the norm of embedding {which} is {norm}; {len(bad)} of {len(embeddings)} embeddings are invalid: "
             "a cosine needs embeddings that are finite and not zero"
         )
 
@@ -97,18 +97,18 @@ class HyperplaneSimilarity:
     """Scores of pairs of features by hyperplanes, larger for more similar ones.
 
     The hyperplane of x separates x from the background by least squares, where x counts as much as all the background:
-    its normal is (S + ridge I)^-1 (x - mu), with mean mu and covariance S of the background, and it lies halfway
+    its normal is (S + ridge I)^-1 (x - mu), with mean mu and covariance S of the background, and it is halfway
     between x and mu. This is a closed form of the paper's iterative search for the hyperplane of the softmax.
 
     Args:
-        background: features [N, D] of other people than those compared, such as one of each person in training.
+        background: features [N, D] of people other than those compared, such as one of each training person.
         ridge: added to the covariance, as a share of its mean variance.
     """
 
     def __init__(self, background: Numbers, ridge: float = 0.1):
         background = as_tensor(background, "background").detach()
         if background.dim() != 2 or len(background) < 2 or not torch.isfinite(background).all():
-            raise ValueError(f"background must be finite features [N, D] of two or more, not {list(background.shape)}")
+            raise ValueError(f"background must be finite features [N, D] with N >= 2, not {list(background.shape)}")
         if not 0 < ridge < math.inf:
             raise ValueError(f"ridge must be above 0 and finite, not {ridge!r}")
         rows = background.double()
@@ -172,7 +172,7 @@ class ScoreHistogram:
         return len(self.genuine)
 
     def edges(self) -> Tensor:
-        """The lower ends of the bins, float64."""
+        """The lower edges of the bins, float64."""
         return torch.arange(self.bins, dtype=torch.float64, device="cpu") * (2 / self.bins) - 1
 
     def __add__(self, other: "ScoreHistogram") -> "ScoreHistogram":
@@ -246,7 +246,7 @@ def score_histogram(embeddings: Numbers, labels: Numbers, bins: int = BINS, bloc
 
 
 def nearest(probes: Numbers, gallery: Numbers | None = None, count: int = 1, block: int = BLOCK) -> Neighbors:
-    """The most similar images of the gallery for each probe, in any order for equal scores.
+    """The most similar images of the gallery for each probe; equal scores may be in any order.
 
     Args:
         probes: embeddings [N, D].

@@ -18,10 +18,10 @@ class Identified:
     """The most similar person in the gallery for each of N probes.
 
     Args:
-        scores: of that person, float32 [N].
+        scores: the score of that person, float32 [N].
         people: the label of that person, int64 [N]; the smallest label for equal scores.
-        ranks: the rank of the right person from 1, int64 [N], after people with the same score; 0 if the right person
-            is not in the gallery.
+        ranks: the rank of the right person, int64 [N]: 1 for the first, after people with the same score; 0 if the
+            right person is not in the gallery.
     """
 
     scores: Tensor
@@ -44,7 +44,7 @@ class OpenSetRate:
         threshold: the lowest score that is accepted, or None.
         known: the number of probes of people in the gallery.
         unknown: the number of other probes.
-        note: the reason for None, as a sentence.
+        note: the reason if `tpir` is None, as a sentence.
     """
 
     fpir: float
@@ -89,11 +89,11 @@ def identify(
 
 
 def cmc(found: Identified, ranks: int = 10) -> tuple[float, ...]:
-    """Closed set: the shares of probes whose person ranks among the first 1, 2, ... of the gallery, ties last.
+    """Closed set: for k = 1, 2, ..., the share of probes whose person is among the k most similar; ties rank last.
 
     Args:
         found: the result of `identify`; the gallery must have the person of every probe.
-        ranks: the number of shares.
+        ranks: the largest k.
     """
     check_whole("ranks", ranks, 1)
     if not len(found.ranks):
@@ -141,7 +141,7 @@ def _by_person(rows: Tensor, columns: Tensor, owner: Tensor, people: int, block:
 
 
 def _answers(scores: Tensor, who: Tensor, people: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The best score, its person, and the rank of the right person, 0 if that person is not in the gallery."""
+    """For each probe the best score, its person, and the rank of the right person, 0 if not in the gallery."""
     best, first = scores.max(1)
     right = people == who[:, None]
     own = scores.masked_fill(~right, -torch.inf).amax(1)
@@ -183,17 +183,17 @@ def retrieve(
     """Recall@k and mean average precision of a ranking by cosine.
 
     Among equal scores, images of other classes rank first, so that constant embeddings have no early matches. Queries
-    without an image of their class in the gallery do not count. A k beyond the gallery takes all of it.
+    without an image of their class in the gallery do not count. A k above the size of the gallery means all of it.
 
     Args:
-        embeddings: of the queries, [N, D].
-        labels: of the queries, integers [N].
+        embeddings: embeddings of the queries, [N, D].
+        labels: labels of the queries, integers [N].
         gallery: embeddings [G, D]; None to compare every query with the other queries.
         gallery_labels: integers [G]; required with a gallery.
-        ks: the numbers k of recall@k.
+        ks: the values of k for recall@k.
     """
     if not ks:
-        raise ValueError("ks must be one number or more, such as (1, 5, 10), not none")
+        raise ValueError("ks is empty: give one number or more, such as (1, 5, 10)")
     for k in ks:
         check_whole("each of ks", k, 1)
     if (gallery is None) != (gallery_labels is None):
@@ -217,13 +217,13 @@ def _ranked(rows: Tensor, labels: Tensor, columns: Tensor, owners: Tensor, own: 
 
     `own` holds the indices of the queries in the gallery, if they are part of it.
     """
-    # In float64 and then rounded, so that equal embeddings have equal scores in every block.
+    # Computed in float64 and then rounded, so that equal embeddings have equal scores in every block.
     scores, right = (rows @ columns.T).float(), labels[:, None] == owners
     if own is not None:
         # A query ranks last in its own ranking, and is not a match.
         scores.scatter_(1, own[:, None], -torch.inf)
         right.scatter_(1, own[:, None], False)
-    # Other classes first, then stably by score: this keeps the order of equal scores.
+    # Sort other classes first, then by score with a stable sort, so that they stay first among equal scores.
     others_first = right.byte().argsort(dim=1, stable=True)
     order = scores.gather(1, others_first).argsort(dim=1, descending=True, stable=True)
     right = right.gather(1, others_first.gather(1, order))

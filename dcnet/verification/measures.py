@@ -1,4 +1,4 @@
-"""Measures of verification as plain values for records: of pairs, of LFW, and of unseen classes of CIFAR-100."""
+"""Verification measures as plain values for records: for pairs, for LFW, and for unseen classes of CIFAR-100."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ class Folds:
 
     @classmethod
     def of(cls, pairs: Pairs) -> "Folds":
-        """The folds of the list if each has pairs of both kinds, which balanced accuracy needs; else random ones."""
+        """The folds of the list if each has pairs of both kinds, as balanced accuracy requires; otherwise random."""
         if pairs.folds is None:
             return cls(make_folds(pairs.same), "the folds are random, since the list has none")
         kinds = [pairs.same[pairs.folds == fold] for fold in pairs.folds.unique()]
@@ -50,7 +50,7 @@ def count_pairs(pairs: Pairs) -> Record:
 
 
 def pair_measures(scores: Tensor, same: Tensor, folds: Tensor, curve: Roc | None = None) -> Record:
-    """All measures of pairs by their scores, answers and folds [P], as shares from 0 to 1.
+    """All measures of pairs, from their scores, answers and folds [P], as shares from 0 to 1.
 
     `curve` is the ROC curve of the scores, if it is known already.
     """
@@ -96,7 +96,7 @@ BATCH = 256
 
 
 def evaluate_faces(model: nn.Module, folder: Path | str | None = None, device: torch.device | str = "cpu") -> Record:
-    """Measures on LFW of a network that was trained on `lfw`, with people it has not seen.
+    """Measures a network that was trained on `lfw` on people of LFW that it has not seen.
 
     - "development": pairsDevTest, whose people are not in peopleDevTrain, in ten fixed folds.
     - "development_all": every pair of its images, for rates that need more than 500 impostor pairs.
@@ -105,13 +105,13 @@ def evaluate_faces(model: nn.Module, folder: Path | str | None = None, device: t
 
     Args:
         model: takes images of 96 x 96, and has `features`.
-        folder: of the dataset `lfw`; None as in `dcnet.data.load_dataset`.
-        device: where to compute.
+        folder: the folder of the dataset `lfw`; None as in `dcnet.data.load_dataset`.
+        device: the device to compute on.
     """
     data = LfwData(find_lfw(data_folder(folder)).root)
     development = data.pairs(DEVELOPMENT)
     unseen = people_disjoint(data.pairs(FOLDS), trained_people(data))
-    # Images of both lists are embedded once.
+    # Images that are in both lists are embedded once.
     names = tuple(dict.fromkeys(development.names + unseen.pairs.names))
     embeddings = embed(model, data.faces(names).stack().split(BATCH), device, names=names)
     place = {name: at for at, name in enumerate(names)}
@@ -153,7 +153,7 @@ FPIRS = (0.01, 0.1)
 def evaluate_open_set(
     model: nn.Module, folder: Path | str | None = None, device: torch.device | str = "cpu", download: bool = True
 ) -> Record:
-    """Measures on the 20 unseen classes of CIFAR-100 of a network that was trained on `cifar100-open`.
+    """Measures a network that was trained on `cifar100-open` on the 20 unseen classes of CIFAR-100.
 
     See `open_set_measures`; folder and download are as in `dcnet.data.load_dataset`.
     """
@@ -177,9 +177,9 @@ def open_set_measures(
       of unseen classes the unknown ones.
 
     Args:
-        model: has `features`.
+        model: a network with `features`.
         parts: known and unseen classes.
-        device: where to compute.
+        device: the device to compute on.
         pairs: the number of sampled pairs.
         enrolled: images of each unseen class in its gallery.
         known: images of each known class in the gallery.
@@ -223,7 +223,7 @@ def _identification(embeddings: Tensor, labels: Tensor, enrolled: int) -> Record
 
 
 def _detection(found: Identified, gallery: int) -> Record:
-    """Whether a probe is of a known class, by the score of the most similar class, and which one."""
+    """Measures of deciding whether a probe is of a known class, by its highest score, and of which class."""
     known = found.known
     right = int((found.ranks == 1).sum()) / int(known.sum())
     counts = {"gallery": gallery, "known": int(known.sum()), "unknown": int((~known).sum())}

@@ -120,7 +120,7 @@ def people_disjoint(pairs: Pairs, trained_people: Iterable[str]) -> Disjoint:
 
 
 def read_pairs(file: Path | str, root: Path | str | None = None) -> Pairs:
-    """Pairs from a file with two paths and 1 or 0, or same or different, on each line.
+    """Reads pairs from a file: each line has two paths, and 1 or 0, or same or different.
 
     Args:
         file: fields are separated by commas, tabs or spaces, in this preference; a path with spaces needs commas or
@@ -153,7 +153,7 @@ LARGEST_PERMUTATION = 2**24
 def sample_pairs(labels: Numbers, count: int, seed: int = 0) -> Pairs:
     """Random distinct pairs of images by their labels: half genuine, half impostor.
 
-    Genuine pairs are divided evenly among the classes, as far as these have enough.
+    Genuine pairs are divided evenly among the classes, as far as they have enough.
 
     Args:
         labels: integers [N].
@@ -173,7 +173,7 @@ def sample_pairs(labels: Numbers, count: int, seed: int = 0) -> Pairs:
 
 
 def _genuine(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Pairs [count, 2] of one class each, divided evenly among the classes."""
+    """Pairs [count, 2] of images of one class, divided evenly among the classes."""
     members = [(labels == label).nonzero()[:, 0] for label in labels.unique()]
     possible = [math.comb(len(of_class), 2) for of_class in members]
     shares = _even_shares(possible, count)
@@ -213,7 +213,7 @@ def _pair_of_rank(rank: Tensor) -> Tensor:
 
 
 def _impostor(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Pairs [count, 2] of two classes each."""
+    """Pairs [count, 2] of images of different classes."""
     images = len(labels)
     possible = math.comb(images, 2) - sum(math.comb(int(size), 2) for size in labels.unique(return_counts=True)[1])
     if possible < count:
@@ -238,7 +238,7 @@ class LfwData(LfwFiles):
 
     @classmethod
     def found_in(cls, folder: Path | str, name: str = "pairs") -> "LfwData":
-        """The folder, or a subfolder with a name of LFW; of several the first with the list."""
+        """LFW in the folder, or in a subfolder with a usual name of LFW; the first of them that has the list."""
         folder = Path(folder)
         inside = [folder / own for own in FOLDERS if (folder / own).is_dir()]
         found = [cls(root) for root in inside or [folder]]

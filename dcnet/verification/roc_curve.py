@@ -17,8 +17,8 @@ class TarAtFar:
     Args:
         far: the false accept rate.
         tar: the share of genuine pairs accepted; None with too few impostor pairs for the rate.
-        threshold: the lowest threshold with that rate, or None.
-        note: the reason for None, as a sentence.
+        threshold: the lowest threshold with at most that rate, or None.
+        note: the reason if `tar` is None, as a sentence.
     """
 
     far: float
@@ -76,7 +76,7 @@ class Roc:
         return float(torch.trapezoid(self.tar, self.far))
 
     def eer(self) -> float:
-        """The rate at which false accepts equal false rejects, linear between points."""
+        """The rate at which false accepts equal false rejects, interpolated linearly between points."""
         far, gap = self.far, self.far - self.frr
         after = int((gap >= 0).nonzero()[0])
         share = -gap[after - 1] / (gap[after] - gap[after - 1])
@@ -96,7 +96,7 @@ class Roc:
         return _amid(self.thresholds, at, above, self.width)
 
     def tar_at_far(self, far: float = 1e-3) -> TarAtFar:
-        """The true accept rate at the lowest threshold with this false accept rate, if there are enough impostors."""
+        """The true accept rate at the lowest threshold with at most this false accept rate, if impostors are enough."""
         check_rate("far", far)
         if note := unresolved(far, self.impostors, "impostor pairs"):
             return TarAtFar(far, None, None, note)
@@ -124,7 +124,7 @@ def roc_of_histogram(histogram: ScoreHistogram) -> Roc:
     width = 2 / histogram.bins
     above = float(edges[filled[0]]) + width
     if filled[0] == histogram.bins - 1:
-        # The last bin includes its upper edge, the score of an image that is there twice.
+        # The last bin includes its upper edge, the score of two identical images.
         above = math.nextafter(1.0, math.inf)
     return Roc(*_with_start(above, edges[filled], *counts), width)
 
@@ -171,7 +171,7 @@ def _check_answers(same: Numbers) -> Tensor:
 
 
 def _amid(thresholds: Tensor, at: int, above: float | None = None, width: float = 0.0) -> float:
-    """The middle between this threshold, or `above`, and the next lower one; itself at both ends."""
+    """The middle between this threshold, or `above`, and the next lower one; at both ends, the threshold itself."""
     upper = float(thresholds[at]) if above is None else above
     if at in (0, len(thresholds) - 1):
         return upper
@@ -188,7 +188,7 @@ def check_rate(name: str, rate: float) -> None:
 
 
 def unresolved(rate: float, count: int, things: str) -> str:
-    """A sentence if there are too few things to measure the rate, else an empty string."""
+    """A sentence if there are too few `things` to measure the rate, otherwise an empty string."""
     if 1 / count <= rate:
         return ""
     needed = math.ceil(1 / rate)
@@ -229,12 +229,12 @@ class DevelopmentAccuracy:
 def best_threshold(scores: Numbers, same: Numbers, balanced: bool = False) -> float:
     """The threshold with the best accuracy.
 
-    It lies in the middle between two adjacent scores, at the lowest score where all are accepted, or just above the
-    highest where none is. Of equally good thresholds it is the highest, which accepts the fewest impostors.
+    It is in the middle between two adjacent scores, at the lowest score if all are accepted, or just above the highest
+    if none is. Of equally good thresholds it is the highest, which accepts the fewest impostors.
 
     Args:
-        scores: of the pairs, [P].
-        same: whether they are genuine, [P].
+        scores: scores of the pairs, [P].
+        same: whether the pairs are genuine, [P].
         balanced: weight genuine and impostor pairs equally, whatever their numbers.
     """
     thresholds, genuine, impostor = _count_accepted(scores, same)
@@ -249,10 +249,10 @@ def accuracy(scores: Numbers, same: Numbers, threshold: float, balanced: bool = 
     """The share of pairs that are classified correctly.
 
     Args:
-        scores: of the pairs, [P].
-        same: whether they are genuine, [P].
+        scores: scores of the pairs, [P].
+        same: whether the pairs are genuine, [P].
         threshold: a pair is accepted if score >= threshold.
-        balanced: the mean of the shares of genuine and of impostor pairs.
+        balanced: return the mean of the accuracies on genuine and on impostor pairs.
     """
     scores, same = _check_scores(scores, same)
     right = (scores >= threshold) == same
@@ -266,8 +266,8 @@ def fold_accuracy(scores: Numbers, same: Numbers, folds: Numbers, balanced: bool
     """The protocol of LFW: the accuracy on each fold with the best threshold of the other folds.
 
     Args:
-        scores: of the pairs, [P].
-        same: whether they are genuine, [P].
+        scores: scores of the pairs, [P].
+        same: whether the pairs are genuine, [P].
         folds: the number of the fold of each pair, [P].
         balanced: weight genuine and impostor pairs equally, whatever their numbers.
     """

@@ -22,7 +22,7 @@ class Verdict:
 
     Args:
         words: "same", "different" or "too close to call".
-        score: of the pair.
+        score: the score of the pair.
         same: True, False, or None if it is too close to call.
         rate: the share of pairs of the other kind with the same verdict in calibration; None if too close to call.
     """
@@ -41,7 +41,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Decision:
-    """Same from `upper` on, different below `lower`, too close to call between.
+    """A decision rule for scores: same from `upper` on, different below `lower`, too close to call in between.
 
     Args:
         lower: the lower threshold.
@@ -81,7 +81,7 @@ class Decision:
         return Verdict(OPEN, score, None, None)
 
     def thresholds(self) -> list[dict[str, Any]]:
-        """Both thresholds, each with the error rates that it would have as the only one."""
+        """Both thresholds, each with the error rates that it would have as the only threshold."""
         upper = {
             "verdict": "same from",
             "threshold": self.upper,
@@ -97,12 +97,12 @@ class Decision:
         return [upper, lower]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for `from_json`."""
+        """The decision as plain values, for `from_json`."""
         return {**dataclasses.asdict(self), "notes": list(self.notes)}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Decision":
-        """The decision of the values of `to_json`."""
+        """A decision from the values of `to_json`."""
         names = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(values, dict) or set(values) != set(names):
             found = ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
@@ -118,7 +118,7 @@ class Decision:
         return cls(**{**values, "notes": tuple(values["notes"])})
 
     def save(self, path: Path | str) -> None:
-        """Writes it as JSON."""
+        """Writes the decision as JSON."""
         write_json(path, self.to_json())
 
     @classmethod
@@ -159,10 +159,10 @@ def _scores(kind: str, given: Numbers) -> Tensor:
 def calibrate_curve(curve: Roc, far: float = 1e-3, frr: float = 1e-2) -> Decision:
     """The decision that meets both error rates and leaves as few pairs as possible too close to call.
 
-    Thresholds lie in the middle between two adjacent scores of the curve.
+    Thresholds are in the middle between two adjacent scores of the curve.
 
     Args:
-        curve: of pairs outside of the training set.
+        curve: the ROC curve of pairs that are not in the training set.
         far: the share of impostor pairs that may be accepted.
         frr: the share of genuine pairs that may be rejected.
     """
@@ -218,7 +218,7 @@ KEYS = {"decision": dict, "data": dict, "weights": str, "flip": bool}
 
 @dataclass(frozen=True)
 class Calibration:
-    """The decision of a network, and the pairs and weights that it was calibrated with.
+    """The decision rule of a network, and the pairs and weights that it was calibrated with.
 
     Args:
         decision: thresholds and their error rates.
@@ -233,11 +233,11 @@ class Calibration:
     flip: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """The calibration as plain values, for JSON."""
         return {"decision": self.decision.to_json(), "data": self.data, "weights": self.weights, "flip": self.flip}
 
     def save(self, path: Path | str) -> None:
-        """Writes it as JSON, atomically."""
+        """Writes the calibration as JSON, atomically."""
         write_json(path, self.to_json())
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Verification with the network of a run: calibrate thresholds by pairs, compare two images, report on pairs."""
+"""Verification with the network of a run: calibrates thresholds on pairs, compares two images, reports on pairs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from dcnet.verification.threshold import Calibration, Verdict, calibrate_curve
 
 CALIBRATION_FILE = "verification.json"
 LFW_LIST = "pairs"
-# Two reports of one name are on different pairs if they differ in these.
+# Two reports of the same name are on different pairs if one of these entries differs.
 IDENTIFYING = ("list_file", "images", "pairs", "same", "files")
 
 
@@ -29,9 +29,9 @@ class PairList:
     """Pairs of image files.
 
     Args:
-        pairs: the pairs, by the names of files.
+        pairs: the pairs, with the names of their files.
         root: the folder of the files.
-        about: which pairs they are, as plain values.
+        about: a description of the pairs, as plain values.
     """
 
     pairs: Pairs
@@ -57,15 +57,15 @@ def read_pair_list(
     lfw_list: str | None = None,
     unseen: bool = False,
 ) -> PairList:
-    """The pairs of a list, which must have both kinds, with a note where some show classes of training.
+    """Reads a list of pairs, which must have both kinds; notes if some pairs show training classes.
 
     Args:
-        classes: what the run was trained on.
+        classes: the classes that the run was trained on.
         file: a list of pairs; None for a list of LFW.
         images: the folder of the images; None for the folder of the list.
         lfw: the folder of LFW.
         lfw_list: the list of LFW.
-        unseen: leaves out pairs with an image in a folder that has the name of a class of training.
+        unseen: leave out pairs with an image in a folder that has the name of a training class.
     """
     every, root, named = _read(file, images, lfw, lfw_list or LFW_LIST)
     pairs = people_disjoint(every, classes).pairs if unseen else every
@@ -90,7 +90,7 @@ def read_pair_list(
 def _read(
     file: Path | None, images: Path | None, lfw: Path | None, lfw_list: str
 ) -> tuple[Pairs, Path, dict[str, str]]:
-    """The pairs of a list, the folder of their images, and the names of the report, the list and its file."""
+    """The pairs of a list, the folder of their images, and the names of report, list and list file."""
     if file is not None:
         root, name, shown = images or file.parent, f"pairs-{file.stem}", str(file)
         return read_pairs(file, root), root, {"name": name, "list": shown, "list_file": str(file.resolve())}
@@ -117,7 +117,7 @@ class PairReport:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on the data, the folds and mirror images, and one on rates with too few pairs."""
+        """Notes on the data, the folds, mirror images, and rates with too few pairs, as sentences."""
         values = self.values
         too_few = [at["note"] for at in values["tar_at_far"] if at["note"]][:1]
         found = [*values["data"]["notes"], values["fold_note"], values["flip_note"], *too_few]
@@ -129,9 +129,9 @@ class Stored:
     """How a report was stored in the record.
 
     Args:
-        name: of the report.
-        replaced: the pairs of the report that it replaced, None if it was on the same pairs.
-        error: why it could not be stored; empty if it was.
+        name: the name of the report.
+        replaced: the pairs of the report that it replaced; None if they were the same.
+        error: why the report could not be stored; empty if it was.
     """
 
     name: str
@@ -147,7 +147,7 @@ class RunVerifier:
         run: the run.
         model: its network, with `features`.
         record: its record.
-        device: where it is computed.
+        device: the device to compute on.
         read: reads files as batches of images for this network.
     """
 
@@ -184,7 +184,7 @@ class RunVerifier:
         return embed(self.model, self.read(paths), self.device, flip, names=[str(path) for path in paths])
 
     def calibration(self) -> Calibration:
-        """The stored calibration; raises ValueError with advice if it is missing, or of other weights."""
+        """The stored calibration; raises ValueError with advice if it is missing, or is for other weights."""
         command = f"`dcnet verify {self.run.folder} --calibrate --pairs FILE --images FOLDER`"
         if not self.calibration_file.exists():
             raise ValueError(f"the run {self.name!r} is not calibrated, so it has no thresholds: use {command}")
@@ -196,8 +196,8 @@ class RunVerifier:
         return calibration
 
     def calibrate(self, listed: PairList, far: float, frr: float, flip: bool) -> Calibration:
-        """Sets the thresholds by pairs, and stores them beside the record."""
-        # First, since training may replace the weights meanwhile.
+        """Calibrates the thresholds on pairs, and stores them beside the record."""
+        # Computed first, since training may replace the weights meanwhile.
         weights, pairs = self.weights, listed.pairs
         scores = pair_scores(self.embeddings(listed.paths, flip), pairs.first, pairs.second).cpu()
         decision = calibrate_curve(roc(scores, pairs.same), far, frr)
@@ -227,11 +227,11 @@ class RunVerifier:
         return PairReport(values, scores, curve)
 
     def _flip_note(self, flip: bool) -> str:
-        """A sentence if the calibration of the run and the report differ in mirror images."""
+        """A sentence if only one of the run's calibration and this report uses mirror images."""
         try:
             calibrated = self.calibration().flip
         except ValueError:
-            # A run without a valid calibration gives no verdicts that could differ.
+            # Without a valid calibration there are no verdicts that could differ.
             return ""
         if calibrated == flip:
             return ""
@@ -251,7 +251,7 @@ class RunVerifier:
 
 
 def _other_pairs(report: Evaluation | None, about: dict[str, Any]) -> dict[str, Any] | None:
-    """The pairs of an older report if they differ from these."""
+    """The pairs of an older report if they are other pairs than `about`, otherwise None."""
     before = None if report is None else report.get("data")
     if not isinstance(before, dict) or all(before.get(key, about[key]) == about[key] for key in IDENTIFYING):
         return None

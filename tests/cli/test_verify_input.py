@@ -94,7 +94,7 @@ def test_zero_embedding_is_reported_with_its_image(capsys: Capture, run: Run, pa
     with_zeros(run)
     message = complaint(capsys, "verify", run.folder, "--pairs", pairs)
     first = pairs.read_text().partition(",")[0]
-    assert f"the norm of embedding 0 ({pairs.parent / first}) is zero, and of 60 of 60 in all" in message
+    assert f"the norm of embedding 0 ({pairs.parent / first}) is zero; 60 of 60 embeddings are invalid" in message
     assert "a cosine needs embeddings that are finite and not zero" in message
 
 

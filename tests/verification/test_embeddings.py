@@ -109,7 +109,7 @@ def test_embed_names_zero_and_nonfinite_embeddings(value, message):
 
     pixels = images(6)
     pixels[[3, 5]] = 0
-    with pytest.raises(ValueError, match=rf"embedding 3 is {message}, and of 2 of 6"):
+    with pytest.raises(ValueError, match=rf"embedding 3 is {message}; 2 of 6 embeddings are invalid"):
         embed(Broken(), pixels.split(2))
     with pytest.raises(ValueError, match=rf"embedding 3 \(d\.jpg\) is {message}"):
         embed(Broken(), pixels.split(2), names=[f"{letter}.jpg" for letter in "abcdef"])
@@ -372,7 +372,7 @@ def test_hyperplane_similarity_is_symmetric_and_ignores_common_directions():
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
-        (lambda: HyperplaneSimilarity(torch.ones(1, 3)), "two or more"),
+        (lambda: HyperplaneSimilarity(torch.ones(1, 3)), "with N >= 2"),
         (lambda: HyperplaneSimilarity(torch.full((4, 3), torch.nan)), "finite"),
         (lambda: HyperplaneSimilarity(background(), ridge=0), "ridge must be above 0 and finite, not 0"),
         (lambda: HyperplaneSimilarity(background(), ridge=math.inf), "ridge must be above 0 and finite, not inf"),

@@ -272,7 +272,7 @@ def test_retrieve_ranks_matches_last_among_equal_scores():
         (([[1.0, 0.0]], [0.5]), "labels must be integers [1], not torch.float64 [1]"),
         (([], []), "embeddings must be [N, D] and not empty, not [0]"),
         (([[1.0, 0.0]], [0], [[1.0, 0.0, 0.0]], [0]), "must have the same number of values, not 2 and 3"),
-        (([[1.0, 0.0]], [0], None, None, ()), "ks must be one number or more, such as (1, 5, 10), not none"),
+        (([[1.0, 0.0]], [0], None, None, ()), "ks is empty: give one number or more, such as (1, 5, 10)"),
         (([[1.0, 0.0]], [0], None, None, (0,)), "each of ks must be a whole number, 1 or more, not 0"),
     ],
 )
