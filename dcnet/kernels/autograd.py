@@ -61,7 +61,7 @@ class Version:
 
 
 def without_version_check(output: Tensor) -> tuple[Tensor, Version | None]:
-    """The output such that autograd accepts in-place changes of it, and what detects them.
+    """The output in a form that autograd allows to be changed in place, and a `Version` that detects such changes.
 
     An in-place activation may overwrite the output, as it may after torch's convolution, which saves no output. While
     torch.compile traces there are no in-place changes: the saved value is the current one.
@@ -98,7 +98,7 @@ def differentiable_gradients(call: Call, mean: Tensor, gradient: Tensor) -> list
     return [next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs]
 
 
-# One argument per learned constant: a list of tensors would take torch longer than all the rest.
+# One argument per learned constant: torch would need more time for a list of tensors than for everything else.
 _CONSTANTS = ", ".join(f"Tensor? constant_{i}" for i in range(MOST_LEARNED))
 _ARGUMENTS = (
     f"Tensor x, Tensor w, Tensor? bias, {_CONSTANTS}, Tensor? running, Tensor? tracked, str operator, float eps, "

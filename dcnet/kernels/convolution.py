@@ -63,8 +63,8 @@ class Convolution:
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """The gradients of input, filters, bias and stored constants.
 
-        `saved` holds inner products, unit filters and state; empty inner products are computed again. With
-        `from_output` the first of them is the output instead.
+        `saved` holds inner products, unit filters and state; inner products are recomputed if they are empty. With
+        `from_output`, `saved` has the output in place of the inner products.
         """
         call, layout, (products, unit, state) = self._laid_out(call), self.window.format, saved
         gradient, unit = gradient.contiguous(memory_format=layout), unit.contiguous(memory_format=layout)
@@ -114,13 +114,13 @@ class Convolution:
         return (input_gradient, *rest)
 
     def _laid_out(self, call: Call) -> Call:
-        """The call with its tensors in the layout that the kernels expect; they usually are."""
+        """The call with its tensors in the layout that the kernels expect, which they usually have already."""
         x, bias = call.x.contiguous(memory_format=self.window.format), call.bias
         constants = [constant.contiguous() for constant in call.constants]
         bias = bias if bias is None else bias.contiguous()
         w, strides = dense(call.w), self.passes.settings.weight_strides
         if w.stride() != strides:
-            # Filters saved for the backward pass may have been moved since, to another layout.
+            # Since the forward pass, the saved filters may have been moved to another layout.
             w = torch.empty_strided(w.shape, strides, dtype=w.dtype, device=w.device).copy_(w)
         return call._replace(x=x, w=w, bias=bias, constants=constants)
 
@@ -170,14 +170,14 @@ def mean_of(plan: Plan, window: Window, state: Tensor) -> Tensor:
 
 
 def mean_kind(decay: float | None, running: Tensor | None, training: bool) -> int:
-    """The code of the mean norm in use; see `Settings`."""
+    """The code for the mean norm in use; see `Settings`."""
     if decay is None:
         return NO_MEAN
     return BATCH_MEAN if training or running is None else RUNNING_MEAN
 
 
 def _row_for(stored: Tensor, filters: int) -> Tensor:
-    """The buffer for a constant's gradient, one number per channel; it is summed if all channels share the constant."""
+    """A buffer for a constant's gradient per channel; `_as_stored` sums it if all channels share the constant."""
     return torch.empty(
         filters, dtype=stored.dtype if stored.numel() == filters else torch.float32, device=stored.device
     )
@@ -227,7 +227,7 @@ class Call(NamedTuple):
         return self.bias is None and self.plan.invertible
 
     def convolution(self, in_place: bool) -> Convolution:
-        """The compiled convolution for such tensors; it updates the running mean in place, or returns the new one."""
+        """The compiled convolution for such tensors; it updates the running mean `in_place`, or returns the new one."""
         x, w = self.x, self.w
         tensors = (x, w, self.bias, self.running, self.tracked, *self.constants)
         dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
@@ -248,6 +248,6 @@ class Call(NamedTuple):
 
 
 def dense(w: Tensor) -> Tensor:
-    """The filters without gaps in memory; a copy only if there are some."""
+    """The filters without gaps in memory; copied only if there are gaps."""
     without_gaps = w.is_contiguous() or w.is_contiguous(memory_format=torch.channels_last)
     return w if without_gaps else w.contiguous()

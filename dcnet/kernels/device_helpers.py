@@ -1,7 +1,7 @@
 """Device functions shared by the kernels: tiles of a tensor, constants of channels, and the mean norm.
 
-A program processes a tensor by tiles of positions and chunks of channels. The tensor of a group is viewed as positions
-x channels, in `images` pieces of `pixels` positions: one piece if it is channels last, otherwise one per image.
+A program processes tiles of positions and chunks of channels. The tensor of a group is viewed as positions x channels,
+in `images` pieces of `pixels` positions each: one piece if it is channels last, otherwise one per image.
 """
 
 from dcnet.device_functions import Block, constexpr, device_function, tl
@@ -18,7 +18,7 @@ def tile(
     ONE: constexpr,
     BLOCK: constexpr,
 ) -> Block:
-    """The positions of tile t, a mask of those that exist, and the offset of the first in the group's channels."""
+    """The positions of tile t, a mask of those that exist, and the offset of the first in the group's first channel."""
     row = tl.arange(0, BLOCK)
     start = tl.program_id(1).to(tl.int64) * group_stride
     if ONE:
@@ -42,7 +42,7 @@ def chunk_of(
     BLOCK: constexpr,
     WIDTH: constexpr,
 ) -> Block:
-    """The offsets of the elements of a chunk of channels, and a mask of those that exist."""
+    """The offsets of the elements in a chunk of channels, and a mask of those that exist."""
     row, column = tl.arange(0, BLOCK), CHUNK * WIDTH + tl.arange(0, WIDTH)
     elements = row[:, None] * pixel_stride + column[None, :] * channel_stride
     return elements, there[:, None] & (column < channels)[None, :]
@@ -81,7 +81,7 @@ def channel_constants(
 
 @device_function
 def split(constants: Block, CHUNK: constexpr, COUNTS: constexpr) -> Block:
-    """The constants of a chunk: of the magnitude, of the angle, and a and b."""
+    """Splits the constants of a chunk into those of the magnitude, those of the angle, and a and b."""
     FIRST: constexpr = CHUNK * (COUNTS[0] + COUNTS[1] + 2)
     ANGULAR: constexpr = FIRST + COUNTS[0]
     OUTER: constexpr = ANGULAR + COUNTS[1]
@@ -90,7 +90,7 @@ def split(constants: Block, CHUNK: constexpr, COUNTS: constexpr) -> Block:
 
 @device_function
 def mean_norm(sums: Block, running: Block, count: Block, of: Block, MEAN: constexpr, SUMS: constexpr) -> Block:
-    """The mean norm: that of the batch from its partial sums, the running one (1 before the first batch), or 1."""
+    """The mean norm: the batch mean from partial sums, the running mean (1 before the first batch), or 1."""
     if MEAN == 1:
         part = tl.arange(0, SUMS)
         mean = tl.sum(tl.load(sums + part, mask=part < count, other=0.0)) / of

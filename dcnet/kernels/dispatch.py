@@ -97,13 +97,13 @@ def _supports_tensors(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size |
         and 0 < channels <= MOST_CHANNELS
         and max(x.shape[0] * groups, w.shape[0], x.shape[1]) * x.shape[2] * x.shape[3] < LARGEST
         and w.shape[2] * w.shape[3] <= LARGEST_WINDOW
-        and (not isinstance(padding, str) or padding == "valid" or (padding == "same" and _odd(w)))
+        and (not isinstance(padding, str) or padding == "valid" or (padding == "same" and _has_odd_sides(w)))
         and modern(x.device)
     )
 
 
-def _odd(w: Tensor) -> bool:
-    """Whether padding="same" pads both ends equally for every dilation."""
+def _has_odd_sides(w: Tensor) -> bool:
+    """Whether the kernel sides are odd, so that padding="same" pads both ends equally for every dilation."""
     return w.shape[2] % 2 == 1 and w.shape[3] % 2 == 1
 
 
@@ -113,11 +113,11 @@ def modern(device: torch.device) -> bool:
 
 
 def exporting() -> bool:
-    """Whether torch.export is tracing. A compiler takes the answer as a constant; see below."""
+    """Whether torch.export is tracing. A compiler treats the result as a constant; see below."""
     return torch.compiler.is_exporting()
 
 
-# As torch.compiler.assume_constant_result does, without importing the compiler.
+# Does what torch.compiler.assume_constant_result does, without importing the compiler.
 modern._dynamo_marked_constant = True  # type: ignore[attr-defined]
 exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
@@ -186,7 +186,7 @@ def folded(
 
 
 def _with_filters(op: Operator, x: Tensor, w: Tensor, bias: Tensor | None, eps: float, window: Any) -> Tensor:
-    """The operators of `filters_alone`: a plain convolution with the filters of the operator."""
+    """f(w, x) for the operators of `filters_alone`: a plain convolution with normalized or original filters."""
     scale = op.slots["scale"].init
     if op.weighted:
         return F.conv2d(x, w if scale == 1 else w * scale, bias, *window)
@@ -202,7 +202,7 @@ def is_plain_eager(x: Tensor) -> bool:
 
 
 def _stored(op: Operator, options: Options, w: Tensor) -> list[Tensor]:
-    """The learned constants in the order of the operator; those not given have their initial values."""
+    """The learned constants in the order of the operator; initial values for those that are not given."""
     given = options.get("constants") or {}
     return [
         given[name] if name in given else slot.initial(w.shape[0]).to(w.device) for name, slot in op.learned.items()

@@ -139,7 +139,7 @@ def filter_gradient_kernel(
     PROGRAMS: constexpr,
     FAST: constexpr,
 ) -> None:
-    """The gradients of a filter and of its channel's constants, from that of w / ||w|| and the partial sums."""
+    """The gradients of a filter and its channel's constants, from the gradient of w / ||w|| and the partial sums."""
     c = tl.program_id(0)
     ROWS: tl.constexpr = len(SUMMED) + 2 * WEIGHTED + BIAS
     norm = tl.load(table + (COUNTS[0] + COUNTS[1] + 2) * filters + c)
@@ -262,7 +262,7 @@ def unit_gradient_kernel(
     KERNEL: constexpr,
     LAST: constexpr,
 ) -> None:
-    """The gradient of a filter from that of scale w / ||w||."""
+    """The gradient of a filter from the gradient of scale w / ||w||."""
     c = tl.program_id(0)
     filter_gradient(
         c, unit_gradient, weight, weight_gradient, tl.load(norms + c), 0.0, scale, size, row_stride, channel_step,

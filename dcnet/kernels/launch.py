@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dcnet.device_functions import INTERPRETED
 
-# Floats between the starts of two places: every place is aligned to 128 bytes.
+# Every place starts at a multiple of this many floats, so that it is aligned to 128 bytes.
 _STEP = 32
 
 
@@ -138,7 +138,7 @@ class SideStream:
             self.main.wait_stream(self.side)
 
     def mark(self) -> torch.cuda.Event | None:
-        """An event on the side stream that `wait` makes the main stream wait for."""
+        """Records an event on the side stream, for `wait`, which makes the main stream wait for it."""
         return None if self.side is None else self.side.record_event()
 
     def wait(self, mark: torch.cuda.Event | None) -> None:

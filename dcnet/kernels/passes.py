@@ -47,8 +47,8 @@ class Settings:
 
     Attributes:
         mean: the mean norm of relative radii: NO_MEAN, BATCH_MEAN or RUNNING_MEAN.
-        update: NO_UPDATE of the running mean, or RETURNED in the state, or IN_PLACE.
-        counted: whether the running mean has a count of batches, by which its decay warms up.
+        update: how the running mean is updated: NO_UPDATE, RETURNED in the state, or IN_PLACE.
+        counted: whether the running mean has a count of batches, which controls the warm-up of its decay.
     """
 
     device: torch.device

@@ -29,9 +29,9 @@ class Plan:
     Constants come in the order: magnitude, angle, each followed by the fixed numbers of its device function.
 
     Attributes:
-        names: of the constants; None for fixed numbers.
+        names: the names of the constants; None for fixed numbers.
         kinds: four numbers for each constant: learned, per channel, positive, and the floor.
-        summed: indices of the constants that need a gradient, their own or for the mean norm.
+        summed: indices of the constants whose gradient is needed, for themselves or for the mean norm.
         learned: indices of the constants that a layer stores.
         known: values of the constants that are fixed at compile time; None for learned ones.
         scale: index of the magnitude's scale; -1 without one.
@@ -172,7 +172,7 @@ class Window:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """The arguments of torch's convolution after the tensors; it is not transposed."""
+        """The arguments of torch's convolution after the tensors; the convolution is not transposed."""
         return self.stride, self.padding, self.dilation, False, (0, 0), self.groups
 
     def empty_output(self, x: Tensor) -> Tensor:
@@ -188,5 +188,5 @@ class Window:
 
 
 def lies_channels_last(x: Tensor) -> bool:
-    """Whether torch treats the tensor as channels last; a tensor that is contiguous both ways is not."""
+    """Whether torch treats the tensor as channels last; not if it is contiguous in both memory formats."""
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()

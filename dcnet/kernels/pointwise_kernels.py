@@ -128,7 +128,7 @@ def back_kernel(
     STAGES: constexpr,
     FAST: constexpr,
 ) -> None:
-    """From dy: dz, dn / n of every position, and sums over positions for everything that belongs to a channel.
+    """Computes from dy: dz, dn / n of every position, and sums over positions for everything that belongs to a channel.
 
     `saved` is z, or y where the angle can be computed from it. The sums are those of the learned constants in their
     order, of a and b with a weighting, and of the bias; one row per program, so that results are deterministic.

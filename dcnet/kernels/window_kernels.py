@@ -1,4 +1,4 @@
-"""Kernels that sum over channels and windows: patch norms, and their gradient by every pixel."""
+"""Kernels that sum over channels and windows: patch norms, and their gradients with respect to pixels."""
 
 from dcnet.device_functions import Block, at_least, constexpr, device_function, tl
 from dcnet.kernels.device_helpers import chunk_of, tile
@@ -68,7 +68,7 @@ def squares_kernel(
     BLOCK: constexpr,
     WIDTH: constexpr,
 ) -> None:
-    """Sums x^2 over channels for every pixel, for filters that are prepared already."""
+    """Sums x^2 over channels for every pixel; the filters are prepared already."""
     sum_squares(
         tl.program_id(0), input, squares, images, pixels, image_stride, pixel_stride, channel_stride, channels, ONE,
         BLOCK, WIDTH,
@@ -164,7 +164,7 @@ def spread_kernel(
     SUMS: constexpr,
     BLOCK: constexpr,
 ) -> None:
-    """The factor of x in its gradient: the sum of (dn + d mean / count) / n over all patches with the pixel."""
+    """The factor of x in the gradient of x: the sum of (dn + d mean / count) / n over all patches with the pixel."""
     HIGH: constexpr = KERNEL[0]
     WIDE: constexpr = KERNEL[1]
     by_mean = 0.0
