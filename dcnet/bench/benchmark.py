@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 class Steps:
-    """The progress of a benchmark; without a progress bar nothing is shown."""
+    """Shows the progress of a benchmark; does nothing without a progress bar."""
 
     def __init__(self, progress: Progress | None = None, total: int = 0):
         self.progress = Progress(disable=True) if progress is None else progress
@@ -60,9 +60,9 @@ class Benchmark(ABC, Generic[AnyConfig]):
 
     Args:
         config: the options.
-        meter: of the device.
+        meter: measures on the device.
         dtype: the name of the dtype that is timed.
-        tolerances: the largest error that is accepted, by dtype.
+        tolerances: the largest accepted error, by dtype.
     """
 
     name: ClassVar[str]
@@ -78,14 +78,14 @@ class Benchmark(ABC, Generic[AnyConfig]):
     @property
     @abstractmethod
     def step_count(self) -> int:
-        """How often `measure` calls `steps.advance`."""
+        """The number of times that `measure` calls `steps.advance`."""
 
     @abstractmethod
     def measure(self, steps: Steps) -> Iterator[list[Row]]:
         """Yields the rows of each group."""
 
     def prepare(self) -> dict[str, Any]:
-        """Entries of the record that are measured first."""
+        """Entries of the record that are measured before all groups."""
         return {"tolerance": self.tolerance}
 
     def summary(self, results: list[Row]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Benchmark(ABC, Generic[AnyConfig]):
         return sum(sum(clock.rounds(self.config.warmup, self.config.repeats)) for clock in clocks)
 
     def note_errors(self, row: Row, errors: Mapping[str, float], checked: Sequence[str] | None = None) -> None:
-        """Stores the errors in the row, and whether one of the checked ones (default: all) is too large."""
+        """Stores the errors in the row, and marks it as wrong if a checked error (default: all) is too large."""
         judged = errors if checked is None else {name: errors[name] for name in checked}
         row.update(errors=correctness.finite(errors), wrong=correctness.worst(judged, self.tolerance))
 
@@ -119,7 +119,7 @@ class Group:
             row.update(wrong=None, failed=None)
 
     def make(self, build: Callable[[Row], Made]) -> dict[str, Made]:
-        """What `build` makes for each row, without the rows for which it fails; these are marked."""
+        """The result of `build` for each row; rows for which it fails are marked and left out."""
         made: dict[str, Made] = {}
         for name, row in self.rows.items():
             self.steps.say(f"{self.about}: {name}")
@@ -130,14 +130,14 @@ class Group:
         return made
 
     def attempt(self, name: str, action: Callable[[], Made]) -> Made | None:
-        """The result of the action; an exception (out of memory, a failed compilation or capture) marks the row."""
+        """The result of the action; None after an exception, such as out of memory, which marks the row as failed."""
         try:
             return action()
         except Exception as error:  # Compilers raise any type.
             self.rows[name]["failed"] = short_error(error)
             return None
 
-    def sound(self, calls: Mapping[str, Call]) -> dict[str, Call]:
+    def valid(self, calls: Mapping[str, Call]) -> dict[str, Call]:
         """The calls of rows that are neither wrong nor failed; empty if the base row is wrong or failed."""
         rows = self.rows
         good = {name: call for name, call in calls.items() if not (rows[name]["wrong"] or rows[name]["failed"])}
@@ -147,10 +147,10 @@ class Group:
             rows[name]["failed"] = f"{self.base}, the base of its ratios, was not timed"
         return {}
 
-    def weigh(self, forward: Mapping[str, Call], training: Mapping[str, Call]) -> None:
-        """Stores the memory of every row."""
+    def measure_memory(self, forward: Mapping[str, Call], training: Mapping[str, Call]) -> None:
+        """Measures and stores the memory of every row."""
         meter = self.benchmark.meter
-        for name in self.sound(training):
+        for name in self.valid(training):
             weigh = functools.partial(meter.memory_mib, forward[name], training[name])
             self.note_memory(name, self.attempt(name, weigh))
 
@@ -171,7 +171,7 @@ class Group:
 
     def _read(self, clock: Clock, calls: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
         stopwatches: dict[str, Stopwatch] = {}
-        for name, call in self.sound(calls).items():
+        for name, call in self.valid(calls).items():
             stopwatch = self.attempt(name, functools.partial(clock.start, call))
             stopwatches.update({} if stopwatch is None else {name: stopwatch})
         config = self.benchmark.config
@@ -181,7 +181,7 @@ class Group:
         return summarize(times, self.base)
 
     def _count_launches(self, calls: Mapping[str, Call], entry: str) -> None:
-        counts = {name: self.benchmark.meter.launches(call) for name, call in self.sound(calls).items()}
+        counts = {name: self.benchmark.meter.launches(call) for name, call in self.valid(calls).items()}
         for name, count in counts.items():
             if count is not None:
                 self.rows[name][entry] |= {"launches": count, "launches_ratio": count / (counts[self.base] or 1)}
@@ -228,7 +228,7 @@ class Session:
         for table in terminal_tables(self.record):
             self.console.print(table)
         self._write_all()
-        # Skipped for lack of memory, which is not an error.
+        # A row that is skipped for lack of memory is not an error.
         skips = [row["skipped"] for row in self.record["results"] if row.get("skipped")]
         problems = complaints(self.record["results"])
         for sentence in (*skips, *problems):
@@ -251,7 +251,7 @@ class Session:
         self.record |= {"complete": True, **self.benchmark.summary(self.record["results"])}
 
     def _stop(self) -> int:
-        """Writes the rows measured before the interruption."""
+        """Writes the rows measured before the interruption. Returns the exit code."""
         measured = self.record.get("results", [])
         said = "nothing was measured"
         if measured:

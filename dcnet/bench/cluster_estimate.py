@@ -10,9 +10,9 @@ from dcnet.bench.meter import GIB, MIB
 
 COUNTS = (10_000_000, 100_000_000, 1_000_000_000)
 LABEL_BYTES = 8
-# Numbers per sample: the cosine of the target, its logit, the highest logit and the sum over the others.
+# Numbers per sample that are reduced: the target's cosine and logit, the highest logit, and the sum over the others.
 SUMS = 4
-# Features and labels are gathered; the sums and the gradient of the features are reduced.
+# Number of collectives: features and labels are gathered, sums and the gradient of the features are reduced.
 COLLECTIVES = 2 + SUMS + 1
 
 
@@ -73,7 +73,7 @@ class Estimate:
 
 
 def estimates(results: Sequence[Row], cluster: Cluster, size: Size, sample: float) -> dict[str, Any]:
-    """The assumptions, and estimates for the sharded and the sampled head for each number of classes in `COUNTS`.
+    """The assumptions, and estimates of the sharded and the sampled head for each number of classes in `COUNTS`.
 
     Only `features` and `itemsize` of `size` are used; the batch per GPU is the smallest that was measured.
     """
@@ -107,7 +107,7 @@ def estimate(known: Measured, classes: int, cluster: Cluster, batch: int, size: 
     gathered = (cluster.gpus - 1) * batch * (size.features * SINGLE + LABEL_BYTES)
     reduced = cluster.ring_bytes(joint * SINGLE * (size.features + SUMS))
     compute, link = known.ms.at(own, joint), cluster.link_ms(gathered + reduced, COLLECTIVES)
-    # For comparison: without sharding, the gradient of all weights is reduced.
+    # For comparison: without sharding, the gradient of all weights would be reduced.
     unsharded = cluster.link_ms(cluster.ring_bytes(classes * size.features * SINGLE), 1)
     sizes = (known.head, classes, cluster.gpus, own, joint, known.memory_ratio * counted / GIB)
     return Estimate(*sizes, compute, gathered, reduced, link, compute + link, unsharded)

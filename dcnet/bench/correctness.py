@@ -25,10 +25,10 @@ NETWORK_TOLERANCES = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Two gradients of the output, since with either alone some result nearly cancels and its relative error is noise.
+    """Two gradients of the output: with either alone, some result nearly cancels, and its relative error is noise.
 
-    With a random one, the gradient of a constant shared by all patches is a sum of terms of both signs. With one
-    correlated with the output, the gradient of the filters is mostly along them, which normalization removes.
+    With a random gradient, that of a constant shared by all patches is a sum of terms of both signs. With a gradient
+    correlated with the output, that of the filters is mostly parallel to them, which normalization removes.
     """
 
     random: Tensor
@@ -49,7 +49,7 @@ def results(layer: Layer, call: Callable[[Tensor], Tensor], x: Tensor, gradients
     found: Results = {}
     for wanted, gradient in ((direct, gradients.random), (constants, gradients.leaning)):
         if wanted:
-            # A separate forward pass: a compiled one may free its saved tensors in the first backward pass.
+            # A second forward pass, since a compiled one may free its saved tensors in the first backward pass.
             output = call(x)
             found.setdefault("output", output.detach())
             values = torch.autograd.grad(output, list(wanted.values()), gradient.to(output))
@@ -72,13 +72,13 @@ class Reference:
 
 
 def make_reference(layer: Layer, x: Tensor) -> Reference:
-    """The expected results of the layer, by the naive formulation in float64."""
+    """The expected results of the layer, computed with the naive formulation in float64."""
     exact = copy.deepcopy(layer).double()
     point = x.detach().double().requires_grad_()
-    # It also turns off the algorithm search of cuDNN, which takes longer than a convolution in float64.
+    # Also turns off the algorithm search of cuDNN, which would take longer than the convolution in float64.
     with full_precision():
-        gradients = Gradients.of(_written_down(exact, point).detach(), x)
-        expected = results(exact, lambda x: _written_down(exact, x), point, gradients)
+        gradients = Gradients.of(_naive_output(exact, point).detach(), x)
+        expected = results(exact, lambda x: _naive_output(exact, x), point, gradients)
     return Reference(x.detach().clone().requires_grad_(), gradients, expected)
 
 
@@ -101,7 +101,7 @@ def finite(errors: Mapping[str, float]) -> dict[str, float | None]:
     return {name: error if math.isfinite(error) else None for name, error in errors.items()}
 
 
-def _written_down(layer: Layer, x: Tensor) -> Tensor:
+def _naive_output(layer: Layer, x: Tensor) -> Tensor:
     return naive_conv2d(layer, x) if isinstance(layer, DecoupledConv2d) else layer(x)
 
 

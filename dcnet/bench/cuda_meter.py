@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from dcnet.bench.meter import MIB, Call, Clock, Meter, Stopwatch
 
 WARMUP_CALLS = 3
-# A reading replays the graph until it takes this long: CUDA events have a resolution of about a microsecond.
+# A graph is replayed for this long per reading, since CUDA events have a resolution of about a microsecond.
 READING_MS = 5.0
 MOST_REPLAYS = 100
 HOST_CALLS = 20
@@ -32,7 +32,7 @@ class Cuda(Meter):
 
     def __init__(self) -> None:
         torch.backends.cudnn.benchmark = True
-        # One stream for all: autograd runs backward on the stream of the forward pass, which must be the captured one.
+        # One stream for everything: autograd runs backward on the stream of the forward pass, which is captured.
         self.stream = torch.cuda.Stream()
 
     @property

@@ -68,7 +68,7 @@ class HeadBenchmark(Benchmark[HeadConfig]):
     def measure(self, steps: Steps) -> Iterator[list[Row]]:
         with GroupOfOne(self.meter.device):
             for head in self.config.heads:
-                # Memory that libraries allocate at their first call does not belong to the head.
+                # Memory that libraries allocate in their first call is not counted for the head.
                 self._make(head, WARM)()
             for batch in self.config.batches:
                 for classes in self.config.classes:

@@ -36,7 +36,7 @@ class Size:
         return self.batch * self.classes * SINGLE
 
     def floor_ms(self, ceilings: Ceilings, share: float = 1.0) -> float:
-        """Lower bound of the time: in each pass every byte is moved once and every product computed.
+        """Lower bound of the time: each pass moves every byte once and computes every product.
 
         Forward reads weights and writes logits; backward reads both and writes the gradient; the step reads weights and
         gradient and writes weights. `share` is the fraction of the classes.
@@ -96,7 +96,7 @@ class LinearHead(nn.Linear):
 
 
 class Share(ShardedMarginSoftmax):
-    """The computation of one process of many; a group of one would use MarginSoftmax instead."""
+    """One process of many in a sharded head; in a group of one, a sharded head would compute a MarginSoftmax."""
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         return self.joint_loss(features, labels)

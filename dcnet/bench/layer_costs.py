@@ -32,7 +32,7 @@ def make_case(variant: str, operator: str, shape: Shape, dtype: torch.dtype, dev
     if variant.startswith("naive"):
         call = _naive(layer)
     if variant.endswith("compiled"):
-        # Not dynamic, which would be slower: the batch of the check differs from the timed one.
+        # Not dynamic, which would be slower; the check has another batch size than the timing.
         call = torch.compile(call, fullgraph=True, dynamic=False)
     return Case(layer, call)
 
@@ -123,7 +123,7 @@ class LayerBenchmark(Benchmark[LayerConfig]):
     def _time(self, group: Group, cases: dict[str, Case], x: Tensor, gradient: Tensor) -> None:
         forward = {name: functools.partial(case.call, x) for name, case in cases.items()}
         training = {name: functools.partial(run_training, case, x, gradient) for name, case in cases.items()}
-        group.weigh(forward, training)
+        group.measure_memory(forward, training)
         group.time(forward, "forward")
         group.time(training, "training")
 

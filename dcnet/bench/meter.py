@@ -20,14 +20,14 @@ from torch import Tensor
 from dcnet import bench
 from dcnet.bench.shapes import Ceilings
 
-# Each call returns the milliseconds of one measured call.
+# A stopwatch measures one call, and returns milliseconds.
 Stopwatch = Callable[[], float]
 
 
 def time_rounds(
     stopwatches: Mapping[str, Stopwatch], warmup: int, repeats: int, after_round: Callable[[], None] = lambda: None
 ) -> dict[str, list[float]]:
-    """Reads every stopwatch once per round, each round starting with the next one, and drops the warmup rounds."""
+    """Reads every stopwatch once per round, starting with another one in each round, and drops warmup rounds."""
     names = list(stopwatches)
     times: dict[str, list[float]] = {name: [] for name in names}
     for i in range(warmup + repeats):
@@ -39,7 +39,7 @@ def time_rounds(
 
 
 def summarize(times: Mapping[str, Sequence[float]], base: str) -> dict[str, dict[str, Any]]:
-    """Median and quartiles, and the ratio of medians to the base with the quartiles of the per-round ratios."""
+    """Median and quartiles of times, the ratio of the median to that of the base, and quartiles of per-round ratios."""
     quartiles = functools.partial(statistics.quantiles, n=4, method="inclusive")
     results = {}
     for name, taken in times.items():
@@ -86,8 +86,8 @@ class Meter(ABC):
         device: "cpu" or "cuda".
         memory_name: the entry of a record for `memory_mib`.
         usable_share: the share of the free memory that a head may use.
-        copied_bytes: of the copy that measures the bandwidth.
-        matrix_side: of the product that measures the speed.
+        copied_bytes: the size of the copy that measures the bandwidth.
+        matrix_side: the side of the matrices whose product measures the compute speed.
     """
 
     device: ClassVar[str]
@@ -140,7 +140,7 @@ class Meter(ABC):
         """The largest `held_bytes` during one call; None if unknown."""
 
     def ceilings(self, dtype: torch.dtype, tries: int = 10) -> Ceilings:
-        """Bytes per second of a large copy, reads and writes, and operations per second of a large product."""
+        """Peak speeds: bytes read and written per second in a large copy, operations per second in a large product."""
         source = torch.zeros(self.copied_bytes // 4, device=self.device)
         target = torch.empty_like(source)
         copying = self._best(lambda: target.copy_(source), tries)
@@ -177,7 +177,7 @@ class Cpu(Meter):
         return kept_mib(forward)
 
     def products(self, dtype: torch.dtype) -> list[tuple[int, Call]]:
-        """Also a convolution, which uses another library that is faster on some processors."""
+        """Adds a convolution, which uses another library that is faster on some processors."""
         images = torch.randn(8, 256, 16, 16).to(dtype).to(memory_format=torch.channels_last)
         filters = torch.randn(256, 256, 3, 3).to(dtype).to(memory_format=torch.channels_last)
         flops = 2 * images.numel() * 256 * 9
@@ -231,7 +231,7 @@ def kept_mib(forward: Call) -> float:
 
 
 def default_threads(device: str) -> int:
-    """Threads of torch: 2 on the cpu, so that machines compare; torch's own number on cuda."""
+    """The default number of threads: 2 on a CPU, so that machines are comparable; torch's default on a GPU."""
     return 2 if device == "cpu" else torch.get_num_threads()
 
 
@@ -246,7 +246,7 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def _entry(file: Path, name: str) -> int | None:
-    """An entry of a file in /proc, which counts in kB, in bytes."""
+    """An entry of a file in /proc, converted from kB to bytes."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:

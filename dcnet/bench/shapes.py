@@ -29,7 +29,7 @@ class Work:
     flops: int
 
     def floor_ms(self, ceilings: Ceilings) -> float:
-        """Lower bound of the time: the slower one of memory traffic and computation."""
+        """Lower bound of the time: the larger of the times for memory traffic and for computation."""
         return 1000 * max(self.bytes / ceilings.bytes_per_s, self.flops / ceilings.flops_per_s)
 
 
