@@ -1,4 +1,4 @@
-"""The paper's tables as data: the runs behind every number, and the missing runs."""
+"""The paper's tables as data: the runs that each number comes from, and the runs that are missing."""
 
 from dcnet.lazy import attach
 

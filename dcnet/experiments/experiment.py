@@ -1,4 +1,4 @@
-"""A table of the paper as data: cells, the runs behind them, and the paper's numbers."""
+"""Experiments: tables as data, with the runs that each cell comes from and the paper's numbers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Cell:
     """One number of a table.
 
     Attributes:
-        row: name of its row.
-        column: name of its column.
-        config: the run behind it, for any seed; None for a number that the paper quotes from elsewhere.
-        paper: the paper's number; "N/C" if its run did not converge, None if it has none.
-        metric: path of the number in the record of a run: keys, and indices into lists.
+        row: name of the row.
+        column: name of the column.
+        config: the config of the runs, with any seed; None for a number that the paper quotes from elsewhere.
+        paper: the paper's number; "N/C" if the paper's run did not converge, None if the paper has no number.
+        metric: path of the number in the record of a run, as keys and list indices.
         factor: multiplies the number, such as 100 for a fraction shown in %.
-        first_seed: of its runs.
-        evaluation: of the trained network, a name in `evaluations`; None if training alone gives the number.
+        first_seed: the seed of the first run; the next runs have the next seeds.
+        evaluation: name of the evaluation that measures the number; None if training alone does.
     """
 
     row: str
@@ -43,31 +43,32 @@ class Cell:
     evaluation: str | None = None
 
     def configs(self, seeds: int) -> tuple[RunConfig, ...]:
-        """The runs of the first seeds."""
+        """Returns the configs of the first `seeds` runs."""
         if self.config is None:
             return ()
         own = range(self.first_seed, self.first_seed + seeds)
         return tuple(dataclasses.replace(self.config, seed=seed) for seed in own)
 
     def value(self, record: Record) -> float | None:
-        """The number in the record of a run; None if it is missing."""
+        """Returns the number of the cell from the record of a run; None if it is missing."""
         found = record.value(self.metric)
         return self.factor * float(found) if isinstance(found, int | float) else None
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table: cells, row by row.
+    """A table as data.
 
     Attributes:
-        title: what the numbers are, with their unit.
-        order: of the columns; others come after these.
+        title: describes the numbers, with their unit.
+        cells: the cells, row by row.
+        order: names of the first columns; all others follow.
         seeds: default number of runs per cell.
-        higher_is_better: of the numbers.
-        contest: whether its rows, of one cell each, compete for the best result.
-        not_run: why it is not run by default, in one sentence.
-        possible: whether it can still be run, given the data folder.
-        notes: shown below the table.
+        higher_is_better: whether larger numbers are better.
+        contest: whether the rows, with one cell each, compete for the best result.
+        not_run: why the experiment is not run by default, in one sentence.
+        possible: a function of the data folder that tells whether the experiment can be run nevertheless.
+        notes: sentences shown below the table.
     """
 
     name: str
@@ -85,10 +86,10 @@ class Experiment:
         own, places = f"the experiment {self.name!r}", [(cell.row, cell.column) for cell in self.cells]
         if twice := next((place for place in places if places.count(place) > 1), None):
             raise ValueError(f"{own} has two cells in the row {twice[0]!r} and the column {twice[1]!r}: give one")
-        # Columns may have different units, and a row would be its own rival.
+        # Cells of different columns may have different units, and a row must not compete with itself.
         if self.contest and len(self.rows) < len(self.cells):
             row = next(row for row in self.rows if sum(cell.row == row for cell in self.cells) > 1)
-            raise ValueError(f"{own} is a contest, but its row {row!r} has several cells: give each row one")
+            raise ValueError(f"{own} is a contest, but its row {row!r} has several cells: give one cell per row")
         if self.seeds < 1:
             raise ValueError(f"{own} has seeds={self.seeds}: give 1 or more")
 
@@ -102,12 +103,12 @@ class Experiment:
         return sorted(found, key=lambda column: self.order.index(column) if column in self.order else len(self.order))
 
     def with_data(self, folder: Path | None) -> Experiment:
-        """The experiment, to be run if the folder has its data."""
+        """Returns the experiment, without `not_run` if the folder has its data."""
         ready = self.possible is not None and self.possible(folder)
         return dataclasses.replace(self, not_run=None) if ready else self
 
     def only(self, prefixes: Iterable[str]) -> Experiment:
-        """The experiment with the cells whose column or "row, column" starts with a prefix; all without a prefix."""
+        """Keeps the cells whose column or "row, column" starts with one of the prefixes; all if there are none."""
         given = tuple(prefixes)
         kept = [
             cell
@@ -120,7 +121,7 @@ class Experiment:
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
 
-# The angle of a column, and its changes to the recipe.
+# By column: the angle, and changes to the recipe.
 Columns = Mapping[str, tuple[str, Mapping[str, Any]]]
 
 
@@ -131,12 +132,12 @@ def paper_grid(
     settings: Mapping[str, Any] | None = None,
     **cell: Any,
 ) -> tuple[Cell, ...]:
-    """Cells of a table of the paper with one row per magnitude, and the row "baseline" of plain networks.
+    """Returns the cells of a table with one row per magnitude; the row "baseline" has plain networks.
 
     Args:
-        name: of the recipe.
-        columns: angle and changes to the recipe, by name.
-        paper: the numbers of each row in the order of the columns; None for a cell that the table lacks.
+        name: name of the recipe.
+        columns: the angle of each column, and its changes to the recipe.
+        paper: the paper's numbers by row, in the order of the columns; None where the table has no cell.
         settings: changes to the recipe for all cells.
         cell: more attributes of all cells.
     """
@@ -156,35 +157,35 @@ experiments: Registry[Callable[[], Experiment]] = Registry(
 
 
 def register(make: Callable[[], Experiment]) -> Callable[[], Experiment]:
-    """A decorator that registers a function that makes an experiment, under the name of both."""
+    """Registers a function that returns an experiment of the same name; used as a decorator."""
     name = make.__name__
     if name == "all" or name.startswith("figure"):
-        raise ValueError(f"{name!r} cannot name an experiment: all and names that begin with figure are reserved")
+        raise ValueError(f"{name!r} is a reserved name: experiments cannot be named all or figure...")
     return experiments.register(make)
 
 
-# Of the trained network in evaluation mode on its device, the record of its run, the folder of runs, and that of data.
+# Takes a trained network in evaluation mode, the record of its run, the folder of all runs, and the data folder.
 Evaluate = Callable[[nn.Module, Record, Path, Path | None], dict[str, Any]]
 
 evaluations: Registry[Evaluate] = Registry("an evaluation", discover="dcnet.experiments.catalogue")
 
 
 def register_evaluation(name: str) -> Callable[[Evaluate], Evaluate]:
-    """A decorator that registers an evaluation of trained networks."""
+    """Returns a decorator that registers an evaluation of trained networks."""
     return lambda evaluate: evaluations.add(name, evaluate, module=evaluate.__module__)
 
 
 def get_experiment(name: str) -> Experiment:
-    """The registered experiment of that name."""
+    """Returns the registered experiment of this name."""
     experiment = experiments[name]()
-    # A copied function could show one experiment under the name of another.
+    # Guards against a copied function whose experiment was not renamed.
     if experiment.name != name:
-        raise ValueError(f"the function {name} makes the experiment {experiment.name!r}: give both the same name")
+        raise ValueError(f"the function {name} returns the experiment {experiment.name!r}: give both the same name")
     return experiment
 
 
 def select_experiments(names: Iterable[str]) -> list[Experiment]:
-    """The experiments of these names, each once; "all" stands for every one, tables of the paper first."""
+    """Returns the experiments of these names without duplicates; "all" selects every one, tables of the paper first."""
     given = [name for name in dict.fromkeys(names) if name == "all" or experiments.canonical(name)]
     if "all" in given:
         given = sorted(experiments, key=lambda name: (not name.startswith("table"), name))
@@ -192,14 +193,16 @@ def select_experiments(names: Iterable[str]) -> list[Experiment]:
 
 
 def select_cells(selected: Iterable[Experiment], prefixes: Iterable[str]) -> list[Experiment]:
-    """Each experiment with the cells that `Experiment.only` keeps, without experiments that keep none."""
+    """Applies `Experiment.only` to each experiment, and drops experiments without remaining cells."""
     everything, given = list(selected), tuple(prefixes)
     if given and not everything:
-        raise ValueError(f"--only {given[0]!r} selects cells of tables: name a table, such as table3")
+        raise ValueError(
+            f"--only {given[0]!r} selects cells of tables, but no table is given: name one, such as table3"
+        )
     for prefix in given:
         if not prefix:
-            raise ValueError("--only is '', which matches every row: omit it, or name a row or a column")
+            raise ValueError("--only is '', which matches every cell: omit it, or give a row or column")
         if not any(experiment.only([prefix]).cells for experiment in everything):
             names = "; ".join(dict.fromkeys(name for one in everything for name in (*one.rows, *one.columns)))
-            raise ValueError(f"no row or column starts with --only {prefix!r}: there are {names}")
+            raise ValueError(f"--only {prefix!r} matches no row or column: choose from {names}")
     return [few for experiment in everything if (few := experiment.only(given)).cells]

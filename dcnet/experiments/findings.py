@@ -1,4 +1,4 @@
-"""Findings of a table: closeness to the paper, the order of its rows, and the winner of a contest."""
+"""Findings of a table: how close it is to the paper, whether rows rank as in the paper, and the winner of a contest."""
 
 import math
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from typing import Any
 from dcnet.experiments.experiment import ERROR, NOT_CONVERGED, Experiment
 from dcnet.experiments.status import DIGITS, CellStatus, pooled_deviation
 
-# In points: a result further from the paper hardly comes from the same setup.
+# In percentage points; a result that is worse by more hardly comes from the same setup.
 FAR = 1.0
-# The largest number of cells to list.
+# The largest number of cells that a sentence lists.
 MAX_NAMED = 3
-# Seed noise in deviations of one run: 5 % of pairs of runs of the same network are further apart.
+# In standard deviations of one run: 5 % of pairs of runs of the same network differ by more.
 SEED_NOISE = 2 * math.sqrt(2)
-# Student's t at 5 %, two-sided, by degrees of freedom from 1 on. The last one is slightly conservative for more.
+# Student's t at 5 %, two-sided, for 1, 2, ... degrees of freedom. The last is used for more, slightly conservative.
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
 
@@ -24,8 +24,9 @@ class Closeness:
     """How many cells are close to the paper.
 
     Attributes:
-        cells: number of cells with a result of both.
-        behind: cells worse than the paper by more than `FAR`: row, column and difference, None if ours diverged.
+        cells: number of cells with both a result and the paper's number.
+        behind: row, column and difference of cells that are worse than the paper by more than `FAR`; the difference is
+            None if our run diverged.
     """
 
     cells: int
@@ -44,7 +45,7 @@ class Closeness:
 
 
 def find_closeness(experiment: Experiment, statuses: Sequence[CellStatus]) -> Closeness | None:
-    """None without a cell that has a result of ours and of the paper."""
+    """Compares the cells with the paper; returns None if no cell has both a result and the paper's number."""
     compared = [one for one in statuses if one.cell.paper is not None and (one.values or one.diverged)]
     behind = tuple(
         (one.cell.row, one.cell.column, one.difference)
@@ -55,7 +56,7 @@ def find_closeness(experiment: Experiment, statuses: Sequence[CellStatus]) -> Cl
 
 
 def _is_behind(status: CellStatus, higher_is_better: bool) -> bool:
-    """Nothing is behind a run of the paper that did not converge."""
+    """Whether a cell is worse than the paper by more than `FAR`; never if the paper's run did not converge."""
     misses = status.misses_by(higher_is_better)
     return status.cell.paper != NOT_CONVERGED and (misses is None or misses > FAR)
 
@@ -66,12 +67,12 @@ def _name_cell(row: str, column: str, difference: float | None) -> str:
 
 @dataclass(frozen=True)
 class RowOrder:
-    """Whether pairs of cells in a column rank as in the paper, for pairs that differ there by more than seed noise.
+    """How many pairs of cells in a column rank as in the paper, of those that differ in the paper by more than noise.
 
     Attributes:
-        apart: the seed noise, from cells with several seeds.
-        pairs: number of such pairs with results of ours.
-        turned: pairs that rank the other way here: column and both rows.
+        apart: the seed noise, estimated from cells with several seeds.
+        pairs: number of compared pairs.
+        turned: column and both rows of the pairs that rank the other way.
     """
 
     apart: float
@@ -91,7 +92,10 @@ class RowOrder:
 
 
 def find_order(experiment: Experiment, statuses: Sequence[CellStatus]) -> RowOrder | None:
-    """For tables of test errors; None without several seeds of any cell, or without such a pair."""
+    """Compares the ranking with the paper, for tables of test errors.
+
+    Returns None if no cell has several seeds, or no pair can be compared.
+    """
     deviation = pooled_deviation(statuses)
     if deviation is None or any(one.cell.metric != ERROR for one in statuses):
         return None
@@ -113,12 +117,12 @@ def _paper_difference(one: CellStatus, other: CellStatus) -> float:
 
 @dataclass(frozen=True)
 class Winner:
-    """The best row of a contest and the second.
+    """The best and the second-best row of a contest.
 
     Attributes:
-        best: row name.
-        rival: row name of the second.
-        by: difference of the means, as shown in tables.
+        best: name of the best row.
+        rival: name of the second-best row.
+        by: difference of their means, rounded as in tables.
         chance: the difference that two sets of runs of the same network exceed in 5 % of cases.
     """
 
@@ -132,7 +136,7 @@ class Winner:
         return self.by > self.chance
 
     def __str__(self) -> str:
-        # In quotes, since names of rows have commas.
+        # Quote the names, since they may contain commas.
         ahead = f'"{self.best}" is ahead of "{self.rival}" by {self.by:.2f}'
         if self.wins:
             return f"{ahead} and wins: seed noise is {self.chance:.2f}."
@@ -143,7 +147,7 @@ class Winner:
 
 
 def find_winner(experiment: Experiment, statuses: Sequence[CellStatus]) -> Winner | None:
-    """For contests; None unless every cell has several runs, all of which converged."""
+    """Finds the winner of a contest; returns None unless every cell has several runs that all converged."""
     if not experiment.contest or len(statuses) < 2 or any(one.deviation is None or one.diverged for one in statuses):
         return None
     best, rival = sorted(statuses, key=_mean, reverse=experiment.higher_is_better)[:2]
@@ -156,19 +160,19 @@ def _mean(status: CellStatus) -> float:
 
 
 def _chance_difference(one: CellStatus, other: CellStatus) -> float:
-    """The critical difference of the two means by Student's t test."""
+    """Returns the critical difference of the two means by Student's t test at 5 %."""
     first, second = len(one.values), len(other.values)
     student = STUDENT[min(first + second - 2, len(STUDENT)) - 1]
     return student * (pooled_deviation((one, other)) or 0.0) * math.sqrt(1 / first + 1 / second)
 
 
-# A statement about a table; `str()` of it is a sentence.
+# A statement about a table; `str()` returns it as a sentence.
 Finding = Closeness | RowOrder | Winner
-# By their names in JSON.
+# The functions by the names of the findings in JSON.
 FINDINGS = {"near": find_closeness, "order": find_order, "winner": find_winner}
 
 
 def findings_of(experiment: Experiment, statuses: Sequence[CellStatus]) -> dict[str, Finding]:
-    """The findings that the cells allow, by name."""
+    """Returns all findings that exist for these cells, by name."""
     findings = {name: find(experiment, statuses) for name, find in FINDINGS.items()}
     return {name: finding for name, finding in findings.items() if finding is not None}

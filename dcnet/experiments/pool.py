@@ -1,4 +1,4 @@
-"""Tasks run in parallel by worker processes; a worker that dies loses its own task only."""
+"""Runs tasks in parallel in worker processes; if a worker dies, only its current task fails."""
 
 import multiprocessing
 import os
@@ -27,19 +27,19 @@ from dcnet.training.runs import add_evaluation, run_lock
 from dcnet.training.session import can_redraw, progress_bar
 
 DONE, DIVERGED, INTERRUPTED, FAILED = "done", "diverged", "interrupted", "failed"
-# Seconds between two messages about steps.
+# Minimum seconds between two messages about steps.
 MESSAGE_INTERVAL = 0.2
 # Seconds between two checks for an interruption.
 POLL_INTERVAL = 0.2
-# Seconds for a process to exit before it is killed.
+# Seconds that a process has to exit before it is killed.
 EXIT_TIMEOUT = 30.0
-# Characters of a name or a note beside a progress bar.
+# The largest number of characters of a name or a note next to a progress bar.
 MAX_NAME = 60
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Where and how workers run tasks; None for torch's default number of CPU threads."""
+    """Where and how workers run tasks; `threads` is the number of CPU threads per worker, None for torch's default."""
 
     runs: Path
     execution: Execution
@@ -65,8 +65,8 @@ class PipeCallback(Callback):
 
 
 def run_worker(pipe: Connection, settings: WorkerSettings) -> None:
-    """Runs tasks from the pipe until it gets None."""
-    # Ctrl-C is for the pool only, which sends SIGTERM once; it must not be ignored.
+    """Runs tasks from the pipe until it receives None."""
+    # Leave the process group, so that Ctrl-C reaches only the pool, which then sends SIGTERM once.
     os.setpgrp()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if settings.threads is not None:
@@ -76,7 +76,7 @@ def run_worker(pipe: Connection, settings: WorkerSettings) -> None:
 
 
 def run_task(task: Task, settings: WorkerSettings, callback: Callback) -> tuple[str, str]:
-    """The outcome of the task, and one sentence about a problem."""
+    """Runs the task; returns its outcome, and one sentence about a problem, or ''."""
     try:
         return _train_and_evaluate(task, settings, callback), ""
     except DivergenceError as error:
@@ -104,14 +104,14 @@ def _train_and_evaluate(task: Task, settings: WorkerSettings, callback: Callback
 
 
 def _evaluate(name: str, run: Run, execution: Execution) -> dict[str, Any]:
-    """The evaluation of that name for the network of a run."""
+    """Runs the evaluation of this name on the network of a run."""
     evaluate = evaluations[name]
     model, record = load_model(run)
     return evaluate(model.to(choose_device(execution.device)), record, run.folder.parent, execution.data_dir)
 
 
 class ProgressBoard:
-    """Progress of all tasks: bars on a terminal; in a log, one line for each start and end."""
+    """Shows the progress of all tasks: bars on a terminal; in a log, one line for each start and end."""
 
     def __init__(self, console: Console, tasks: int):
         self.console, self.count, self.ended = console, tasks, 0
@@ -119,7 +119,7 @@ class ProgressBoard:
         self.totals: dict[str, int] = {}
         self.fractions: dict[str, float] = {}
         self.progress = progress_bar(console)
-        # In fractions of tasks, since the length of a run is known only when it starts.
+        # Counted in fractions of tasks, since the length of a run is known only when it starts.
         self.all = self.progress.add_task("all runs", total=float(tasks), numbers="")
 
     def __enter__(self) -> "ProgressBoard":
@@ -137,7 +137,7 @@ class ProgressBoard:
         self.fractions[task.label] = 0.0
 
     def drop(self, tasks: int) -> None:
-        """Removes tasks that will not start from the total."""
+        """Subtracts tasks that will not start from the total."""
         self.count -= tasks
         self.progress.update(self.all, total=float(self.count))
 
@@ -168,7 +168,7 @@ class ProgressBoard:
         self.progress.update(self.all, completed=sum(self.fractions.values()), numbers=f"{self.ended} done")
 
 
-# A started process, with the interface of multiprocessing.Process, and the end of its pipe.
+# Starts a worker; returns a process, with the interface of multiprocessing.Process, and our end of its pipe.
 Spawn = Callable[[WorkerSettings], tuple[Any, Connection]]
 
 
@@ -184,11 +184,11 @@ def spawn_worker(settings: WorkerSettings) -> tuple[Any, Connection]:
 
 @contextmanager
 def _blocking_ctrl_c() -> Iterator[None]:
-    """Processes started in this context ignore Ctrl-C, which would end them while they import torch.
+    """Blocks Ctrl-C for processes started in this context, since it would end them while they import torch.
 
-    This process gets it afterwards.
+    This process receives a pending Ctrl-C on exit.
     """
-    # Python starts this process along with the first worker, and would unblock Ctrl-C.
+    # Python would start the resource tracker with the first worker, and unblock Ctrl-C.
     ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -199,7 +199,7 @@ def _blocking_ctrl_c() -> Iterator[None]:
 
 @dataclass
 class Worker:
-    """A process and its current task; `stopping` once it got SIGTERM."""
+    """A worker process and its current task; `stopping` is True once it was sent SIGTERM."""
 
     process: Any
     pipe: Connection
@@ -213,7 +213,7 @@ class Worker:
                 os.kill(self.process.pid, signal.SIGTERM)
 
     def join(self) -> None:
-        """Waits for a process without work; one that hangs at exit is killed."""
+        """Waits until the process exits; kills it after a timeout."""
         self.process.join(EXIT_TIMEOUT)
         if self.process.is_alive():
             self.process.kill()
@@ -221,10 +221,7 @@ class Worker:
 
 
 class Pool:
-    """Distributes tasks over worker processes.
-
-    `outcomes` has the outcome of each started task, by its label.
-    """
+    """Distributes tasks over worker processes; `outcomes` has the outcome of each ended task by its label."""
 
     def __init__(
         self,
@@ -240,7 +237,7 @@ class Pool:
         self.workers: list[Worker] = []
 
     def run(self) -> bool:
-        """Runs all tasks; False if interrupted."""
+        """Runs all tasks; returns False if interrupted."""
         with interruptible() as interruption:
             try:
                 self._start_workers()
@@ -271,7 +268,7 @@ class Pool:
         worker.task = task
         self.workers.append(worker)
         self.board.start(task)
-        # If the process has died, `_receive` handles it.
+        # `_receive` handles a process that has died.
         with suppress(BrokenPipeError):
             worker.pipe.send(task)
 
@@ -304,10 +301,10 @@ class Pool:
             self._start_workers()
 
     def _handle_exit(self, worker: Worker) -> None:
-        """A process that exited during a task: it was stopped, or killed."""
+        """Ends the task of a process that exited during it: the process was stopped by us, or it died."""
         worker.join()
         code = worker.process.exitcode
-        problem = f"{worker.task.name}: its process ended with {code}; run the same command again to resume"
+        problem = f"{worker.task.name}: its process died (exit code {code}); run the same command again to resume"
         self._finish(worker, *((INTERRUPTED, "") if worker.stopping else (FAILED, problem)))
 
     def _finish(self, worker: Worker, outcome: str, problem: str) -> None:

@@ -19,15 +19,15 @@ from dcnet.training import Execution, RunConfig
 from dcnet.training.record import write_record
 from dcnet.training.runs import runs_root
 
-# Of the networks and their training in a smoke test.
+# The networks of smoke tests, and their training.
 SMOKE_WIDTH, SMOKE_STEPS, SMOKE_IMAGES = 0.05, 2, 60
 # Evaluations that need data other than the digits, or take too long for a smoke test.
 NOT_IN_SMOKE_TESTS = ("faces", "open-set", "attacks-today", "attack-choice", "top-5")
-SMOKE_NOTE = "A smoke test on the digits: it shows that everything runs; the numbers mean nothing."
+SMOKE_NOTE = "A smoke test on the digits: it checks that everything runs; the numbers are meaningless."
 
 
 def smoke_test(experiment: Experiment) -> Experiment:
-    """The experiment with runs of a second each, whose numbers mean nothing."""
+    """Returns the experiment with tiny runs of a second each; their numbers are meaningless."""
     return dataclasses.replace(
         experiment,
         title=f"{experiment.title} (smoke test)",
@@ -42,7 +42,7 @@ def smoke_test(experiment: Experiment) -> Experiment:
 def _smoke_cell(cell: Cell) -> Cell:
     if cell.config is None:
         return cell
-    # Without the paper's number, which does not apply to the digits.
+    # The paper's number does not apply to the digits.
     small = dataclasses.replace(cell, config=_smoke_config(cell.config), paper=None)
     if cell.evaluation not in NOT_IN_SMOKE_TESTS:
         return small
@@ -69,22 +69,33 @@ def _smoke_config(config: RunConfig) -> RunConfig:
 
 
 RESUME = "run the same command again to resume"
-# Parallel runs on a GPU shared by MPS; more do not speed up a busy GPU.
+# Parallel runs on a GPU shared by MPS (NVIDIA's Multi-Process Service); more would not be faster.
 MPS_JOBS = 4
 
 
 def parse_jobs(text: str, device: str) -> int:
-    """The number of parallel runs from --jobs; "auto" is one, or several on a GPU shared by MPS."""
+    """Returns the number of parallel runs from --jobs; "auto" is 1, or MPS_JOBS on a GPU shared by MPS."""
     if text == "auto":
         shared = (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
         return MPS_JOBS if device == "cuda" and shared else 1
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 64):
-        raise ValueError(f"--jobs is {text!r}: give a number from 1 to 64, or auto")
+        raise ValueError(f"--jobs must be a number from 1 to 64 or auto, not {text!r}")
     return int(text)
 
 
 class Reproduction:
-    """Experiments, their records, and the runs that are missing."""
+    """Runs what is missing of some experiments, and reads their results from records.
+
+    Args:
+        names: names of experiments, or "all".
+        seeds: number of runs per cell; None for the default of each experiment.
+        smoke: run smoke tests instead.
+        runs: the folder of all runs; None for `runs_root()`.
+        records: folders with records from other machines.
+        execution: where and how to compute.
+        jobs: number of runs in parallel.
+        only: prefixes that select cells, see `Experiment.only`.
+    """
 
     def __init__(
         self,
@@ -103,15 +114,15 @@ class Reproduction:
         self.runs = (runs or runs_root()) / "smoke" if smoke else runs or runs_root()
         threads = max(1, available_cores() // jobs) if execution.device == "cpu" and jobs > 1 else None
         self.settings = WorkerSettings(self.runs, execution, threads)
-        # Raises an error now if a folder of records does not exist.
+        # Raises ValueError now if a folder of records does not exist.
         self.index()
 
     def index(self) -> RecordIndex:
-        """The current records."""
+        """Reads the current records."""
         return RecordIndex(self.runs, self.records)
 
     def run(self, console: Console) -> int:
-        """Runs everything without a record; the exit code is 1 if a run failed, 130 if interrupted."""
+        """Runs everything that has no record yet; returns the exit code: 1 if a run failed, 130 if interrupted."""
         tasks = plan_tasks(self.experiments, self.index(), self.seeds)
         return self._run_tasks(tasks, console) if tasks else 0
 
@@ -126,16 +137,16 @@ class Reproduction:
         return 0 if set(pool.outcomes.values()) <= {DONE, DIVERGED} else FAILED
 
     def statuses(self) -> list[tuple[Experiment, list[CellStatus]]]:
-        """The status of every cell of each experiment."""
+        """Returns each experiment with the status of its cells."""
         index = self.index()
         return [(experiment, status_of(experiment, index, self.seeds)) for experiment in self.experiments]
 
     def to_json(self) -> dict[str, Any]:
-        """The status of every cell and the findings of each experiment."""
+        """Returns the status of the cells and the findings of each experiment as JSON values."""
         return {experiment.name: _to_json(experiment, statuses) for experiment, statuses in self.statuses()}
 
     def collect(self, folder: Path) -> None:
-        """Copies the record of every finished run of these experiments, under the name of the run."""
+        """Copies the records of all finished runs of these experiments to a folder, each named after its run."""
         index = self.index()
         for experiment in self.experiments:
             for _, records in cell_records(experiment, index, self.seeds):

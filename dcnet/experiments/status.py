@@ -1,4 +1,4 @@
-"""The records of experiments, the status of cells (results, difference from the paper), and the remaining tasks."""
+"""The records of experiments, the status of cells (results and difference from the paper), and the remaining tasks."""
 
 import dataclasses
 import math
@@ -14,18 +14,18 @@ from dcnet.training import Record, Run, RunConfig, all_runs, read_record
 from dcnet.training.identity import is_same_run
 from dcnet.training.record import file_problem
 
-# The status of a finished run.
+# The statuses of finished runs.
 FINAL = ("done", "diverged")
 
 
 class RecordIndex:
-    """Records of finished runs by config; two records of one config are merged, with the evaluations of both.
+    """Finds the records of finished runs by config; merges the evaluations of records of the same config.
+
+    `damaged` has unreadable files and invalid records in `folders`, with the problem of each.
 
     Args:
-        runs: the folder of runs.
-        folders: with records from other machines, in files at any depth.
-
-    `damaged` has the files in these folders that are unreadable or invalid records, and the problem of each.
+        runs: the folder of all runs.
+        folders: folders with records from other machines, which are searched recursively.
     """
 
     def __init__(self, runs: Path, folders: Sequence[Path] = ()):
@@ -41,7 +41,7 @@ class RecordIndex:
                 self.damaged[file] = problem
 
     def record(self, config: RunConfig) -> Record | None:
-        """The record of a config, if its run is finished."""
+        """Returns the record of a config; None if its run is not finished."""
         own = read_final_record(Run.of(config, self.runs).record_file)
         own = own if own is None or is_same_run(own, config) else None
         imported = self.imported.get(f"{config.name}-{config.hash}")
@@ -56,7 +56,7 @@ def _files(folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def read_final_record(file: Path) -> Record | None:
-    """The record of a finished run; None for other records and other files, such as of a benchmark."""
+    """Reads the record of a finished run; returns None for other records and other files, such as of a benchmark."""
     try:
         record = read_record(file)
     except ValueError:
@@ -65,20 +65,20 @@ def read_final_record(file: Path) -> Record | None:
 
 
 def _merge(first: Record | None, second: Record) -> Record:
-    """The first with the evaluations of both; a finished run takes precedence over one that diverged."""
+    """Returns the first record with the evaluations of both; a "done" one takes precedence over a "diverged" one."""
     if first is None or (first.status, second.status) == ("diverged", "done"):
         return second
     return dataclasses.replace(first, evaluations=second.evaluations | first.evaluations)
 
 
-# Per cell; the source networks of attacks have seeds from 100 on.
+# The largest number of seeds per cell.
 MAX_SEEDS = 32
-# The end of every run name.
+# Matches the end of every run name.
 SEED = re.compile(r"-seed(\d+)-\w+$")
 UNMEASURED = "not in a smoke test"
-# A network below this many times the accuracy of guessing has learned nothing.
+# A network below this multiple of chance accuracy counts as diverged.
 GUESSING = 2.0
-# Tables show the value of each seed if the deviation, in the unit of the table, is larger.
+# Tables show the value of each seed if the deviation is larger than this, in the unit of the table.
 WIDE_DEVIATION = 5.0
 # Decimals in tables, as in the paper.
 DIGITS = 2
@@ -86,13 +86,14 @@ DIGITS = 2
 
 @dataclass(frozen=True)
 class CellStatus:
-    """A cell and its runs.
+    """The results of a cell.
 
     Attributes:
+        cell: the cell.
         values: numbers of the runs that converged.
-        diverged: number of runs that stopped, or that learned nothing.
-        seeds: number of runs wanted; there may be more.
-        unmeasured: number of runs that converged, if the cell has no metric.
+        diverged: number of runs that diverged, or whose accuracy is hardly above chance.
+        seeds: number of requested runs; there may be more.
+        unmeasured: number of finished runs, if the cell has no metric.
     """
 
     cell: Cell
@@ -119,7 +120,7 @@ class CellStatus:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's, as shown in tables; None if one of them is missing."""
+        """Our mean minus the paper's number, rounded as in tables; None if one of them is missing."""
         paper = self.cell.paper
         if self.mean is None or not isinstance(paper, float | int):
             return None
@@ -127,7 +128,7 @@ class CellStatus:
         return round(round(self.mean, DIGITS) - paper, DIGITS) + 0.0
 
     def misses_by(self, higher_is_better: bool) -> float | None:
-        """By how much it is worse than the paper; 0 if as good or better."""
+        """Returns how much worse our mean is than the paper's number; 0 if it is not worse, None if unknown."""
         if self.difference is None:
             return None
         return max(0.0, -self.difference if higher_is_better else self.difference)
@@ -149,14 +150,14 @@ class CellStatus:
         }
 
     def __str__(self) -> str:
-        """Ours, the paper's, and the difference."""
+        """Formats our result, and in parentheses the paper's number and the difference."""
         ours = {"quoted": "-", "missing": "missing"}.get(self.state) or self.ours
         paper = "" if self.cell.paper is None else self._paper()
         return f"{ours} ({paper})" if paper else ours
 
     @property
     def ours(self) -> str:
-        """The mean and deviation, the value of each seed if they are far apart, and the number of diverged runs."""
+        """Our result: mean and deviation, the value of each seed if they differ widely, and the diverged runs."""
         if self.mean is None:
             return UNMEASURED if self.unmeasured else NOT_CONVERGED
         diverged = f", {self.diverged} {NOT_CONVERGED}" if self.diverged else ""
@@ -175,13 +176,13 @@ class CellStatus:
 
 
 def status_of(experiment: Experiment, index: RecordIndex, seeds: int | None = None) -> list[CellStatus]:
-    """The status of every cell over all seeds with a record, or over the first `seeds`."""
+    """Returns the status of every cell, over all seeds with a record or over the first `seeds`."""
     pairs = cell_records(experiment, index, seeds)
     return [cell_status(cell, records, seeds or experiment.seeds) for cell, records in pairs]
 
 
 def pooled_deviation(statuses: Iterable[CellStatus]) -> float | None:
-    """The pooled deviation of one run over all cells with several; None without such a cell."""
+    """Returns the standard deviation of a single run, pooled over all cells with several runs; None without any."""
     several = [(len(one.values) - 1, one.deviation) for one in statuses if one.deviation is not None]
     if not several:
         return None
@@ -191,8 +192,8 @@ def pooled_deviation(statuses: Iterable[CellStatus]) -> float | None:
 def cell_records(
     experiment: Experiment, index: RecordIndex, seeds: int | None = None
 ) -> list[tuple[Cell, list[Record]]]:
-    """Every cell with the records of its runs, over the same seeds as `status_of`."""
-    # Hashing a config takes a millisecond, so only seeds with a record of any run are tried.
+    """Returns every cell with the records of its runs, over all seeds with a record or over the first `seeds`."""
+    # Hashing a config takes a millisecond, so only seeds that occur in the name of any run are tried.
     recorded = [] if seeds else sorted(_recorded_seeds(index))
     found = []
     for cell in experiment.cells:
@@ -202,13 +203,13 @@ def cell_records(
 
 
 def _recorded_seeds(index: RecordIndex) -> set[int]:
-    """The seeds in the names of all runs."""
+    """Returns the seeds in the names of all runs."""
     names = [*index.imported, *(run.folder.name for run in all_runs(index.runs))]
     return {int(found[1]) for name in names if (found := SEED.search(name))}
 
 
 def _with_seeds(cell: Cell, seeds: Sequence[int]) -> list[RunConfig]:
-    """The runs of those seeds that are in the range of the cell."""
+    """Returns the configs of those seeds that are in the range of the cell."""
     if cell.config is None:
         return []
     own = range(cell.first_seed, cell.first_seed + MAX_SEEDS)
@@ -216,7 +217,7 @@ def _with_seeds(cell: Cell, seeds: Sequence[int]) -> list[RunConfig]:
 
 
 def cell_status(cell: Cell, records: list[Record], seeds: int) -> CellStatus:
-    """The status of a cell with these records."""
+    """Returns the status of a cell, given the records of its runs."""
     done = [record for record in records if record.status == "done"]
     diverged = sum(record.status == "diverged" for record in records)
     if not cell.metric:
@@ -227,17 +228,19 @@ def cell_status(cell: Cell, records: list[Record], seeds: int) -> CellStatus:
 
 
 def failed_to_learn(record: Record) -> bool:
-    """Whether the test accuracy is hardly above guessing."""
+    """Whether the test accuracy is hardly above chance."""
     classes, error = len(record.data.classes), record.results.test_error if record.results else None
     return classes > GUESSING and error is not None and 100 - error < GUESSING * 100 / classes
 
 
 @dataclass(frozen=True)
 class Task:
-    """A training, or the evaluations of a network that its record lacks.
+    """A training run, or evaluations of its trained network.
 
     Attributes:
-        after: names of runs that must be done first, since an evaluation may need other networks.
+        config: the config of the run.
+        evaluations: names of the missing evaluations; empty for training.
+        after: names of runs that must end first, since an evaluation may need other networks.
     """
 
     config: RunConfig
@@ -255,7 +258,7 @@ class Task:
 
 
 def plan_tasks(experiments: Sequence[Experiment], index: RecordIndex, seeds: int | None = None) -> list[Task]:
-    """The runs without a record, and the evaluations that records lack: everything of the first seed, then the next."""
+    """Returns tasks for runs without a record and for missing evaluations, all of the first seed before the second."""
     tasks: list[Task] = []
     for runs in _runs_by_seed(experiments, seeds):
         trainings = [Task(config) for config in runs if index.record(config) is None]
@@ -268,14 +271,17 @@ def plan_tasks(experiments: Sequence[Experiment], index: RecordIndex, seeds: int
 def _missing_evaluations(
     config: RunConfig, names: Iterable[str], index: RecordIndex, before: frozenset[str]
 ) -> list[Task]:
-    """None for a network that did not converge."""
+    """Returns a task for the missing evaluations; no task if none is missing or the run diverged."""
     record = index.record(config) or Record(status="done")
     missing = tuple(name for name in names if name not in record.evaluations)
     return [Task(config, missing, before)] if missing and record.status == "done" else []
 
 
 def _runs_by_seed(experiments: Sequence[Experiment], seeds: int | None) -> list[dict[RunConfig, list[str]]]:
-    """The evaluations of every run, each run once, by the earliest place of its seed among those of a cell."""
+    """Returns all runs with their evaluations, in one dict for the first seeds of cells, one for the second, ...
+
+    A run that several cells share is in the earliest of these dicts.
+    """
     places: dict[RunConfig, int] = {}
     wanted: dict[RunConfig, list[str]] = {}
     for experiment in experiments:

@@ -12,7 +12,7 @@ LEGEND = "ours (the paper's, the difference)"
 
 
 def experiment_table(experiment: Experiment, found: Sequence[CellStatus]) -> Table:
-    """Rows and columns as in the paper."""
+    """Returns the table of an experiment, with the rows and columns of the paper."""
     by_place = {(status.cell.row, status.cell.column): str(status) for status in found}
     rows = [[row, *(by_place.get((row, column), "") for column in experiment.columns)] for row in experiment.rows]
     columns = [Column("", wraps=True), *(Column(name, "right", wraps=True) for name in experiment.columns)]
@@ -20,17 +20,17 @@ def experiment_table(experiment: Experiment, found: Sequence[CellStatus]) -> Tab
 
 
 def docs_table(name: str, results: Path) -> str:
-    """The experiment in Markdown, from the records in a folder."""
+    """Returns the table and findings of an experiment in Markdown, from the records in a folder."""
     experiment = get_experiment(name)
     # Ignore local runs, so that the docs are the same everywhere.
     found = status_of(experiment, RecordIndex(results / "no runs", [results]))
-    about = f"{experiment.title}: {'; '.join([*_legend(experiment), 'one seed unless a deviation is given'])}:"
+    about = f"{experiment.title}. Cells: {'; '.join([*_legend(experiment), _seeds_legend(found)])}."
     findings = " ".join(str(finding) for finding in findings_of(experiment, found).values())
     return "\n\n".join([about, experiment_table(experiment, found).markdown(), *([findings] if findings else [])])
 
 
 def summary_lines(experiment: Experiment, found: Sequence[CellStatus]) -> list[str]:
-    """The summary and the findings of an experiment."""
+    """Returns the summary and the findings of an experiment, one sentence each."""
     return [
         summary(experiment, found),
         *(f"{experiment.name}: {finding}" for finding in findings_of(experiment, found).values()),
@@ -38,7 +38,7 @@ def summary_lines(experiment: Experiment, found: Sequence[CellStatus]) -> list[s
 
 
 def summary(experiment: Experiment, found: Sequence[CellStatus]) -> str:
-    """One sentence: the number of finished cells, and the largest difference from the paper."""
+    """Returns one sentence: the number of finished cells, and the largest difference from the paper."""
     wanted = [status for status in found if status.state != "quoted"]
     done = [status for status in wanted if status.state == "done"]
     if experiment.not_run is not None:
@@ -56,18 +56,27 @@ def summary(experiment: Experiment, found: Sequence[CellStatus]) -> str:
 
 
 def furthest_of(found: Iterable[CellStatus]) -> CellStatus | None:
-    """The cell with the largest difference from the paper, better or worse; None if no cell has one."""
+    """Returns the cell with the largest difference from the paper, better or worse; None if no cell has one."""
     compared = [status for status in found if status.difference is not None]
     return max(compared, key=lambda status: abs(status.difference or 0.0), default=None)
 
 
 def distance(experiment: Experiment, status: CellStatus) -> str:
-    """The difference from the paper, and whether it is better or worse."""
+    """Formats the difference from the paper, and whether it is better or worse."""
     difference = status.difference or 0.0
     worse = (status.misses_by(experiment.higher_is_better) or 0.0) > 0
     return f"{difference:+.2f}" + (f" ({'worse' if worse else 'better'})" if difference else "")
 
 
 def _legend(experiment: Experiment) -> list[str]:
-    """How to read a cell, if the paper has a number for any."""
+    """Explains the format of cells, if the paper has a number for any."""
     return [LEGEND] if any(cell.paper is not None for cell in experiment.cells) else []
+
+
+def _seeds_legend(found: Sequence[CellStatus]) -> str:
+    """Describes the number of seeds of the cells."""
+    counts = {len(status.values) + status.diverged for status in found} - {0}
+    if len(counts) > 1:
+        return "one seed, or mean ± standard deviation of several seeds"
+    seeds = counts.pop() if counts else 1
+    return "one seed" if seeds == 1 else f"mean ± standard deviation of {seeds} seeds"

@@ -96,7 +96,9 @@ def test_wrong_input_gives_a_one_line_error(capsys: Capture, run: Run):
     assert "--workers must be 0 or more, not -1" in complaint(capsys, "evaluate", run.folder, "--workers", "-1")
     record = run.record().to_json()
     write_json(run.record_file, record | {"config": record["config"] | {"model": None}})
-    assert "is not a record of a run: 'model' in its config has an invalid value, None" in complaint(capsys, "evaluate", run.folder)
+    assert "is not a record of a run: 'model' in its config has an invalid value, None" in complaint(
+        capsys, "evaluate", run.folder
+    )
     del record["data"]
     run.record_file.write_text(json.dumps(record))
     assert "does not describe its network: it lacks data.classes" in complaint(capsys, "evaluate", run.folder)

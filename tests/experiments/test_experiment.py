@@ -35,7 +35,7 @@ def table(columns=("error",), **about):
     ("columns", "about", "said"),
     [
         (("error", "error"), {}, "two cells in the row 'a' and the column 'error'"),
-        (("easy", "hard"), {"contest": True}, "a contest, but its row 'a' has several cells: give each row one"),
+        (("easy", "hard"), {"contest": True}, "a contest, but its row 'a' has several cells: give one cell per row"),
         (("error",), {"seeds": 0}, "seeds=0: give 1 or more"),
     ],
 )
@@ -52,7 +52,7 @@ def test_columns_and_rows():
 def test_experiment_and_function_have_one_name(capsys, monkeypatch):
     monkeypatch.setitem(experiments, "copy", table)
     assert main(["reproduce", "copy", "--status"]) == 2
-    assert "the function copy makes the experiment 'own': give both the same name" in capsys.readouterr().err
+    assert "the function copy returns the experiment 'own': give both the same name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["all", "figure_of_merit"])
@@ -61,7 +61,7 @@ def test_reserved_names_are_rejected(name):
         return table()
 
     make.__name__ = name
-    with pytest.raises(ValueError, match="cannot name an experiment"):
+    with pytest.raises(ValueError, match=f"'{name}' is a reserved name"):
         register(make)
 
 

@@ -122,7 +122,7 @@ def test_a_worker_that_exits_loses_its_own_task_only(tmp_path):
     outcomes, finished, log = run_pool([lost, other], tmp_path, 1, spawn=spawn)
     assert finished
     assert outcomes == {lost.name: "failed", other.name: "done"}
-    assert "its process ended with None; run the same command again to resume" in log
+    assert "its process died (exit code None); run the same command again to resume" in log
 
 
 class InterruptsAtStart(ProgressBoard):
@@ -253,7 +253,7 @@ def test_a_killed_process_loses_its_own_task_only(tmp_path):
     outcomes, finished, log = run_pool([killed, other], tmp_path, jobs=1, board=KillsAWorker)
     assert finished
     assert outcomes == {killed.name: "failed", other.name: "done"}
-    assert "its process ended with -9; run the same command again to resume" in log
+    assert "its process died (exit code -9); run the same command again to resume" in log
 
 
 class InterruptsAWorker(ProgressBoard):

@@ -98,11 +98,12 @@ def test_only_selects_rows_and_columns_by_prefix(tmp_path, capsys):
     assert [cell["column"] for cell in found["table3"]["cells"]] == ["sqcos, no ReLU", "sqcos, ReLU"]
     code, seen = run_command(capsys, *words, "seg", "os, ReLU")
     assert code == 2
-    assert "no row or column starts with --only 'os, ReLU': there are baseline; sphere;" in seen.err
+    assert "--only 'os, ReLU' matches no row or column: choose from baseline; sphere;" in seen.err
     _, seen = run_command(capsys, "reproduce", "table3", "--only", "", "--status")
-    assert "--only is '', which matches every row" in seen.err
+    assert "--only is '', which matches every cell" in seen.err
     code, seen = run_command(capsys, "reproduce", "figure4", "--only", "seg", "--runs", tmp_path)
-    assert (code, seen.err) == (2, "dcnet: --only 'seg' selects cells of tables: name a table, such as table3\n")
+    message = "dcnet: --only 'seg' selects cells of tables, but no table is given: name one, such as table3\n"
+    assert (code, seen.err) == (2, message)
 
 
 def test_results_is_the_default_folder_of_records(tmp_path, capsys):
@@ -137,7 +138,7 @@ def test_a_smoke_test_of_everything(tmp_path, capsys):
         part = seen.out.partition(f"{name}: ")[0].rpartition("┡")[2]
         assert "not in a" in part
         assert not re.search(r"\d\d\.\d\d", part)
-    assert "the numbers mean nothing" in " ".join(seen.out.split())
+    assert "the numbers are meaningless" in " ".join(seen.out.split())
 
 
 @pytest.mark.parametrize(("ended", "code"), [("done", 0), ("interrupted", 130)])
@@ -186,8 +187,8 @@ def test_status_uses_all_seeds_by_default(tmp_path, capsys):
         (("table1", "figure44", "--smoke"), "unknown figure 'figure44'"),
         (("figures", "--smoke"), "--smoke draws no figures: name what to reproduce, such as table3 or all"),
         (("table1", "--seeds", "0"), "--seeds"),
-        (("table1", "--jobs", "many"), "--jobs is 'many': give a number from 1 to 64, or auto"),
-        (("table1", "--jobs", "0"), "--jobs is '0'"),
+        (("table1", "--jobs", "many"), "--jobs must be a number from 1 to 64 or auto, not 'many'"),
+        (("table1", "--jobs", "0"), "--jobs must be a number from 1 to 64 or auto, not '0'"),
         (("table1", "--records", "nowhere"), "there is no folder 'nowhere'"),
         (("table1", "--collect", "/proc/nothing"), "/proc/nothing"),
         (("figure3", "--out", "/proc/nothing"), "/proc/nothing"),

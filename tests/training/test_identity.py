@@ -100,9 +100,7 @@ def test_different_networks_have_different_hashes():
 def test_load_model_accepts_a_builder_for_custom_networks(tmp_path):
     model = Noisy()
     run, _ = train(tiny(), tmp_path, model=model)
-    needed = (
-        r"has a custom network, helpers\.small_runs\.Noisy, which only your code can build: use load_model\(run, builder\)"
-    )
+    needed = r"has a custom network, helpers\.small_runs\.Noisy, which only your code can build: use load_model\(run, "
     with pytest.raises(ValueError, match=needed):
         load_model(run)
     found, record = load_model(run, Noisy)

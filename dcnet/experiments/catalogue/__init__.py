@@ -1,1 +1,1 @@
-"""The experiments; every module in this package is imported and may register more."""
+"""All experiments; every module in this package is imported, so that it can register some."""

@@ -1,4 +1,4 @@
-"""Tables 7 and 8: attacks on CIFAR-10, how their settings were chosen, and the same networks under modern attacks."""
+"""Tables 7 and 8: attacks on CIFAR-10, the choice of their settings, and modern attacks on the same networks."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,22 +16,22 @@ from dcnet.robustness.report_card import evaluate_attacks
 from dcnet.training import Record, Run, RunConfig, load_model, recipe
 from dcnet.training.adversarial import FGSM, PGD
 
-# Not given in the paper; these reproduce its plain network most closely, see `attack_choice`.
+# The paper does not state these; with them, the plain network is closest to the paper's, see `attack_choice`.
 EPSILON, BIM_STEPS = 6 / 255, 10
-# Evaluated as well, to show the effect of the choice.
+# Other settings that are evaluated as well.
 OTHER_EPSILONS, OTHER_STEPS = tuple(k / 255 for k in (1, 2, 4, 8, 12, 16)), (2, 3, 5, 20)
-# First seed of the source networks of black-box attacks, beyond those of attacked networks.
+# The first seed of source networks for black-box attacks; attacked networks have smaller seeds.
 SOURCE_SEEDS = 100
 MODERN_IMAGES = 1000
 TRAININGS: dict[str, str | None] = {"natural": None, "FGSM-trained": str(FGSM(EPSILON))}
 MODERN_TRAININGS: dict[str, dict[str, Any]] = {
     "natural": {},
     "FGSM-trained": {"adversary": TRAININGS["FGSM-trained"]},
-    # A step costs eight times as much.
+    # Fewer steps, since each costs eight times as much.
     "PGD-trained": {"adversary": str(PGD(EPSILON, step=EPSILON / 4)), "steps": 15_000},
 }
 OPERATORS = {"baseline": PLAIN, "sphere": "sphere-cos", "ball": "ball-cos", "tanh": "tanh-cos"}
-# Accuracy in the paper, in the order of OPERATORS.
+# The paper's accuracies in %, in the order of OPERATORS.
 CLEAN = {"natural": (85.35, 88.58, 91.13, 91.45), "FGSM-trained": (83.70, 87.41, 87.47, 87.54)}
 WHITE = {
     ("natural", "fgsm"): (18.82, 43.64, 50.47, 52.60),
@@ -52,7 +52,7 @@ def config(network: str, training: str) -> RunConfig:
 
 
 def source_of(attacked: RunConfig) -> RunConfig:
-    """A plain network, trained like the attacked one, with another seed."""
+    """Returns the config of the source network: plain, trained like the attacked one, with another seed."""
     return dataclasses.replace(attacked, operator=PLAIN, seed=attacked.seed + SOURCE_SEEDS)
 
 
@@ -66,7 +66,7 @@ def _source_and_images(
 
 @register_evaluation("attacks")
 def attacks_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | None) -> dict[str, Any]:
-    """FGSM and BIM on all test images, white-box and from the source network."""
+    """Returns accuracies under FGSM and BIM on all test images, white-box and transferred from the source network."""
     source, images, labels = _source_and_images(model, record, runs, data_dir)
     found = evaluate_attacks(model, images, labels, source, epsilon=EPSILON, steps=BIM_STEPS)
     found["by_epsilon"] = {
@@ -82,7 +82,7 @@ def attacks_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | No
 
 @register_evaluation("attacks-today")
 def attacks_today_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | None) -> dict[str, Any]:
-    """PGD with many steps and restarts, and AutoAttack, on the first test images."""
+    """Returns accuracies under PGD with many steps and restarts, and AutoAttack, on the first test images."""
     images, labels = images_to_attack(record.run_config(), data_dir, next(model.parameters()).device)
     images, labels = images[:MODERN_IMAGES], labels[:MODERN_IMAGES]
     return {
@@ -96,7 +96,7 @@ def attacks_today_of(model: nn.Module, record: Record, runs: Path, data_dir: Pat
 
 
 def images_to_attack(own: RunConfig, data_dir: Path | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """All test images, or as many as a smoke test trains on."""
+    """Returns all test images and labels; in a smoke test, only as many as it trains on."""
     data = load_dataset(own.dataset, data_dir)
     assert isinstance(data, Dataset)
     count = own.train_images or len(data.test)
@@ -115,7 +115,7 @@ def _accuracy_under(
 
 
 def _cells(box: str, paper: Mapping[tuple[str, str], tuple[float, ...]]) -> list[Cell]:
-    """The rows of both trainings: without an attack, and with each attack."""
+    """Returns the rows of natural and FGSM training: without an attack, and with each attack."""
     found = []
     for training in TRAININGS:
         found += _row(training, "clean", ("clean",), CLEAN[training])
@@ -133,7 +133,7 @@ def _row(training: str, name: str, path: tuple[str, ...], paper: tuple[float, ..
 
 
 def _sources() -> list[Cell]:
-    """A row for the source networks, so that they are trained."""
+    """Returns cells of the source networks, so that these are trained."""
     metric: tuple[str | int, ...] = ("results", "test_accuracy")
     return [
         Cell(
@@ -149,9 +149,9 @@ def _sources() -> list[Cell]:
 
 
 NOTES = (
-    f"Epsilon {EPSILON * 255:g}/255, BIM by {BIM_STEPS} steps of {2 * EPSILON / BIM_STEPS * 255:g}/255; all in "
-    "evaluation mode, on all 10,000 test images. FGSM-trained: on each image, clean and perturbed by FGSM with the "
-    "same epsilon.",
+    f"Epsilon {EPSILON * 255:g}/255; BIM takes {BIM_STEPS} steps of {2 * EPSILON / BIM_STEPS * 255:g}/255. Networks "
+    "are in evaluation mode, and all 10,000 test images are attacked. FGSM-trained: trained on each image twice, clean "
+    "and perturbed by FGSM with the same epsilon.",
 )
 
 
@@ -173,7 +173,7 @@ def table8() -> Experiment:
 
 @register
 def attacks_today() -> Experiment:
-    """The same networks under PGD and AutoAttack."""
+    """Modern attacks, PGD and AutoAttack, on the networks of Tables 7 and 8 and on PGD-trained ones."""
     cells = [
         Cell(
             row=f"{training}: {'AutoAttack' if attack == 'autoattack' else attack}",
@@ -187,11 +187,11 @@ def attacks_today() -> Experiment:
         for attack in ("clean", "fgsm", "pgd", "autoattack")
         for network, operator in OPERATORS.items()
     ]
-    title = f"Attacks of today, CIFAR-10, epsilon {EPSILON * 255:g}/255, accuracy in % on {MODERN_IMAGES:,} test images"
+    title = f"Modern attacks, CIFAR-10, epsilon {EPSILON * 255:g}/255, accuracy in % on {MODERN_IMAGES:,} test images"
     return Experiment("attacks_today", title, tuple(cells), higher_is_better=True)
 
 
-# Settings that are compared; epsilons in units of 1/255.
+# The settings that `attack_choice` compares; epsilons in units of 1/255.
 EPSILONS, STEPS = (2, 3, 4, 5, 6, 7, 8), (2, 3, 5, 10)
 CHOICE_IMAGES = 1000
 CHOICE = "attack-choice"
@@ -199,7 +199,7 @@ CHOICE = "attack-choice"
 
 @register_evaluation(CHOICE)
 def choices_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | None) -> dict[str, Any]:
-    """The attacks of Tables 7 and 8 by epsilon and steps, and their distance from the paper."""
+    """Returns the accuracies of Tables 7 and 8 by epsilon and steps, and their distance from the paper."""
     source, images, labels = _source_and_images(model, record, runs, data_dir)
     images, labels = images[:CHOICE_IMAGES], labels[:CHOICE_IMAGES]
     found: dict[str, Any] = {"images": len(images)}
@@ -211,7 +211,7 @@ def choices_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | No
 
 
 def distance(tried: dict[str, Any]) -> float:
-    """The summed distance from the four numbers of the paper's plain, naturally trained network."""
+    """Returns the sum of absolute differences from the paper's four accuracies of the natural plain network."""
     boxes = {"white_box": WHITE, "black_box": BLACK}
     return sum(
         abs(tried[box][attack] - paper["natural", attack][0] / 100)
@@ -222,7 +222,7 @@ def distance(tried: dict[str, Any]) -> float:
 
 @register
 def attack_choice() -> Experiment:
-    """Epsilons and steps for Tables 7 and 8."""
+    """The choice of epsilon and steps for Tables 7 and 8."""
     plain = config("baseline", "natural")
     tried = [
         Cell(
@@ -241,7 +241,8 @@ def attack_choice() -> Experiment:
         Cell("test error", "its source", plain, first_seed=SOURCE_SEEDS),
     )
     title = (
-        f"Epsilon and steps of BIM: distance of the plain network from the paper in points, {CHOICE_IMAGES:,} images"
+        "Choice of epsilon and steps of BIM: distance of the plain network from the paper in percentage points, "
+        f"{CHOICE_IMAGES:,} images"
     )
-    notes = ("The sum of four distances: FGSM and BIM, white-box and black-box.",)
+    notes = ("The distance is the sum over four attacks: FGSM and BIM, white-box and black-box.",)
     return Experiment("attack_choice", title, (*tried, *networks), notes=notes)

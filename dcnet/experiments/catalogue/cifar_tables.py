@@ -13,7 +13,7 @@ NO_CONSTRAINT: dict[str, Any] = {"orthonormal": 0.0}
 ANGLES: Columns = {angle: (angle, {}) for angle in ("linear", "cos", "sqcos")}
 
 
-# The paper's error, the operator, and changes to the recipe.
+# By row: the paper's error, the operator, and changes to the recipe.
 TABLE_1: dict[str, tuple[float, str, dict[str, Any]]] = {
     "linearly weighted": (22.95, "tanh-cos+linear", NO_PROJECTION),
     "weighted, Eq. 15": (23.03, "tanh-cos+joint", NO_PROJECTION),
@@ -26,7 +26,7 @@ TABLE_1: dict[str, tuple[float, str, dict[str, Any]]] = {
 
 @register
 def table1() -> Experiment:
-    """TanhConv in ResNet-32: weightings, and remedies for gradients that fall with the norm of a filter."""
+    """TanhConv in ResNet-32: weightings, and remedies for gradients that shrink as filter norms grow."""
     cells = tuple(
         Cell(row, "tanh-cos", recipe(RECIPE, operator=operator, **changes), paper)
         for row, (paper, operator, changes) in TABLE_1.items()
@@ -50,7 +50,7 @@ def table2() -> Experiment:
     return Experiment("table2", title, cells, order=tuple(ANGLES))
 
 
-# ReLU is the default of the network; naming it would change the name of the run.
+# Columns with ReLU use the default of the network; setting it explicitly would change the hash of the runs.
 TABLE_3_COLUMNS: Columns = {
     "cos, no ReLU": ("cos", NO_RELU),
     "sqcos, no ReLU": ("sqcos", NO_RELU),
@@ -96,7 +96,7 @@ def table4() -> Experiment:
     return Experiment("table4", "Table 4: ResNet-32, CIFAR-100, test error in %", cells, order=tuple(ANGLES))
 
 
-# Errors on CIFAR-10 and CIFAR-100; rows without an operator are quoted by the paper.
+# By row: the operator, and the paper's errors on CIFAR-10 and CIFAR-100; without an operator, the paper quotes them.
 TABLE_5: dict[str, tuple[str | None, dict[str, float]]] = {
     "ResNet-110": (None, {"cifar10": 6.61, "cifar100": 25.16}),
     "ResNet-1001": (None, {"cifar10": 4.92, "cifar100": 22.71}),
@@ -108,14 +108,14 @@ TABLE_5: dict[str, tuple[str | None, dict[str, float]]] = {
 
 @register
 def table5() -> Experiment:
-    """DCNet-32 beside deeper networks, on CIFAR-10 and CIFAR-100."""
+    """DCNet-32 compared with deeper networks, on CIFAR-10 and CIFAR-100."""
     cells = tuple(
         Cell(row, data, None if operator is None else recipe(RECIPE, dataset=data, operator=operator), paper)
         for row, (operator, values) in TABLE_5.items()
         for data, paper in values.items()
     )
     notes = ("The paper quotes the rows of ResNet-110 and ResNet-1001 from their authors; they are not run here.",)
-    return Experiment("table5", "Table 5: beside deeper networks, test error in %", cells, notes=notes)
+    return Experiment("table5", "Table 5: comparison with deeper networks, test error in %", cells, notes=notes)
 
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -123,7 +123,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "CNN-9, no ReLU": {"model": "cnn9", **NO_RELU},
     "ResNet-32": {"model": "resnet32"},
 }
-# The operator, changes to the recipe, and the networks.
+# By row: the operator, changes to the recipe, and the columns.
 ABLATIONS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "plain": (PLAIN, {}, ("CNN-9", "CNN-9, no ReLU", "ResNet-32")),
     "plain, no decay": (PLAIN, {"weight_decay": 0.0}, ("CNN-9",)),
@@ -139,15 +139,15 @@ ABLATIONS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 @register
 def causes() -> Experiment:
-    """CNN-9 and ResNet-32 by the paper's recipe without one part of it."""
+    """Ablations of the paper's recipe, for CNN-9 and ResNet-32."""
     cells = tuple(
         Cell(row, column, recipe(RECIPE, operator=operator, **changes, **NETWORKS[column]))
         for row, (operator, changes, columns) in ABLATIONS.items()
         for column in columns
     )
-    title = "What makes the difference: CIFAR-100, test error in %"
+    title = "Ablations of the paper's recipe: CIFAR-100, test error in %"
     notes = (
-        "With batch normalization linear-cos computes the same function as the plain network; they differ in training: "
-        "weight decay, projection, and the orthonormal constraint.",
+        "With batch normalization, linear-cos can represent the same functions as the plain network. They differ in "
+        "training: weight decay, projection, and the orthonormal constraint.",
     )
     return Experiment("causes", title, cells, tuple(NETWORKS), notes=notes)

@@ -1,7 +1,7 @@
-"""Plain and decoupled, each with its own recipe: does decoupling win against a well-trained network?
+"""A fair comparison of plain and decoupled networks, each with its own recipe.
 
-`fair_trials` compares recipes by short runs, on training images that are held out; `fair` runs the best of each side in
-full."""
+`fair_trials` compares recipes in short runs by the error on held-out training images. `fair` trains each side with its
+best recipe in full length."""
 
 import dataclasses
 from typing import Any
@@ -23,12 +23,15 @@ TRIALS: dict[str, dict[str, Any]] = {
     "SGD, decay 1e-3": {"optimizer": "sgd", "lr": 0.05, "weight_decay": 1e-3},
     "SGD, cutout": {"optimizer": "sgd", "lr": 0.05, "weight_decay": 5e-4, "augmentation": CUTOUT},
 }
-# The best of `fair_trials`.
+# The best recipes in `fair_trials`.
 BEST_TRIALS = {"plain, ReLU": "SGD, decay 1e-3", "seg-sqcos, no ReLU": "Adam"}
 
 
 def tuned(side: str, trial: str, **changes: Any) -> RunConfig:
-    """A side with a recipe: all have a cosine schedule, label smoothing, and fast batch normalization statistics."""
+    """Returns the config of a side with the recipe of a trial.
+
+    All have a cosine schedule, label smoothing, and the usual momentum of batch normalization.
+    """
     common: dict[str, Any] = {
         "model": "cnn9",
         "schedule": Cosine(),
@@ -41,21 +44,21 @@ def tuned(side: str, trial: str, **changes: Any) -> RunConfig:
 
 @register
 def fair_trials() -> Experiment:
-    """Six recipes for each side, by held-out training images."""
+    """Six recipes for each side, compared on held-out training images."""
     cells = tuple(
         Cell(side, trial, tuned(side, trial, dataset="cifar100-validation", steps=TRIAL_STEPS))
         for side in SIDES
         for trial in TRIALS
     )
-    title = f"Recipes tried: CNN-9, {TRIAL_STEPS:,} steps, error on 5,000 held-out training images in %"
+    title = f"Choice of recipes: CNN-9, {TRIAL_STEPS:,} steps, error in % on 5,000 held-out training images"
     return Experiment("fair_trials", title, cells)
 
 
 @register
 def fair() -> Experiment:
-    """Both sides with the best of their recipes."""
+    """Both sides, each with its best recipe."""
     cells = tuple(
         Cell(side, trial, tuned(side, trial, dataset="cifar100", steps=STEPS)) for side, trial in BEST_TRIALS.items()
     )
-    title = f"Each with its own recipe: CNN-9, CIFAR-100, {STEPS:,} steps, test error in %"
+    title = f"Each network with its own recipe: CNN-9, CIFAR-100, {STEPS:,} steps, test error in %"
     return Experiment("fair", title, cells, seeds=3, contest=True)

@@ -29,7 +29,7 @@ TABLE_6: dict[str, tuple[float | str, ...]] = {
 @register_evaluation("top-5")
 @torch.no_grad()
 def top_5_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | None) -> dict[str, float]:
-    """The top-5 error on the test images in %."""
+    """Returns the top-5 error on the test images in %."""
     own, device = record.run_config(), next(model.parameters()).device
     data = load_run_data(record, data_dir)
     assert isinstance(data, FolderDataset)
@@ -41,7 +41,7 @@ def top_5_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | None
 
 
 def has_images(folder: Path | None) -> bool:
-    """Whether the data folder has a folder of images, with any number of classes."""
+    """Whether the data folder contains a folder of images, with any number of classes."""
     return find_image_root(data_folder(folder)) is not None
 
 
@@ -50,7 +50,7 @@ def table6() -> Experiment:
     """ResNet-18 on ImageNet."""
     metric = ("evaluations", "top-5", "error")
     cells = paper_grid("paper-imagenet", COLUMNS, TABLE_6, metric=metric, evaluation="top-5")
-    notes = ("In the standard network the paper starts the decoupled ones from the plain one, as --pretrained does.",)
-    reason = "it needs ImageNet, 1.3 million images: train/<class>/*.jpg and val/<class>/*.jpg"
+    notes = ("The paper initializes decoupled standard networks from the plain one; --pretrained does this.",)
+    reason = "it needs ImageNet (1.3 million images) as train/<class>/*.jpg and val/<class>/*.jpg"
     title = "Table 6: ResNet-18, ImageNet, top-5 error of the center crop in %"
     return Experiment("table6", title, cells, not_run=reason, possible=has_images, notes=notes)

@@ -1,4 +1,4 @@
-"""Verification of unseen people (LFW) and unseen classes (CIFAR-100), by loss: the claim of SphereFace."""
+"""The claim of SphereFace: verification of unseen people (LFW) and unseen classes (CIFAR-100), by loss."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from dcnet.experiments.experiment import Cell, Experiment, register, register_ev
 from dcnet.training import Record, recipe
 from dcnet.verification import evaluate_faces, evaluate_open_set
 
-# With scales for few images of many people: with larger ones features collapse.
+# Smaller scales than the defaults, with which features collapse, since there are few images of many people.
 MARGINS: dict[str, dict[str, Any]] = {
     "softmax": {},
     "m-softmax": {},
@@ -18,9 +18,9 @@ MARGINS: dict[str, dict[str, Any]] = {
     "arcface": {"margin_scale": 16.0, "annealing": "auto"},
     "sphereface-r": {"margin_scale": 16.0},
 }
-# A running mean norm for short runs.
+# The running mean norm decays faster than by default, since runs are short.
 TANH = "tanh(radius=Radius(decay=0.99))-cos"
-# Losses that decoupled networks are trained with as well.
+# The losses that decoupled networks are also trained with.
 DECOUPLED = ("softmax", "a-softmax")
 NETWORKS = [("conv", margin) for margin in MARGINS] + [("tanh-cos", margin) for margin in DECOUPLED]
 # Paths of the measures in the evaluation "faces".
@@ -36,13 +36,13 @@ FACES_COLUMNS: dict[str, tuple[str | int, ...]] = {
 
 @register_evaluation("faces")
 def faces_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | None) -> dict[str, Any]:
-    """Verification of people who are not in the training set."""
+    """Returns measures of verification for people who are not in the training set."""
     return evaluate_faces(model, data_dir, next(model.parameters()).device)
 
 
 @register
 def faces() -> Experiment:
-    """SphereFace-20 on LFW's development split, people disjoint."""
+    """SphereFace-20 trained on LFW's development split, and tested on other people."""
     cells = [
         Cell(
             row=f"{margin}, {operator}",
@@ -57,15 +57,16 @@ def faces() -> Experiment:
         for operator, margin in NETWORKS
         for column, path in FACES_COLUMNS.items()
     ]
-    title = "Faces: SphereFace-20 trained on 1,184 people of LFW, tested with others, in %"
+    title = "Faces: SphereFace-20 trained on 1,184 people of LFW, tested on other people, in %"
     notes = (
-        "accuracy and AUC: the 1,000 pairs of pairsDevTest, the threshold from nine of ten folds; TAR: all pairs of "
-        "its images; ten folds: the pairs of LFW's ten folds without anyone from the training set.",
+        "accuracy and AUC: on the 1,000 pairs of pairsDevTest, with thresholds by ten-fold cross-validation; TAR: on "
+        "all pairs of its images; ten folds: on those pairs of LFW's ten folds whose people are not in the training "
+        "set.",
     )
     return Experiment("faces", title, tuple(cells), seeds=3, higher_is_better=True, notes=notes)
 
 
-# With its default scale of 64 features collapse.
+# With the default scale of 64, features collapse.
 OPEN_SET_SETTINGS: dict[str, dict[str, Any]] = {"arcface": {"margin_scale": 16.0, "annealing": "auto"}}
 OPEN_SET_COLUMNS: dict[str, tuple[str | int, ...]] = {
     "known classes, accuracy": ("results", "test_accuracy"),
@@ -78,25 +79,25 @@ OPEN_SET_COLUMNS: dict[str, tuple[str | int, ...]] = {
 
 @register_evaluation("open-set")
 def open_set_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | None) -> dict[str, Any]:
-    """Verification, identification and detection with the 20 held-out classes."""
+    """Returns measures of verification, identification and detection for the 20 held-out classes."""
     return evaluate_open_set(model, data_dir, next(model.parameters()).device)
 
 
 @register
 def open_set() -> Experiment:
-    """CNN-9 on 80 classes of CIFAR-100."""
+    """CNN-9 trained on 80 classes of CIFAR-100, and tested on the other 20."""
     cells = [
         Cell(
             row=f"{margin}, {operator}",
             column=column,
             config=recipe("open-set", margin=margin, operator=operator, **OPEN_SET_SETTINGS.get(margin, {})),
             metric=path,
-            # Test accuracy is in % already.
+            # Test accuracy is already in %.
             factor=1.0 if path[0] == "results" else 100.0,
             evaluation=None if path[0] == "results" else "open-set",
         )
         for operator, margin in NETWORKS
         for column, path in OPEN_SET_COLUMNS.items()
     ]
-    title = "Open set: CNN-9 trained on 80 classes of CIFAR-100, tested with the other 20, in %"
+    title = "Open set: CNN-9 trained on 80 classes of CIFAR-100, tested on the other 20, in %"
     return Experiment("open_set", title, tuple(cells), seeds=3, higher_is_better=True)
