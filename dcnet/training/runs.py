@@ -134,7 +134,7 @@ def find_run(text: str, root: Path | None = None) -> Run:
     """Finds a run by its folder, its record file, its name, or an unambiguous prefix or suffix of its name."""
     if not text:
         # An empty string, as from an unset shell variable, would match every name.
-        raise ValueError("the name of the run is empty (''): see `dcnet list runs`")
+        raise ValueError("the name of the run is '': see `dcnet list runs`")
     path, root = Path(text), root or runs_root()
     if path.name == "record.json" and path.exists():
         return Run(path.parent)
