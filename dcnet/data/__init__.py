@@ -1,4 +1,4 @@
-"""Datasets by name, augmentation and batches; every module in this package may register more datasets."""
+"""Datasets by name, augmentation and batches; any module of this package may register more datasets."""
 
 from dcnet.lazy import attach
 

@@ -27,7 +27,7 @@ def _clamp(at: Tensor, size: int) -> Tensor:
     return at.clamp(0, size - 1)
 
 
-# The source pixel of a position outside the image; "zeros" is masked afterwards.
+# Maps a position outside the image to the pixel to read; for "zeros" it is masked afterwards.
 PAD_MODES: dict[str, Callable[[Tensor, int], Tensor]] = {
     "symmetric": _symmetric,
     "reflect": _reflect,
@@ -42,8 +42,8 @@ class Augmentation:
 
     Args:
         pad: pixels added on each side before a random crop of the original size.
-        pad_mode: "symmetric" mirrors with the edge repeated, "reflect" without, "replicate" repeats the edge, "zeros"
-            adds black.
+        pad_mode: "symmetric" mirrors and repeats the edge, "reflect" mirrors without it, "replicate" repeats the edge,
+            "zeros" adds black.
         flip: mirror half of the images horizontally.
         cutout: side of a gray square around a random pixel; 0 for none.
     """
@@ -62,7 +62,7 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Draws:
-    """Random numbers of an augmentation per image: crop shifts [N, 2], flips [N], cutout centers [N, 2]."""
+    """The random numbers of an augmentation, per image: crop shifts [N, 2], flips [N], cutout centers [N, 2]."""
 
     shifts: Tensor
     flips: Tensor
@@ -73,7 +73,7 @@ class Draws:
 
 
 def draw(augmentation: Augmentation, count: int, image_size: tuple[int, int], generator: torch.Generator) -> Draws:
-    """Draws for `count` images of that height and width, on the CPU so that every device gets the same."""
+    """Random numbers for `count` images of that size, drawn on the CPU so that every device gets the same."""
     height, width = image_size
     shifts = torch.randint(0, 2 * augmentation.pad + 1, (count, 2), generator=generator)
     # Always drawn, so that crops do not change when flips or cutouts are switched on or off.
@@ -85,7 +85,7 @@ def draw(augmentation: Augmentation, count: int, image_size: tuple[int, int], ge
 def augment(images: Tensor, index: Tensor, draws: Draws, augmentation: Augmentation) -> Tensor:
     """The images uint8 [N, C, H, W] at `index`, cropped, flipped and cut out, as float32 [B, C, H, W] in [0, 1].
 
-    Shapes and operations depend on the augmentation only, without device synchronization, so a CUDA graph can hold it.
+    Shapes and operations depend on the augmentation only. Without device synchronization, a CUDA graph can capture it.
     """
     channels, height, width = images.shape[1:]
     every_channel = torch.arange(channels, device=images.device).view(1, channels, 1, 1)
@@ -109,19 +109,19 @@ def _outside(at: Tensor, size: int) -> Tensor:
 
 
 def _per_image(values: Tensor) -> Tensor:
-    """One value per image, broadcast against [B, C, H, W]."""
+    """Reshapes one value per image to broadcast against [B, C, H, W]."""
     return values.view(-1, 1, 1, 1)
 
 
 def _cutout_mask(rows: Tensor, columns: Tensor, centers: Tensor, side: int) -> Tensor:
-    """True inside the squares; an even side extends one pixel less after its center than before it."""
+    """True inside the squares; if the side is even, one pixel fewer is after the center than before it."""
     down = rows - (_per_image(centers[:, 0]) - side // 2)
     right = columns - (_per_image(centers[:, 1]) - side // 2)
     return (down >= 0) & (down < side) & (right >= 0) & (right < side)
 
 
 def hash_seed(*parts: int) -> int:
-    """A seed below 2^63 from all parts, the same on every machine."""
+    """A seed below 2^63, computed from all parts, the same on every machine."""
     digest = hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
@@ -132,7 +132,7 @@ def make_generator(*parts: int) -> torch.Generator:
 
 
 def local_batch_size(batch_size: int, count: int, rank: int, world: int) -> int:
-    """The part of a global batch, of at most `count` images, that each process gets."""
+    """The number of images that each process gets of a batch; a batch has at most `count` images, the whole dataset."""
     if not 1 <= batch_size <= count:
         raise ValueError(f"batch_size must be from 1 to {count}, the number of images, not {batch_size}")
     check_whole("rank", rank, 0, world - 1)
@@ -174,11 +174,11 @@ class Batches:
     """Training batches as a function of seed and step: resumable at any step, the same on every device.
 
     Args:
-        split: images on the device of training.
-        batch_size: over all processes; the incomplete batch at the end of an epoch is dropped.
+        split: images on the training device.
+        batch_size: batch size over all processes; the incomplete batch at the end of an epoch is dropped.
         augmentation: random changes to each image.
-        seed: of order and augmentation.
-        rank: of this process, which gets its part of every batch.
+        seed: seed of the order and the augmentation.
+        rank: rank of this process, which gets its part of every batch.
         world: number of processes.
     """
 
@@ -195,7 +195,7 @@ class Batches:
         self._epoch: tuple[int, Tensor] | None = None
 
     def draws(self, step: int) -> BatchDraws:
-        """Indices and augmentation of a step, counted from 0 over all epochs, on the device of the images."""
+        """Image indices and augmentation of a step, on the device of the images; steps count from 0 over all epochs."""
         check_whole("step", step, 0)
         epoch, within = divmod(step, self.steps_per_epoch)
         if self._epoch is None or self._epoch[0] != epoch:
@@ -211,6 +211,6 @@ class Batches:
         return BatchDraws.of(order, draw(self.augmentation, count, (height, width), generator)).table
 
     def images(self, draws: BatchDraws) -> tuple[Tensor, Tensor]:
-        """Images of a batch as float32 in [0, 1], and their labels; a CUDA graph can hold it."""
+        """Images of a batch as float32 in [0, 1], and their labels; a CUDA graph can capture it."""
         images = augment(self.split.images, draws.index, draws.draws, self.augmentation)
         return images, self.split.labels[draws.index]

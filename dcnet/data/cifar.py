@@ -25,7 +25,7 @@ Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class BinaryFile:
-    """Rows of labels and pixels, one byte each; each label has its limit, and the last one is used."""
+    """Reads rows of labels and pixels, one byte each; each label must be below its limit, and the last one is used."""
 
     limits: tuple[int, ...]
 
@@ -41,7 +41,7 @@ class BinaryFile:
 
 @dataclass(frozen=True)
 class PickleFile:
-    """A dictionary with the array "data", and a list of labels below `limit` under the key `labels`."""
+    """Reads a pickled dictionary with the array "data", and a list of labels below `limit` under the key `labels`."""
 
     labels: str
     limit: int
@@ -113,7 +113,7 @@ CLASSES_100 = (
 
 @dataclass(frozen=True)
 class Cifar:
-    """A dataset in one of its layouts; the first is the one to download."""
+    """A dataset that may be in one of several layouts; the first is the one to download."""
 
     name: str
     classes: tuple[str, ...]
@@ -133,7 +133,7 @@ class Cifar:
         return Dataset(self.name, *layout.read(place), self.classes)
 
     def _find(self, folder: Path) -> tuple[Layout, Path] | None:
-        """The first layout with a folder that has all files, or else with an archive, and where it is."""
+        """The first layout whose folder has all files, or else whose archive exists, and the path of either."""
         options = [(layout, root) for root in (folder, folder / self.name) for layout in self.layouts]
         folders = [(layout, place) for layout, root in options for place in (root / layout.folder, root)]
         unpacked = (pair for pair in folders if all((pair[1] / name).is_file() for name in pair[0].names))
@@ -201,7 +201,7 @@ VALIDATION_ABOUT = "the training images of CIFAR-100 split into 45,000 + 5,000, 
 
 @register(VALIDATION, VALIDATION_ABOUT, CIFAR_100.files)
 def load_cifar100_validation(folder: Path, download: bool = True) -> Dataset:
-    """CIFAR-100 with 50 training images per class, always the same, as the test set."""
+    """CIFAR-100 with 50 training images per class, always the same ones, as the test set."""
     whole = CIFAR_100.load(folder, download)
     train, validation = hold_out(whole.train, len(whole.classes), VALIDATION_IMAGES)
     return Dataset(VALIDATION, train, validation, whole.classes)

@@ -19,9 +19,9 @@ class Origin:
     """How `load_dataset` found a dataset.
 
     Attributes:
-        name: in the registry.
-        folder: of its files, if the contents depend on the user's folder.
-        fingerprint: of its contents, in the same case.
+        name: its name in the registry.
+        folder: the folder of its files, if the contents depend on the user's folder.
+        fingerprint: a hash of its contents, in the same case.
     """
 
     name: str

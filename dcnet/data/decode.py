@@ -20,11 +20,11 @@ from dcnet.files import open_regular, reason_of
 
 # Raster formats only: for some others Pillow starts programs, such as Ghostscript for EPS.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
-# Decoded pixels, which take up to 1.5 GB.
+# The largest number of pixels of an image; decoding them takes up to 1.5 GB.
 MAX_PIXELS = 100_000_000
-# TIFF tags with the width and height of tiles, which are decoded as a whole, even for a small image.
+# TIFF tags with the width and height of tiles; a tile is decoded as a whole, even if the image is small.
 TILE_TAGS = (322, 323)
-# Warning filters belong to the process, and images are opened by threads.
+# Warning filters are global to the process, while several threads open images.
 _WARNINGS = threading.Lock()
 # EXIF orientations other than 1, upright.
 TURNS = {
@@ -88,7 +88,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
     `ImageOps.exif_transpose` copies upright images, and fails on damaged EXIF data.
     """
-    # Before EXIF is read: for some formats Pillow rotates while loading, and then removes the tag.
+    # Load before EXIF is read: for some formats Pillow rotates while loading, and then removes the tag.
     image.load()
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation)
@@ -102,7 +102,7 @@ def _upright(image: Image.Image) -> Image.Image:
 def _to_bytes(image: Image.Image) -> Image.Image:
     """The image with 8 bits per channel; Pillow would clip 16 bits at 255.
 
-    The range of floating-point pixels is unknown: from 0 to 1, Pillow would make them black.
+    Floating-point pixels are rejected, since their range is unknown: Pillow would make pixels from 0 to 1 black.
     """
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers: expected 8 or 16 bits")
@@ -120,7 +120,7 @@ def _flatten(image: Image.Image) -> Image.Image:
 
 
 def read_rgb(path: Path, small: bool = False) -> Image.Image:
-    """The image of a file in RGB, with an error that names the file."""
+    """The image of a file in RGB; errors name the file."""
     try:
         return open_image(path, small=small)
     except (OSError, ValueError) as error:
@@ -143,9 +143,9 @@ class ImageFiles:
     """Images uint8 [3, size, size] in RGB by index; each access reads the file. Faces are not aligned.
 
     Args:
-        root: folder of the files.
-        names: of the files, relative to the root.
-        size: side that images are resized to.
+        root: the folder of the files.
+        names: the names of the files, relative to the root.
+        size: the side that images are resized to.
         crop: side in pixels of the central square taken first; None for the whole image.
     """
 

@@ -1,4 +1,4 @@
-"""Files of a dataset: downloads with checksums, archives read in memory, and errors with the source of a file."""
+"""Files of a dataset: downloads with checksums, archives read in memory, and errors that say where to get them."""
 
 import functools
 import gzip
@@ -33,7 +33,7 @@ class Remote:
 
 @contextmanager
 def naming_source(path: Path, url: str) -> Iterator[None]:
-    """Adds to a ValueError about the content of a file its path, and the URL of a correct one."""
+    """Adds the path of a file, and the URL of a correct one, to a ValueError about its content."""
     try:
         yield
     except ValueError as error:
@@ -48,17 +48,17 @@ def missing_dataset(name: str, folder: Path, expected: str, url: str) -> ValueEr
 
 
 def fetch(remote: Remote, folder: Path) -> Path:
-    """The file in the folder; if it does not exist, downloaded with a progress bar and a check of its checksum."""
+    """The path of the file in the folder; downloads a missing file with a progress bar, and verifies its checksum."""
     new, download = not folder.exists(), functools.partial(_download, remote)
     try:
         return Path(pooch.retrieve(remote.url, remote.checksum, remote.name, folder, downloader=download))
     except OSError as error:
-        # Network errors are OSErrors, too; without this their connection stays open.
+        # Network errors are OSErrors, too; their connection would otherwise stay open.
         response = getattr(error, "response", None)
         if response is not None:
             response.close()
         if new:
-            # Only if it is empty.
+            # Succeeds only if the folder is empty.
             with suppress(OSError):
                 folder.rmdir()
         raise ValueError(
@@ -68,7 +68,7 @@ def fetch(remote: Remote, folder: Path) -> Path:
 
 
 def _reason(error: BaseException) -> str:
-    """The first cause: libraries wrap a refused connection in several other errors."""
+    """The message of the first cause: libraries wrap a refused connection in several other errors."""
     while inner := error.__cause__ or error.__context__:
         error = inner
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -115,9 +115,9 @@ class _Bar:
 
 # The largest file that is read from an archive has 155 MB.
 MAX_FILE = 200_000_000
-# Unpacked bytes and files of an archive.
+# Limits for an archive: unpacked bytes, and number of files.
 MAX_ARCHIVE, MAX_FILES = 1_000_000_000, 10_000
-# Bytes of a header, which is held in memory: paths end at 4,096 bytes.
+# The largest header in bytes, since headers are read into memory; paths have at most 4,096 bytes.
 MAX_HEADER = 1 << 16
 
 
@@ -126,7 +126,7 @@ def read_folder(folder: Path, names: Collection[str]) -> dict[str, bytes]:
     try:
         return {name: read_limited(folder / name, MAX_FILE) for name in names}
     except (OSError, ValueError) as error:
-        raise ValueError(f"expected the files {', '.join(names)}, found that {error}") from error
+        raise ValueError(f"expected the files {', '.join(names)}, but {error}") from error
 
 
 def read_archive(path: Path, folder: str, names: Collection[str]) -> dict[str, bytes]:
@@ -140,7 +140,7 @@ def read_archive(path: Path, folder: str, names: Collection[str]) -> dict[str, b
                 _check_position(stream.tell())
     except Exception as error:
         # Damaged headers raise many kinds of errors.
-        raise ValueError(f"expected a complete .tar.gz, found that {str(error) or type(error).__name__}") from error
+        raise ValueError(f"expected a complete .tar.gz, but {str(error) or type(error).__name__}") from error
     if missing := [name for name in names if name not in found]:
         raise ValueError(f"expected {folder}/{missing[0]} in it, found no such file")
     return found

@@ -23,11 +23,11 @@ from dcnet.data.dataset import FINGERPRINT_DIGITS, Origin, hash_classes
 from dcnet.data.decode import read_rgb, resize_square
 from dcnet.environment import available_cores, default_workers
 
-# Epoch and index of an image; no epoch for test images, which are not augmented.
+# Epoch and index of an image; the epoch is None for test images, which are not augmented.
 Key = tuple[int | None, int]
 RESIZED: int = 256
 CROPPED: int = 224
-# Images checked before the next ones are queued: a million queued tasks would take a gigabyte.
+# Images are checked in chunks of this many, since a million queued tasks would take a gigabyte.
 CHECKED_AT_ONCE = 1000
 
 
@@ -86,14 +86,14 @@ class Images(torch.utils.data.Dataset[Any]):
 
 @dataclass(frozen=True)
 class TrainKeys:
-    """Images of every batch of a process, by seed and step alone: skipping steps costs nothing.
+    """The images of every batch of a process, as a function of seed and step: skipping steps costs nothing.
 
     Args:
         count: images per epoch.
         global_size: images per batch over all processes.
-        own: images of this process per batch, from `offset` on.
+        own: images of this process per batch, starting at `offset`.
         start: the first step.
-        steps: number of steps; None for no end.
+        steps: number of steps; None for no limit.
     """
 
     count: int
@@ -117,7 +117,7 @@ class TrainKeys:
 class Loader:
     """Batches of images float32 [B, 3, size, size] in [0, 1] and labels, in the order of their keys.
 
-    `workers` is the number of decoding processes: 0 for this one, None for one per core, at most 8.
+    `workers` is the number of decoding processes: 0 to decode in this process, None for one per core, at most 8.
     """
 
     def __init__(self, images: Images, keys: Iterable[list[Key]], workers: int | None, device: torch.device | str):
@@ -129,7 +129,7 @@ class Loader:
             num_workers=workers,
             collate_fn=_unchanged,
             pin_memory=self.device.type == "cuda",
-            # Otherwise a loader draws from torch's global generator, which a resumed run would have to repeat.
+            # Without a generator, a loader draws from torch's global one, which a resumed run would have to repeat.
             generator=torch.Generator(),
             worker_init_fn=_ignore_signals,
         )
@@ -167,7 +167,7 @@ def _exit_with(parent: int | None) -> None:
     """Waits for a SIGTERM from the parent, and ends this process."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
-    # With status 0: the parent would report an error while it exits.
+    # With status 0, since otherwise the parent would report an error as it exits.
     os._exit(0)
 
 
@@ -176,7 +176,7 @@ class FolderDataset:
     """Image files for training and test, and the class names in the order of the labels.
 
     Attributes:
-        folder: of all files.
+        folder: the folder of all files.
         held_out: fraction of images held out for the test, if the folder has no test part.
         skipped: images left out, by their paths in the folder.
     """
@@ -207,7 +207,7 @@ class FolderDataset:
         return str(digest.hexdigest()[:FINGERPRINT_DIGITS])
 
     def unreadable_images(self) -> dict[str, str]:
-        """Paths in the folder of the images that cannot be decoded, and why; decodes every image once."""
+        """The images that cannot be decoded: their paths in the folder, and why. Decodes every image once."""
         paths = [files.path(index) for files in (self.train, self.val) for index in range(len(files))]
         unreadable: dict[str, str] = {}
         # Pillow releases the GIL while it decodes.
@@ -244,7 +244,7 @@ class FolderDataset:
         return os.fsencode(text).decode(errors="backslashreplace")
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Complete batches over all processes; the rest of an epoch is dropped."""
+        """The number of complete batches of an epoch, over all processes; the rest is dropped."""
         local_batch_size(batch_size, len(self.train), 0, 1)
         return len(self.train) // batch_size
 
@@ -261,18 +261,18 @@ class FolderDataset:
         device: torch.device | str = "cpu",
         flip: bool = True,
     ) -> Loader:
-        """Training batches from a step on, over all epochs; skipped images are not decoded.
+        """Training batches from `start_step` on, over all epochs; images of earlier steps are not decoded.
 
         Args:
-            batch_size: over all processes; this one gets its part.
+            batch_size: batch size over all processes; this process gets its part.
             size: side of the images.
-            seed: of order, crops and flips.
-            rank: of this process.
+            seed: seed of order, crops and flips.
+            rank: rank of this process.
             world: number of processes.
-            workers: decoding processes; 0 for this one, None for one per core, at most 8.
-            start_step: counted from 0 over all epochs.
-            steps: number of batches; None for no end.
-            device: of the batches.
+            workers: number of decoding processes; 0 to decode in this process, None for one per core, at most 8.
+            start_step: the first step, counted from 0 over all epochs.
+            steps: number of batches; None for no limit.
+            device: device of the batches.
             flip: mirror half of the images.
         """
         own = local_batch_size(batch_size, len(self.train), rank, world)
@@ -297,7 +297,7 @@ class FolderDataset:
 
 
 def _file_size(path: bytes) -> int:
-    """-1 for a file that no longer exists, which is reported when it is read."""
+    """The size of a file; -1 if it no longer exists, which is reported when it is read."""
     try:
         return os.stat(path).st_size
     except OSError:

@@ -1,4 +1,4 @@
-"""Folders of images: train/<class>/*.jpg and val/<class>/*.jpg like ImageNet, or <class>/*.jpg; and of people."""
+"""Folders of images: train/<class>/*.jpg and val/<class>/*.jpg like ImageNet, or <class>/*.jpg, or people."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ ABOUT = "custom images or ImageNet: <class>/*.jpg, or train/<class>/*.jpg and va
 
 @register(NAME, ABOUT, from_folder=True)
 def load_image_folder(folder: Path, download: bool = False) -> FolderDataset:
-    """The images of the folder, or of imagenet or imagefolder in it; there is nothing to download.
+    """Loads the images of the folder, or of imagenet or imagefolder in it; there is nothing to download.
 
     A folder with one folder per class, without train and val, is split: one image in five is for the test, always the
     same ones.
@@ -46,7 +46,7 @@ def _roots(folder: Path) -> tuple[Path, ...]:
 
 
 def _find_unsplit_root(folder: Path) -> Path | None:
-    """The first of the same folders that has no test part, and images directly in its subfolders."""
+    """The first of `_roots` that has images directly in its subfolders, and no test part."""
     for root in _roots(folder):
         unsplit = root.is_dir() and not any((root / name).is_dir() for name in ("val", "test"))
         if unsplit and any(image_names(root / name) for name in _subfolders(root)):
@@ -123,7 +123,7 @@ def labels_of(names: Iterable[str], people: Mapping[str, int] | None = None) -> 
     """Labels int64 [N] of images by their folders, and the label of each person.
 
     Args:
-        names: of files, person/image.
+        names: the names of files, person/image.
         people: earlier labels, so that a gallery and its probes share them; new people get the next labels.
     """
     numbers = dict(people or {})

@@ -10,11 +10,11 @@ from dcnet.data.image_folder import SUFFIXES, labels_of, people_folders
 from dcnet.data.load import register
 
 PERSON = "a person: name<tab>number of images"
-# The original files, 250 x 250, have the face in the middle; files of another size are cropped already.
+# Size of the original files, which have the face in the middle; files of another size are cropped already.
 ORIGINAL, FACE, SIDE = (250, 250), 128, 96
-# Bytes of a list; one of a million pairs has fewer.
+# The largest list in bytes; a list of a million pairs has fewer.
 MAX_LIST = 1 << 28
-# Characters of a line shown in an error.
+# Number of characters of a line that an error shows.
 SHOWN = 200
 
 
@@ -42,7 +42,7 @@ class LfwFiles:
     """LFW in its original layout, folder/Person/Person_0001.jpg, funneled or not; lists are read on demand.
 
     Args:
-        folder: with one folder per person.
+        folder: a folder with one folder per person.
         lists: the folder of pairs.txt, peopleDevTrain.txt and others; None for `folder` or its parent.
     """
 
@@ -82,7 +82,7 @@ class LfwFiles:
         return ImageFiles(self.root, tuple(names), size, crop)
 
     def faces(self, names: tuple[str, ...]) -> ImageFiles:
-        """The faces at 96 x 96: the central 128 x 128 of original files, the whole of cropped ones."""
+        """The faces at 96 x 96: the central 128 x 128 pixels of original files, the whole image of cropped ones."""
         original = read_rgb(self.root / names[0]).size == ORIGINAL
         return self.images(names, SIDE, FACE if original else None)
 
@@ -130,8 +130,8 @@ ABOUT = "faces, 96 x 96, color, 1,184 people of LFW's peopleDevTrain, 6,373 + 29
 def load_lfw(folder: Path, download: bool = False) -> Dataset:
     """The people of peopleDevTrain with at least two images, one class each, in the order of the list.
 
-    The test split has the last image of everyone with at least five. It shows whether training works, not how well
-    unseen people are verified, which LFW is for. There is nothing to download.
+    The test split has the last image of each person with at least five. It shows whether training works, not how well
+    unseen people are verified, which is the purpose of LFW. There is nothing to download.
     """
     files = find_lfw(folder)
     people = trained_people(files)
@@ -147,7 +147,7 @@ def load_lfw(folder: Path, download: bool = False) -> Dataset:
 
 
 def find_lfw(folder: Path | str) -> LfwFiles:
-    """The folder itself, or one in it with a name of LFW, and the list of people in it or beside it."""
+    """LFW in the folder, or in a subfolder with a usual name of LFW; the list of people is in it or beside it."""
     folder = Path(folder)
     roots = [folder / name for name in FOLDERS if (folder / name).is_dir()] or [folder]
     for root in roots:

@@ -14,7 +14,7 @@ from dcnet.data.folder_dataset import FolderDataset
 from dcnet.files import expanded
 from dcnet.registry import Registry
 
-# From the data folder, and whether missing files may be downloaded into it.
+# A function of the data folder, and of whether missing files may be downloaded into it.
 Loader = Callable[[Path, bool], Dataset | FolderDataset]
 
 
@@ -37,9 +37,9 @@ def register(
     """A decorator that registers the loader of a dataset.
 
     Args:
-        name: of the dataset.
+        name: the name of the dataset.
         about: a one-line description.
-        files: downloads.
+        files: the files to download.
         from_folder: the contents depend on the user's folder, and become part of a run's identity.
     """
 
@@ -62,7 +62,7 @@ def _cache() -> Path:
         found = Path(pooch.os_cache("dcnet"))
     except RuntimeError:
         found = Path()
-    # Without a home the path may also begin with ~.
+    # Without a home folder, the path may still begin with ~.
     return found if found.is_absolute() else Path(tempfile.gettempdir()) / f"dcnet-{os.getuid()}"
 
 
@@ -71,7 +71,7 @@ def load_dataset(name: str, folder: Path | str | None = None, download: bool = T
 
     Args:
         name: one of `dcnet.data.datasets`.
-        folder: of its files; None for DCNET_DATA, or else the user's cache.
+        folder: the folder of its files; None for DCNET_DATA, or else the user's cache.
         download: whether to download missing files.
     """
     entry, place = datasets[name], data_folder(folder)

@@ -20,20 +20,20 @@ from dcnet.files import open_regular
 
 Stream = BinaryIO | gzip.GzipFile
 
-# The magic number of unsigned bytes, without the number of dimensions.
+# The magic number of idx files with unsigned bytes, without the number of dimensions.
 UNSIGNED_BYTES = 0x800
-# 60,000 images of 28 x 28 are 47 MB.
+# The largest content; 60,000 images of 28 x 28 have 47 MB.
 MAX_BYTES = 200_000_000
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
-    """The array uint8 of an idx file."""
+    """Reads the uint8 array of an idx file."""
     try:
         with open_regular(path) as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
             shape = _shape(stream, dimensions)
             content = _content(stream, shape)
     except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"expected a complete file, gzipped if it ends with .gz, found that {error}") from error
+        raise ValueError(f"expected a complete file, gzipped if it ends with .gz, but {error}") from error
     return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(shape).copy())
 
 
@@ -74,11 +74,11 @@ class Mnist:
     """A dataset of four idx files: training and test images and labels.
 
     Args:
-        name: of the dataset, and of the folder for downloads.
-        url: prefix of the file names.
-        checksums: of the gzipped files.
-        folders: searched before the data folder itself.
-        classes: names.
+        name: the name of the dataset, and of the folder for downloads.
+        url: the URL up to the file names.
+        checksums: the checksums of the gzipped files.
+        folders: folders to search before the data folder itself.
+        classes: the names of the classes.
     """
 
     name: str

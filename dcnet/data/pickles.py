@@ -67,7 +67,7 @@ ALLOWED: dict[tuple[str, str], Any] = {
     ("_codecs", "encode"): _codecs.encode,
     ("numpy", "dtype"): PlainType,
     ("numpy", "ndarray"): PlainArray,
-    # Two names of the same module.
+    # Old and new name of the same module.
     ("numpy.core.multiarray", "_reconstruct"): PlainArray,
     ("numpy._core.multiarray", "_reconstruct"): PlainArray,
     ("numpy.core.multiarray", "scalar"): PlainNumber,
@@ -104,7 +104,7 @@ def _check_size(content: bytes) -> None:
 
 
 def load_table(content: bytes) -> dict[str, Any]:
-    """A pickled dictionary of arrays, texts, numbers and containers of them, with text keys."""
+    """Reads a pickled dictionary of arrays, texts, numbers and containers of them, with text keys."""
     try:
         _check_size(content)
         table = _Unpickler(io.BytesIO(content), encoding="bytes").load()

@@ -160,12 +160,12 @@ def flipped(content: bytes) -> bytes:
         (packed()[:-100], "expected a complete .tar.gz"),
         (packed()[: len(packed()) // 2], "expected a complete .tar.gz"),
         (flipped(packed()), "expected a complete .tar.gz"),
-        (packed()[:-8] + b"\0\0\0\0" + packed()[-4:], "expected a complete .tar.gz, found that CRC check failed"),
-        (b"no archive", "expected a complete .tar.gz, found that Not a gzipped file"),
+        (packed()[:-8] + b"\0\0\0\0" + packed()[-4:], "expected a complete .tar.gz, but CRC check failed"),
+        (b"no archive", "expected a complete .tar.gz, but Not a gzipped file"),
         (gzip.compress(b"no archive"), "expected a complete .tar.gz"),
         (
             gzip.compress(gzip.decompress(packed())[:5000]),
-            ".tar.gz, found that unexpected end of data",
+            ".tar.gz, but unexpected end of data",
         ),
         (
             tar_gz("cifar-100-binary", {"train.bin": b"x"}),

@@ -110,13 +110,13 @@ LABELS = idx(np.arange(12, dtype=np.uint8) % 10)
         (
             "t10k-images-idx3-ubyte.gz",
             gzip.compress(WHOLE)[:-9],
-            "gzipped if it ends with .gz, found that Compressed file",
+            "gzipped if it ends with .gz, but Compressed file",
         ),
-        ("t10k-images-idx3-ubyte.gz", WHOLE, "gzipped if it ends with .gz, found that Not a gzipped file"),
+        ("t10k-images-idx3-ubyte.gz", WHOLE, "gzipped if it ends with .gz, but Not a gzipped file"),
         (
             "t10k-images-idx3-ubyte.gz",
             b"\x1f\x8b\x08" + b"\0" * 7 + b"\xff" * 9,
-            "gzipped if it ends with .gz, found that Error -3",
+            "gzipped if it ends with .gz, but Error -3",
         ),
     ],
     # Not by content: compressed bytes contain the time, and all processes must use the same names of tests.
