@@ -1,4 +1,4 @@
-"""Margin losses: a registry of margins, and heads that combine any margin with its loss."""
+"""Margin losses: a registry of margins, and heads that turn any margin into a loss."""
 
 from dcnet.lazy import attach
 

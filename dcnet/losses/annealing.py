@@ -1,4 +1,4 @@
-"""Annealing of margins: training starts with a small share of the margin, since it diverges with the full one."""
+"""Annealing of margins: training starts with a small share of the margin, since the full margin would diverge."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def apply_share(cos: Tensor, full: Tensor, share: Tensor | float | None) -> Tens
     """
     if share is None or full is cos:
         return full
-    # In place, to save memory for the same reason.
+    # In place, to save memory: there may be a million classes.
     return (full - cos).mul_(share).add_(cos)
 
 
 def as_annealing(given: AnyAnnealing | str | None, needed: bool) -> AnyAnnealing | None:
-    """The annealing for an argument of a head; "by margin" means `Annealing()` if the margin needs it."""
+    """The annealing that an argument of a head means; "by margin" is `Annealing()` if the margin needs it."""
     if given == BY_MARGIN:
         return Annealing() if needed else None
     if given == "auto":
@@ -106,7 +106,7 @@ def as_annealing(given: AnyAnnealing | str | None, needed: bool) -> AnyAnnealing
 
 
 class AnnealedMargin(nn.Module):
-    """A margin with its annealing and the share of it that is in use.
+    """A margin, its annealing, and the current share of the margin.
 
     Args:
         margin: the margin.

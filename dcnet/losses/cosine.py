@@ -29,7 +29,7 @@ def directions(rows: Tensor, dtype: torch.dtype, given: torch.dtype | None = Non
     eps = HALF_EPS if (given or rows.dtype) == torch.float16 else EPS
     rows = rows.to(dtype)
     length = lengths(rows.detach())
-    # The rest is divided by 1, which is exact.
+    # Other rows are divided by 1, which is exact.
     size = torch.where(length < HUGE, torch.ones_like(length), length)
     unit, norms = normalized(rows / size[:, None], eps)
     return unit, norms * size
@@ -64,7 +64,7 @@ def cosines(unit: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
 
 
 class _Cosines(torch.autograd.Function):
-    """cos = u.w / n with n^2 = |w|^2 + eps; so d cos / d w = u / n - cos w / n^2, and d n / d w = w / n.
+    """cos = u.w / n with n^2 = |w|^2 + eps, so that d cos / d w = u / n - cos w / n^2, and d n / d w = w / n.
 
     Summed over features with gradients g, and with p = sum_b g_b u_b / n, that is p - (p.w) w / n^2.
     """

@@ -92,7 +92,7 @@ def _effective_multiple(margin: Margin, used: float, theta: Tensor) -> float:
     """The angle whose cosine is the annealed margin, divided by theta; psi continues below -1 for angles beyond pi."""
     cos = torch.cos(theta)
     target = apply_share(cos, margin.target(cos), used).item()
-    # psi decreases from 1 to 1 - 2m: below -1, every 2 stand for another pi.
+    # psi decreases from 1 to 1 - 2m: below -1, each further decrease by 2 is another pi of angle.
     turns = max(math.ceil((-1 - target) / 2), 0)
     cosine = min(max(target + 2 * turns, -1.0), 1.0)
     angle = turns * math.pi + math.acos(cosine)

@@ -23,8 +23,8 @@ class FeatureScale(nn.Module):
     """The scale s of each feature, as a function of its norm.
 
     Args:
-        asked: a number, "norm" for ||x||, "learned" or a Learnable.
-        start: the initial value for "learned".
+        asked: the requested scale: a number, "norm" for ||x||, "learned" or a Learnable.
+        start: the initial value if it is "learned".
     """
 
     def __init__(self, asked: Scale, start: float | None = None):
@@ -73,7 +73,7 @@ IGNORED = -100
 class MarginSoftmax(AnnealedMargin):
     """A classification layer with its loss: loss = head(features, labels).
 
-    `head.logits(features)` gives the logits without margin, for prediction. Everything is computed in float32 or
+    `head.logits(features)` returns the logits without margin, for prediction. Everything is computed in float32 or
     better, for features of any dtype and also under autocast.
 
     Args:
@@ -83,7 +83,7 @@ class MarginSoftmax(AnnealedMargin):
         scale: the scale s: a number, "norm" for ||x||, "learned" or a `Learnable`; None for the margin's default.
         annealing: an `Annealing`, an `Automatic` or "auto", or None for the full margin from the first step; by
             default what the margin needs.
-        label_smoothing: the share of the label that is spread over all classes, as in torch's cross entropy.
+        label_smoothing: the share of the target that is spread over all classes, as in torch's cross entropy.
             Binary margins (sphereface2) do not support it.
         reduction: "mean", "sum" or "none", as in torch's cross entropy: the mean over all samples that are not
             ignored, their sum, or one loss for each sample, which is 0 where it is ignored. The mean of an empty
@@ -172,7 +172,7 @@ class MarginSoftmax(AnnealedMargin):
         )
 
     def _places(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The samples that count, bool [N], and the labels with class 0 for ignored samples."""
+        """Which samples are not ignored, bool [N], and the labels, with class 0 for ignored samples."""
         kept = labels != self.ignore_index
         return kept, labels.masked_fill(~kept, 0)
 
@@ -184,7 +184,7 @@ class MarginSoftmax(AnnealedMargin):
         return losses.sum() if self.reduction == "sum" else losses.sum() / kept.sum()
 
     def _logits(self, cos: Tensor, size: Tensor, weight_norms: Tensor, bias: Tensor | None) -> Tensor:
-        """The logits [N, C] of cosines."""
+        """The logits [N, C] from the cosines [N, C]."""
         logits = cos * (size[:, None] if size.dim() else size)
         logits = logits if self.margin.unit_weights else logits * weight_norms
         return logits if bias is None else logits + bias
@@ -218,7 +218,7 @@ class MarginSoftmax(AnnealedMargin):
             return F.linear(directions(features, self._dtype)[0], weight)
 
     def _all_classes(self) -> tuple[Tensor, Tensor | None]:
-        """Weights and biases of all classes, also of those that other processes hold."""
+        """Weights and biases of all classes, including those that other processes hold."""
         return self.weight, self.bias
 
     def diagnose(self, features: Numbers, labels: Numbers) -> Diagnosis:

@@ -22,21 +22,21 @@ from dcnet.parameters import convert_numbers
 from dcnet.registry import Registry
 from dcnet.spec import format_call, parse_call
 
-# The slope of theta by cos(theta), infinite at theta = 0 and pi, is limited within this distance of them.
+# The slope of theta by cos(theta) is infinite at cos = 1 and -1; it is limited where 1 - cos^2 is below this.
 DELTA = 1e-6
-# The largest m of psi, which is computed piece by piece.
+# The largest m, since psi has m pieces that are computed one by one.
 MOST_PIECES = 1000
 
 
 @dataclass(frozen=True)
 class Margin:
-    """The logits s psi(theta_y) of the label and s eta(theta_j) of all other classes.
+    """A margin: the logits s psi(theta_y) of the label and s eta(theta_j) of all other classes.
 
     Attributes:
         name: the name in the registry, in specs and in records.
         about: both logits as formulas, for `dcnet list margins`.
         aliases: other names in specs.
-        unit_weights: whether ||W_j|| counts as 1.
+        unit_weights: whether the weights W_j are normalized.
         bias: whether the classes have biases.
         binary: whether each class has its own logistic loss instead of a softmax over all classes.
         annealed: whether training needs annealing.
@@ -83,7 +83,7 @@ def _plain(name: str) -> str:
 
 registry: Registry[type[Margin]] = Registry("a margin", normalize=_plain)
 register = registry.register
-# The registered name for every alias.
+# Maps every alias to the registered name.
 aliases = registry.aliases
 
 
@@ -315,7 +315,7 @@ class SphereFace2(Margin):
         return self.share
 
     def first_bias(self, classes: int, scale: float) -> float:
-        """b at which label and others have gradients of equal size for orthogonal weights."""
+        """The b at which, for orthogonal weights, the label and the other classes have gradients of equal size."""
         odds = self.share / ((1 - self.share) * max(classes - 1, 1))
         zero = 2 * 0.5**self.t - 1
         label, others = scale * (zero - self.m), scale * (zero + self.m)

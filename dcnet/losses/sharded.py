@@ -53,7 +53,7 @@ class Gathered(torch.autograd.Function):
 class OwnRows(torch.autograd.Function):
     """The rows of this process, from the concatenated rows of all processes.
 
-    The gradient is that of the mean over the processes of what each computes from its own rows.
+    The gradient is that of the mean, over the processes, of the value that each computes from its own rows.
     """
 
     @staticmethod
@@ -115,7 +115,7 @@ class ShardedMarginSoftmax(MarginSoftmax):
     Each process passes its own features and labels, equally many, and gets the mean loss over the joint batch. The
     gradients of features are those that DistributedDataParallel expects. The gradients of weights are exact: do not
     wrap the head. `logits`, `cosines` and `diagnose` use the features of the process and the gathered weights of all
-    classes, without a gradient by the weights; all processes must call them together, too. Without torch.distributed
+    classes, without a gradient for the weights; all processes must call them together, too. Without torch.distributed
     it is a MarginSoftmax with the option `sample`.
 
     Args:
@@ -124,8 +124,8 @@ class ShardedMarginSoftmax(MarginSoftmax):
         margin: a spec such as "arcface(m=0.3)" or "cosface", or a `Margin`.
         scale: the scale s: a number, "norm", "learned" or a `Learnable`; None for the margin's default.
         annealing: as in `MarginSoftmax`.
-        sample: the fraction of its classes that a process uses in a step: all classes of the batch, even if they are
-            more, and others at random.
+        sample: the fraction of its classes that a process uses in a step: all classes of the batch, even if this
+            exceeds the fraction, and others at random.
         group: a group of torch.distributed; None for all processes.
         reduction: "mean" or "sum" over the joint batch without ignored samples, which is the same number in all
             processes, or "none" for the losses of the process's own samples. With "none" the gradients are those of
@@ -188,14 +188,14 @@ class ShardedMarginSoftmax(MarginSoftmax):
             return self._shared_loss(joint, gather_rows(labels, self.group), features.dtype)
 
     def _first_invalid(self, labels: Tensor) -> int | None:
-        """The first of any process: all processes must raise, or the others would wait forever."""
+        """The first invalid label of any process: all processes must raise, or the others would wait forever."""
         own = super()._first_invalid(labels)
-        # Class 0, which is valid, stands for "none".
+        # Class 0, which is valid, means "none".
         found = torch.tensor([0 if own is None else own], device=labels.device)
         return super()._first_invalid(gather_rows(found, self.group))
 
     def _check_rank(self) -> None:
-        """Raises ValueError if the process group is not the one that the classes were divided for."""
+        """Raises ValueError if rank or number of processes differ from those that the classes were divided for."""
         rank, world = rank_of(self.group)
         if (rank, world) != (self.rank, self.world):
             raise ValueError(
