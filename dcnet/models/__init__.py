@@ -1,4 +1,4 @@
-"""The paper's networks, for plain and decoupled layers; any module of this folder may register more."""
+"""The paper's networks, with plain or decoupled layers; any module of this package may register more."""
 
 from dcnet.lazy import attach
 

@@ -76,7 +76,7 @@ def dense_layer(settings: Settings, in_features: int, out_features: int) -> nn.S
 class Unit(nn.Module):
     """activation(second(first(x)) + shortcut(x)); the shortcut is the identity if the shapes agree.
 
-    Otherwise it is a plain 1x1 convolution, since it passes x on and detects no features.
+    Otherwise the shortcut is a plain 1x1 convolution, since it only passes x on and detects no features.
     """
 
     def __init__(self, settings: Settings, in_channels: int, out_channels: int, stride: int, activate: bool):
@@ -94,7 +94,7 @@ class Unit(nn.Module):
 
 
 class Flatten(nn.Flatten):
-    """[N, C, H, W] -> [N, C * H * W], checked against the size that images of `image_size` give."""
+    """[N, C, H, W] -> [N, C * H * W]; checks that it has the number of features for images of `image_size`."""
 
     def __init__(self, features: int, image_size: int):
         super().__init__()
@@ -141,7 +141,7 @@ class MarginNetwork(nn.Module):
 
 
 class Normalized(nn.Module):
-    """network((x - mean) / std): the normalization is part of the network, so attacks act on pixels."""
+    """network((x - mean) / std): normalization is part of the network, so that attacks act on pixels in [0, 1]."""
 
     mean: Tensor
     std: Tensor

@@ -70,16 +70,16 @@ def create_model(
     Args:
         name: one of `dcnet.models.networks`.
         operator: an Operator, its spec, or "conv" for torch's own layers.
-        num_classes: 0 for a network that returns its features.
+        num_classes: number of classes; 0 for a network that returns its features.
         norm: "batch" or "none".
         activation: "relu", "prelu" or "none".
         classifier: "linear", or "normalized" for logits ||x|| cos(theta) (Table 5).
         width: multiplies the channels of every layer.
-        in_channels: of the images.
+        in_channels: number of channels of the images.
         image_size: side of the images; networks that end with average pooling take any size.
-        norm_eps: of batch normalization.
-        norm_momentum: of batch normalization, as in torch: the weight of the newest batch. With the authors' 0.001,
-            evaluation is meaningless for thousands of batches.
+        norm_eps: epsilon of batch normalization.
+        norm_momentum: momentum of batch normalization, as in torch: the weight of the newest batch. With the authors'
+            0.001, evaluation is meaningless for thousands of batches.
     """
     given = {option: value for option, value in locals().items() if option != "name"}
     prefix, _, rest = name.partition(":")
@@ -91,7 +91,7 @@ def create_model(
 
 
 def count_parameters(name: str, operator: str, num_classes: int) -> int:
-    """The number of parameters of a network, which takes no memory."""
+    """The number of parameters of a network, without allocating memory for them."""
     with torch.device("meta"):
         model = create_model(name, operator, num_classes)
     return sum(parameter.numel() for parameter in model.parameters())

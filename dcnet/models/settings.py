@@ -19,7 +19,7 @@ PRELU_SLOPE = 0.0
 SMALL_DEVIATION = 0.01
 
 # torch's value. With the authors' 0.001 (a decay of 0.999) evaluation is meaningless for thousands of batches: the
-# running variance starts at 1, of which a thousandth is left after 7,000 batches.
+# running variance starts at 1, and this start still has a weight of a thousandth after 7,000 batches.
 NORM_MOMENTUM = 0.1
 
 Initializer = Callable[[Tensor], object]

@@ -32,7 +32,7 @@ def sphereface64(settings: Settings) -> Network:
 
 
 class SphereUnit(nn.Module):
-    """x + second(first(x)), both with an activation, and none after the sum."""
+    """x + second(first(x)); both layers have an activation, the sum has none."""
 
     def __init__(self, settings: Settings, channels: int):
         super().__init__()

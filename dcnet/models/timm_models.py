@@ -48,7 +48,7 @@ def import_timm() -> Any:
 
 
 def _import_torchvision() -> None:
-    """Imports torchvision, and declares each operator that it misses, up to a limit."""
+    """Imports torchvision, and declares each missing operator that the import fails on, up to a limit."""
     for _ in range(MOST_MISSING):
         try:
             importlib.import_module("torchvision")
@@ -84,7 +84,7 @@ def timm_network(
     image_size: int | None,
     **others: Any,
 ) -> Network:
-    """timm's network as the body, without its weights, and a linear classifier with a bias.
+    """A network with timm's as the body, without its weights, and a linear classifier with a bias.
 
     All convolutions except 1x1 shortcuts are decoupled; linear layers of the body stay plain. A network with a fixed
     input size, such as a vision transformer, is created for `image_size`; ValueError if it does not support the size.
@@ -122,10 +122,10 @@ def with_weights(
     timm adapts the weights where it can: the first filters to other channels, positions to another image size.
 
     Args:
-        name: of the network, in timm.
+        name: the name of the network in timm.
         tensors: the weights in timm's naming, for any number of classes; None downloads timm's own.
-        in_channels: of the images.
-        image_size: their side.
+        in_channels: number of channels of the images.
+        image_size: side of the images.
     """
     if tensors is None:
         body = _own_weights(name, in_channels, image_size)
@@ -157,7 +157,7 @@ def _own_weights(name: str, in_channels: int, image_size: int | None) -> Any:
             _check_network()
         return _create(name, in_channels, image_size, pretrained=True)
     except Exception as error:
-        # The packages that download raise many kinds of errors.
+        # The packages that download weights raise many kinds of errors.
         reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
         raise ValueError(
             f"timm's weights of {name!r} are not in its cache and cannot be downloaded: {reason}; "
@@ -166,7 +166,7 @@ def _own_weights(name: str, in_channels: int, image_size: int | None) -> Any:
 
 
 def _check_network() -> None:
-    """Raises OSError if the hub cannot be resolved; downloading would retry for a minute."""
+    """Raises OSError if the name of the hub cannot be resolved; a download would retry for a minute."""
     host = urlsplit(importlib.import_module("huggingface_hub.constants").ENDPOINT).hostname
     if host and not getproxies():
         socket.getaddrinfo(host, 443)
