@@ -1,4 +1,4 @@
-"""Calibration from data: constants with which decoupled layers have outputs of the same norms as plain layers."""
+"""Calibration from data: sets constants so that the outputs of decoupled and plain layers have equal norms."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_plain_at_start(operator: Operator) -> bool:
 
 
 def size_constants(operator: Operator) -> list[str]:
-    """The constants that scale the output: doubling them doubles it. Scales, and slopes if there are any."""
+    """The constants that scale the output: doubling all of them doubles the output. Scales, and slopes if any."""
     owned = [(own, name) for term in operator.magnitude_terms for own, name in term.names.items()]
     scales = [name for own, name in owned if own == "scale"]
     all_but_radii = [name for own, name in owned if own != "radius"]
@@ -72,7 +72,7 @@ Visit = Callable[[Decoupled, Tensor, Tensor], None]
 
 
 def calibrate_(model: nn.Module, layers: Mapping[str, Decoupled], data: Iterable[Any]) -> list[str]:
-    """Sets the constants of new layers so that each channel has the same norm as in the plain layer.
+    """Sets the constants of new layers so that each output channel has the same norm as in the plain layer.
 
     All layers get the inputs that they get in the plain network. The first pass over the data sets the mean norm of the
     patches, which is also the initial value of a learned absolute radius; the second sets the size constants. Returns
@@ -134,7 +134,7 @@ class _Sizes:
 
 @torch.no_grad()
 def _run_plain(model: nn.Module, layers: Iterable[Decoupled], batches: Iterable[Any], visit: Visit) -> bool:
-    """Runs the network in evaluation mode with plain layers, and visits each with its input and output.
+    """Runs the network in evaluation mode with plain layers, and calls `visit` for each with its input and output.
 
     Returns whether there was a batch.
     """

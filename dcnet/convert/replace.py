@@ -45,7 +45,7 @@ def decouple(
     inplace: bool = False,
     report: Report | None = None,
 ) -> Model:
-    """The network with f(w, x) = h(||w||, ||x||) * g(theta) in its layers, and with its weights.
+    """Converts the layers of a network to f(w, x) = h(||w||, ||x||) * g(theta), and keeps its weights.
 
     Layers are the same objects with the same parameters, in place or in a deep copy. The parameters of the operator are
     new: add them to an existing optimizer, and wrap the model, as with DDP, afterwards. Layers that cannot be decoupled
@@ -87,12 +87,12 @@ def decouple(
 
 
 def recouple(model: Model, *, inplace: bool = False, report: Report | None = None) -> Model:
-    """The network with torch's own layers in place of all decoupled ones, and with its weights."""
+    """Converts all decoupled layers of a network back to torch's own, and keeps its weights."""
     return decouple(model, PLAIN, linear=True, inplace=inplace, report=report)
 
 
 def change_(layer: nn.Module, operator: Operator | str, eps: float, blend: float | None) -> None:
-    """Gives a layer the operator, or makes it torch's own for "conv"; keeps weight and bias."""
+    """Gives a layer the operator in place, or makes it torch's own for "conv"; keeps weight and bias."""
     plain = plain_class(layer)
     if isinstance(layer, Decoupled):
         _drop_state_(layer)

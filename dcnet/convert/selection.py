@@ -74,14 +74,14 @@ ALREADY = "has this operator already"
 
 Patterns = str | Sequence[str] | None
 
-# Names of the path around a block; a 1x1 layer is a shortcut if a part of its name matches one.
+# Usual names of shortcuts around a block; a 1x1 layer is a shortcut if a part of its name matches one.
 SHORTCUTS = ("*shortcut*", "*downsample*", "*skip*", "*identity*", "project")
 
-# Reads the weights of its layers without calling the layers.
+# Modules that read the weights of their layers without calling the layers.
 BYPASSING = nn.MultiheadAttention
 
 # Modules with weights that no decoupled layer can replace, and why.
-NO_TWIN: dict[type[nn.Module], str] = {
+NO_EQUIVALENT: dict[type[nn.Module], str] = {
     nn.MultiheadAttention: "attention projects queries, keys and values with its own weights, not with layers",
     nn.RNNBase: "a recurrent layer multiplies by its weights inside torch",
     nn.RNNCellBase: "a recurrent layer multiplies by its weights inside torch",
@@ -161,7 +161,7 @@ def plan(model: nn.Module, operator: Operator | str, choice: Choice | None = Non
     bypassed = {id(child) for module in model.modules() if isinstance(module, BYPASSING) for child in module.children()}
     rows = []
     for name, layer in model.named_modules():
-        if reason := next((NO_TWIN[kind] for kind in NO_TWIN if isinstance(layer, kind)), ""):
+        if reason := next((NO_EQUIVALENT[kind] for kind in NO_EQUIVALENT if isinstance(layer, kind)), ""):
             shape = next((tuple(weight.shape) for weight in layer.parameters(recurse=False)), ())
             rows.append(Row(name, _text(shape), type(layer).__name__, None, reason))
         if name not in layers:
@@ -197,7 +197,7 @@ def is_depthwise(layer: nn.Module) -> bool:
 
 
 def describe(layer: nn.Module, operator: Operator | str | None = None) -> str:
-    """The class of a layer and its operator if it is decoupled: as it is, or with the given operator."""
+    """The class of a layer, with its operator if it is decoupled; or what it would be with the given operator."""
     if operator is None:
         operator = layer.operator if isinstance(layer, Decoupled) else ""
         return f"{type(layer).__name__} {operator}".strip()
