@@ -53,7 +53,7 @@ def fold(model: nn.Module) -> nn.Module:
     replacements = _replacements(copied, graphs, pairs)
     before = {module: (type(module), vars(module)) for module in replacements}
     _change({module: (type(new), vars(new)) for module, new in replacements.items()})
-    # A forward that tests classes may do something else with folded layers: restore those.
+    # A forward that tests classes may act differently with folded layers: restore the layers below it.
     kept = {module for parent in _changed_by_folding(graphs, before) for module in parent.modules()}
     kept.update(module for pair in pairs if not kept.isdisjoint(pair) for module in pair)
     _change({module: was for module, was in before.items() if module in kept})
@@ -106,10 +106,10 @@ class OneLevel(fx.Tracer):
 
 
 def _trace_all(parents: Iterable[nn.Module]) -> Traced:
-    """The modules with the graphs of their forward, if it can be traced."""
+    """The modules whose forward can be traced, with its graphs."""
     graphs: Traced = []
     for parent in parents:
-        # A forward may fail on proxies in any way.
+        # With proxies, a forward may raise any error.
         with contextlib.suppress(Exception):
             graphs.append((parent, [OneLevel().trace(parent, given) for given in _ways_to_call(parent)]))
     return graphs
@@ -212,7 +212,7 @@ def _is_fixed(module: nn.Module) -> bool:
 
 
 def _changed_by_folding(graphs: Traced, replaced: Collection[nn.Module]) -> Iterator[nn.Module]:
-    """The modules whose forward has other steps now than before folding."""
+    """The modules whose forward has different steps after folding than before."""
     for parent, ways in graphs:
         again = _trace_all([parent]) if parent not in replaced else [(parent, ways)]
         if [_steps(graph) for _, found in again for graph in found] != [_steps(graph) for graph in ways]:

@@ -61,7 +61,7 @@ class Folded(Opaque):
         self.coefficients = coefficients(op, own)
         self.fixed = {name: value for name, value in constants.items() if not isinstance(value, Tensor)}
         self.register_buffer("weight", scaled(layer.weight, factor / w_norm if absorbed else 1 / w_norm))
-        # Detached: torch.export would look for a parameter among the parameters.
+        # Detached, since torch.export would look for a parameter in the list of parameters.
         self.register_buffer("bias", bias if bias is None else bias.detach().to(layer.weight.dtype))
         self.register_buffer("factor", torch.ones_like(factor[:1]) if absorbed else factor)
         self.register_buffer("w_norm", w_norm)
@@ -70,7 +70,7 @@ class Folded(Opaque):
                 self.register_buffer(f"constant_{name}", value.detach())
 
     def combine(self, at: Patches) -> Tensor:
-        """The operator with prepared filters; values that depend on the norm alone keep one channel where possible."""
+        """Applies the operator with prepared filters; values of the norm alone keep one channel where possible."""
         product, op = at.multiply(self.weight), self.operator
         constants, factor, dtype = self._spread_constants(at), at.per_filter(self.factor), product.dtype
         if op.norm_cancels:
@@ -170,7 +170,7 @@ def fold_layer(layer: Layer, norm: _BatchNorm | None = None) -> nn.Module:
 
 
 def _may_overwrite() -> bool:
-    """Whether in-place operations are allowed: no gradient is needed, and torch.jit does not trace."""
+    """Whether in-place operations are allowed: no gradient is needed, and torch.jit is not tracing."""
     return not torch.is_grad_enabled() and not is_traced()
 
 
