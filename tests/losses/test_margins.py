@@ -335,7 +335,7 @@ def test_the_command_line_reports_invalid_specs(spec: str, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("fgsm(epsilon='a')", "epsilon of fgsm must be a number, not 'a'"),
+        ("fgsm(epsilon='a')", "epsilon of fgsm, for pixels in [0, 1], must be a number, not 'a'"),
         ("pgd(steps=3,steps=4)", "'steps' of pgd is given twice"),
     ],
 )
