@@ -142,9 +142,9 @@ def _array(given: Numbers, name: str) -> "np.ndarray[Any, Any]":
     try:
         array = np.asarray(given)
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{name} must be a tensor, an array or lists of equal length, not {_short(given)}") from None
+        raise TypeError(f"{name} must be a tensor, an array or lists of equal length, not {_shorten(given)}") from None
     if array.dtype.kind not in "biuf":
-        raise TypeError(f"{name} must be numbers, not {_short(given)} of dtype {array.dtype}")
+        raise TypeError(f"{name} must be numbers, not {_shorten(given)} of dtype {array.dtype}")
     return array
 
 
@@ -159,6 +159,6 @@ def _readable(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     return array if readable else array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
 
 
-def _short(given: Numbers) -> str:
+def _shorten(given: Numbers) -> str:
     shown = repr(given) if isinstance(given, str | int | float | None) else type(given).__name__
     return shown if len(shown) <= 40 else shown[:40] + "..."

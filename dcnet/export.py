@@ -67,14 +67,14 @@ def export_onnx(
         opset: the version of the ONNX operator set.
         check: whether to compare the outputs; with a dynamic batch also for another batch size.
         metadata: further values for the file, by name, such as the names of the classes. A value that is not a string
-            is written as JSON; onnxruntime gives them as `session.get_modelmeta().custom_metadata_map`.
+            is written as JSON; onnxruntime returns them in `session.get_modelmeta().custom_metadata_map`.
     """
     if opset < OPSET:
         raise ValueError(f"opset must be {OPSET} or more, not {opset}")
     if Path(path).is_dir():
         raise ValueError(f"path must be a file, not the folder {str(path)!r}")
     _require("onnx", "onnxscript", *["onnxruntime"] * check)
-    described = _described(metadata or {})
+    described = _as_strings(metadata or {})
     proto = _translate(export_program(model, example_input, dynamic_batch), dynamic_batch, opset)
     for name, text in described.items():
         proto.metadata_props.add(key=name, value=text)
@@ -85,8 +85,8 @@ def export_onnx(
     write_atomically(path, content)
 
 
-def _described(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The values as strings; raises ValueError if JSON cannot represent one."""
+def _as_strings(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Converts the values to strings; raises ValueError for a value that JSON cannot represent."""
     try:
         return {
             str(name): value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -133,7 +133,7 @@ def _serialize(proto: Any) -> bytes:
 
 @torch.no_grad()
 def _compare(model: nn.Module, content: bytes, batches: Sequence[Tensor]) -> None:
-    """Raises an error if onnxruntime cannot run the file, or gives other results than torch."""
+    """Raises an error if onnxruntime cannot run the file, or if its results differ from those of torch."""
     for batch in batches:
         with evaluating(model):
             # An output that is None, as some networks have in evaluation mode, is not in the file.

@@ -93,8 +93,8 @@ class L2(Norm):
 
     def steepest(self, gradient: Tensor) -> Tensor:
         # Divided by the largest entry first: where a softmax saturates, squared gradients underflow in float32.
-        scaled = gradient / per_image(_or_one(gradient.flatten(1).abs().amax(1)), gradient)
-        return scaled / per_image(_or_one(self.size(scaled)), gradient)
+        scaled = gradient / per_image(_one_for_zero(gradient.flatten(1).abs().amax(1)), gradient)
+        return scaled / per_image(_one_for_zero(self.size(scaled)), gradient)
 
     def sample_ball(self, like: Tensor, rows: Tensor, seed: int) -> Tensor:
         direction = self.steepest(normal(hash_seed(seed, 0), rows, like.shape[1:]))
@@ -106,7 +106,7 @@ class L2(Norm):
         return math.sqrt(pixels)
 
 
-def _or_one(sizes: Tensor) -> Tensor:
+def _one_for_zero(sizes: Tensor) -> Tensor:
     return torch.where(sizes == 0, 1, sizes)
 
 
@@ -245,7 +245,7 @@ class Track:
 
 
 class Best:
-    """For each image of a batch, the first adversarial one found, else the one with the highest score."""
+    """Keeps for each image of a batch the first adversarial image found, or else the one with the highest score."""
 
     def __init__(self, x: Tensor):
         self.images = x.clone()
@@ -318,7 +318,7 @@ def _move(
 ) -> tuple[Tensor, Tensor]:
     epsilon, step, momentum = lengths
     if with_momentum:
-        size = _or_one(gradient.flatten(1).abs().mean(1))
+        size = _one_for_zero(gradient.flatten(1).abs().mean(1))
         velocity = momentum * velocity + gradient / per_image(size, gradient)
     direction = norm.steepest(velocity if with_momentum else gradient)
     delta = norm.project(images + step * direction - x, epsilon)

@@ -57,9 +57,9 @@ class SpecReader:
 
     Args:
         text: the whole spec.
-        kind: what it describes, for error messages.
+        kind: what the spec describes, such as "operator", for error messages.
         grammar: how to write one, for error messages.
-        start: where to start in the text.
+        start: the position in the text to start at.
     """
 
     def __init__(self, text: str, kind: str, grammar: str, start: int = 0):

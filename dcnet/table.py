@@ -50,7 +50,7 @@ class Table:
         rows: one text per column; a shorter row is filled up with empty cells.
         title: printed above the table on a terminal, and the caption in HTML.
         notes: lines below the table on a terminal.
-        records: the values behind the rows, for JSON.
+        records: the records that the rows were made of, for JSON.
         sections: the terminal draws a line above the rows with these indices.
         dim: the terminal prints the rows with these indices dimmed.
     """

@@ -18,17 +18,17 @@ WIDTH_ELSEWHERE = 160
 
 
 def prepare_streams() -> None:
-    """Replaces streams that were closed at the start, as by `>&-`; escapes characters that they cannot encode."""
+    """Replaces standard streams that are closed, as by `>&-`; makes the others escape characters they cannot encode."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, _nowhere(mode))
+            setattr(sys, name, _null_stream(mode))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
-def _nowhere(mode: str) -> TextIO:
-    # It takes the descriptor of the closed stream, which the next file would get otherwise.
+def _null_stream(mode: str) -> TextIO:
+    # It gets the descriptor of the closed stream, which otherwise the next opened file would get.
     file: Any = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
     os.set_inheritable(file.fileno(), True)
     return file
@@ -42,7 +42,7 @@ def discard(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-class Lasting:
+class ResilientStream:
     """An output stream that survives write errors: it reports the first one on stderr, and drops the rest.
 
     Args:
@@ -66,7 +66,7 @@ class Lasting:
         return len(text)
 
     def flush(self) -> None:
-        # The output may be closed by then.
+        # The stream may be closed when it is flushed at exit.
         if self.error is None and not self.stream.closed:
             try:
                 self.stream.flush()
@@ -88,9 +88,9 @@ class Lasting:
         return 0 if self.error is None else OUTPUT_CLOSED if isinstance(self.error, BrokenPipeError) else FAILED
 
 
-def lasting_console(who: str, stderr: bool = False, quiet: bool = False) -> tuple[Console, Lasting]:
+def resilient_console(who: str, stderr: bool = False, quiet: bool = False) -> tuple[Console, ResilientStream]:
     """A console for long work that survives write errors, and its stream, which has the exit code."""
-    stream = Lasting(sys.stderr if stderr else sys.stdout, who)
+    stream = ResilientStream(sys.stderr if stderr else sys.stdout, who)
     return Console(file=stream, quiet=quiet), stream  # type: ignore[arg-type]
 
 

@@ -29,7 +29,7 @@ def assert_decoupled(
     Args:
         layer: any decoupled layer; its state does not change.
         input: the test input; small and random by default. Keep it away from kinks of custom functions.
-        seed: of the random input.
+        seed: seed of the random input.
         factors: multiples of the input for which all values must be finite.
     """
     if not isinstance(layer, Decoupled):

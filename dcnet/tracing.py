@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-# The key of our hook; the keys of torch are 0 and more.
+# The key of our hook; torch uses keys from 0 on.
 MARK = -1
 
 

@@ -19,7 +19,7 @@ from dcnet.exit_codes import FAILED, INTERRUPTED
 from dcnet.files import write_json
 from dcnet.report import drawing, speed_plots
 from dcnet.report.speed_tables import terminal_tables
-from dcnet.terminal import lasting_console
+from dcnet.terminal import resilient_console
 
 Row = dict[str, Any]
 
@@ -215,7 +215,7 @@ class Session:
 
     def __init__(self, benchmark: Benchmark[Any], json: Path | None, plot: Path | None, console: Console | None = None):
         self.benchmark, self.json, self.plot = benchmark, json, plot
-        lasting, self.output = lasting_console(f"dcnet bench {benchmark.name}")
+        lasting, self.output = resilient_console(f"dcnet bench {benchmark.name}")
         self.console = console or lasting
         self.record: dict[str, Any] = {"benchmark": benchmark.name, "complete": False, "config": benchmark.described()}
 

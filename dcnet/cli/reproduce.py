@@ -15,7 +15,7 @@ from rich.console import Console
 from dcnet import experiments, report, training
 from dcnet.cli import options
 from dcnet.exit_codes import INTERRUPTED
-from dcnet.terminal import lasting_console, visible
+from dcnet.terminal import resilient_console, visible
 
 if TYPE_CHECKING:
     from dcnet.experiments.reproduction import Reproduction
@@ -109,7 +109,7 @@ class Command(options.DeviceOption, options.JsonOption):
     def _run(self, work: Reproduction, figures: Sequence[str]) -> int:
         for file, problem in work.index().damaged.items():
             print(f"dcnet: left out {str(file)!r}, which cannot be read: {visible(problem)}", file=sys.stderr)
-        console, output = lasting_console("dcnet reproduce", stderr=self.json)
+        console, output = resilient_console("dcnet reproduce", stderr=self.json)
         code = 0 if self.status else work.run(console)
         if self.collect is not None:
             work.collect(self.collect)

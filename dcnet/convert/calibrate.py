@@ -99,7 +99,7 @@ class _Mean:
 
     def add(self, values: Tensor) -> None:
         if not values.isfinite().all():
-            raise ValueError("calibration data gives a patch norm that is not finite: remove NaN and inf from it")
+            raise ValueError("calibration data leads to a patch norm that is not finite: remove NaN and inf from it")
         self.total += values.sum().item()
         self.count += values.numel()
 

@@ -49,7 +49,7 @@ def decouple(
 
     Layers are the same objects with the same parameters, in place or in a deep copy. The parameters of the operator are
     new: add them to an existing optimizer, and wrap the model, as with DDP, afterwards. Layers that cannot be decoupled
-    stay and are named in the report, which `dcnet.convert.plan` gives without changing anything. Layers that have the
+    stay and are named in the report, which `dcnet.convert.plan` returns without changing anything. Layers that have the
     operator already stay as they are, with their own eps and blend.
 
     Args:

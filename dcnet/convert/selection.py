@@ -143,7 +143,7 @@ class Choice:
 
     def check_patterns(self, names: Sequence[str]) -> None:
         """Raises ValueError for a pattern that matches no layer."""
-        for pattern in (*_listed(self.include), *_listed(self.exclude)):
+        for pattern in (*_as_list(self.include), *_as_list(self.exclude)):
             if not any(fnmatchcase(name, pattern) for name in names):
                 known = f"names such as {', '.join(map(repr, names[:3]))}" if names else "no layers to choose from"
                 below = f"{pattern}.*"
@@ -157,19 +157,19 @@ def plan(model: nn.Module, operator: Operator | str, choice: Choice | None = Non
     layers = {name: module for name, module in model.named_modules() if isinstance(module, _ConvNd | nn.Linear)}
     names = _all_names(model)
     choice.check_patterns([name for layer in layers.values() for name in names[layer]])
-    ends = _ends(list(layers), choice)
+    ends = _excluded_ends(list(layers), choice)
     bypassed = {id(child) for module in model.modules() if isinstance(module, BYPASSING) for child in module.children()}
     rows = []
     for name, layer in model.named_modules():
         if reason := next((NO_EQUIVALENT[kind] for kind in NO_EQUIVALENT if isinstance(layer, kind)), ""):
             shape = next((tuple(weight.shape) for weight in layer.parameters(recurse=False)), ())
-            rows.append(Row(name, _text(shape), type(layer).__name__, None, reason))
+            rows.append(Row(name, _format_shape(shape), type(layer).__name__, None, reason))
         if name not in layers:
             continue
         reason = _obstacle(layer, choice.also, id(layer) in bypassed) or ends.get(name, "")
-        reason = reason or choice.reason_to_skip(names[layer], layer) or _already(layer, target)
+        reason = reason or choice.reason_to_skip(names[layer], layer) or _already_converted(layer, target)
         after = None if reason else describe(layer, target)
-        rows.append(Row(name, _text(_shape(layer)), describe(layer), after, reason))
+        rows.append(Row(name, _format_shape(_shape(layer)), describe(layer), after, reason))
     return Conversion(tuple(rows))
 
 
@@ -224,13 +224,13 @@ def _obstacle(layer: nn.Module, also: Sequence[type[nn.Module]], bypassed: bool)
     return ""
 
 
-def _already(layer: nn.Module, operator: Operator | str) -> str:
+def _already_converted(layer: nn.Module, operator: Operator | str) -> str:
     if isinstance(layer, Decoupled):
         return ALREADY if layer.operator == operator else ""
     return ALREADY if is_plain(operator) else ""
 
 
-def _ends(names: Sequence[str], choice: Choice) -> dict[str, str]:
+def _excluded_ends(names: Sequence[str], choice: Choice) -> dict[str, str]:
     ends = {} if choice.last else dict.fromkeys(names[-1:], "last layer")
     return ends if choice.first else {**ends, **dict.fromkeys(names[:1], "first layer")}
 
@@ -244,7 +244,7 @@ def _shape(layer: nn.Module) -> Sequence[int]:
     return channels[0], channels[1] // layer.groups, *layer.kernel_size
 
 
-def _text(shape: Sequence[int]) -> str:
+def _format_shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
@@ -257,8 +257,8 @@ def _all_names(model: nn.Module) -> dict[nn.Module, list[str]]:
 
 
 def _matches(names: Sequence[str], patterns: Patterns) -> bool:
-    return any(fnmatchcase(name, pattern) for name in names for pattern in _listed(patterns))
+    return any(fnmatchcase(name, pattern) for name in names for pattern in _as_list(patterns))
 
 
-def _listed(patterns: Patterns) -> Sequence[str]:
+def _as_list(patterns: Patterns) -> Sequence[str]:
     return [patterns] if isinstance(patterns, str) else patterns or []

@@ -35,9 +35,9 @@ def fold(model: nn.Module) -> nn.Module:
     nn.Identity, so all modules keep their names. The copy cannot be trained: only the input has gradients.
 
     torch.fx traces the `forward` of every module, with its submodules as leaves, to find the layer before each
-    normalization. If a `forward` cannot be traced, the normalizations that it calls itself stay; those of an
-    nn.Sequential in it are folded. A normalization after a fully connected layer is assumed to normalize the features
-    of rows [N, features].
+    normalization. If a `forward` cannot be traced, the normalizations that it calls directly stay; those in an
+    nn.Sequential that it calls are folded. A normalization after a fully connected layer is assumed to normalize the
+    features of rows [N, features].
 
     A layer keeps its normalization if it is called more than once, if its output is used elsewhere, or if it has hooks.
     These stay unchanged: a layer that still blends with the plain one, a layer whose filters are read by other modules,

@@ -103,7 +103,7 @@ def plan_of(spec: str) -> Plan:
         counts=(len(own), len(angular)),
         names=names,
         starts=tuple(slot.init for slot in slots),
-        kinds=tuple(number for slot in slots for number in _kind(slot)),
+        kinds=tuple(number for slot in slots for number in _flags_of(slot)),
         relative=(*(slot.relative for slot in slots), False, False),
         summed=tuple(i for i, slot in enumerate(slots) if slot.learned or slot.relative),
         learned=tuple(i for i, slot in enumerate(slots) if slot.learned),
@@ -113,7 +113,7 @@ def plan_of(spec: str) -> Plan:
     )
 
 
-def _kind(slot: Slot) -> tuple[int, int, int, float]:
+def _flags_of(slot: Slot) -> tuple[int, int, int, float]:
     return int(slot.learned), int(slot.per_channel), int(slot.positive), slot.floor
 
 

@@ -23,7 +23,7 @@ def directions(rows: Tensor, dtype: torch.dtype, given: torch.dtype | None = Non
 
     Args:
         rows: the features or the weights.
-        dtype: of the computation and the result.
+        dtype: the dtype of the computation and the result.
         given: the dtype of the rows before they were cast; None for that of `rows`.
     """
     eps = HALF_EPS if (given or rows.dtype) == torch.float16 else EPS

@@ -82,7 +82,7 @@ class MarginSoftmax(AnnealedMargin):
         margin: a spec such as "a-softmax", "arcface(m=0.3)" or "cosface", or a `Margin`; see `dcnet list margins`.
         scale: the scale s: a number, "norm" for ||x||, "learned" or a `Learnable`; None for the margin's default.
         annealing: an `Annealing`, an `Automatic` or "auto", or None for the full margin from the first step; by
-            default what the margin needs.
+            default the one that the margin needs.
         label_smoothing: the share of the target that is spread over all classes, as in torch's cross entropy.
             Binary margins (sphereface2) do not support it.
         reduction: "mean", "sum" or "none", as in torch's cross entropy: the mean over all samples that are not
@@ -114,7 +114,7 @@ class MarginSoftmax(AnnealedMargin):
         check_choice("reduction", reduction, REDUCTIONS)
         self.reduction, self.ignore_index = reduction, check_whole("ignore_index", ignore_index)
         self.in_features, self.num_classes, self.label_smoothing = in_features, num_classes, label_smoothing
-        self.weight = nn.Parameter(torch.empty(self._held(num_classes), in_features))
+        self.weight = nn.Parameter(torch.empty(self._held_classes(num_classes), in_features))
         self.scale = FeatureScale(self.margin.scale if scale is None else scale, self.margin.scale)
         if self.margin.binary and self.scale.is_norm:
             raise ValueError(f"margin {self.margin.name!r} requires a scale that is a number, not ||x||")
@@ -122,7 +122,7 @@ class MarginSoftmax(AnnealedMargin):
         self.offset = nn.Parameter(torch.zeros(())) if self.margin.binary else None
         self.reset_parameters()
 
-    def _held(self, num_classes: int) -> int:
+    def _held_classes(self, num_classes: int) -> int:
         """The number of classes whose weights this head holds."""
         return num_classes
 

@@ -22,7 +22,7 @@ from dcnet.parameters import convert_numbers
 from dcnet.registry import Registry
 from dcnet.spec import format_call, parse_call
 
-# The slope of theta by cos(theta) is infinite at cos = 1 and -1; it is limited where 1 - cos^2 is below this.
+# d theta / d cos is infinite at cos = 1 and -1; it is limited where 1 - cos^2 is below this.
 DELTA = 1e-6
 # The largest m, since psi has m pieces that are computed one by one.
 MOST_PIECES = 1000

@@ -159,7 +159,7 @@ class ShardedMarginSoftmax(MarginSoftmax):
         """The first class of a process; the numbers of classes differ by at most one."""
         return rank * self.num_classes // rank_of(self.group)[1]
 
-    def _held(self, num_classes: int) -> int:
+    def _held_classes(self, num_classes: int) -> int:
         rank, world = rank_of(self.group)
         if num_classes < world:
             raise ValueError(f"num_classes must be at least the number of processes, {world}, not {num_classes}")
@@ -247,7 +247,7 @@ class ShardedMarginSoftmax(MarginSoftmax):
     def _shared_binary(self, logits: Tensor, target: Tensor, hidden: Tensor) -> Tensor:
         assert self.offset is not None
         offset = Shared.apply(self.offset, self.group)
-        # All processes compute the term of the label; its gradient by the shared offset must count once.
+        # All processes compute the term of the label, but its gradient for the shared offset must count once.
         own = F.softplus(-(target + offset / self.world - offset.detach() / self.world + offset.detach()))
         others = Summed.apply(F.softplus(logits + offset).masked_fill(hidden, 0.0).sum(1), self.group)
         share = self.margin.label_share()

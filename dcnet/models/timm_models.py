@@ -195,7 +195,7 @@ def _config(name: str) -> Any:
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
         near = difflib.get_close_matches(architecture, timm.list_models(), n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() gives them all"
+        hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists all"
         raise ValueError(f"unknown timm network {name!r}: {hint}")
     return timm.models.get_pretrained_cfg(name) or timm.models.get_pretrained_cfg(architecture)
 

@@ -80,7 +80,7 @@ class RunAttack:
             "weights": fingerprint(run.model_file),
             "pixels": _fingerprint_of(pixels, labels),
         }
-        return cls(run, subject, about, None if source is None else _described(source[0]))
+        return cls(run, subject, about, None if source is None else _name_and_weights(source[0]))
 
     @property
     def name(self) -> str:
@@ -145,7 +145,7 @@ class RunAttack:
         return {"run": self.run.folder.resolve().name, **card}
 
 
-def _described(run: Run) -> dict[str, str]:
+def _name_and_weights(run: Run) -> dict[str, str]:
     return {"run": run.folder.resolve().name, "weights": fingerprint(run.model_file)}
 
 

@@ -56,7 +56,7 @@ def perturb(
     """The adversarial images of an attack on x: in [0, 1] and within epsilon of x.
 
     Args:
-        model: from pixels to logits [N, classes], with any normalization inside. It is attacked in evaluation mode and
+        model: maps pixels to logits [N, classes], with any normalization inside. It is attacked in evaluation mode and
             left unchanged.
         x: images [N, ...], float in [0, 1] or uint8, on any device; the result is on the same device.
         y: their labels, int [N].
@@ -65,11 +65,11 @@ def perturb(
         targets: the classes that the model should predict, int [N]; None for any class but the label.
         source: a network to attack in place of the model, for a transfer. Every image then takes all steps, since one
             that only just misleads the source rarely misleads another network.
-        seed: for all random numbers. The same seed gives the same images for every batch_size, up to rounding; only
+        seed: seed of all random numbers. The same seed gives the same images for every batch_size, up to rounding; only
             square and autoattack draw per batch.
         batch_size: images attacked at once.
         compile: compile the steps, which pays off in long attacks on a GPU.
-        settings: of the attack, such as norm="l2" or steps=50.
+        settings: settings of the attack, such as norm="l2" or steps=50.
     """
     chosen = as_attack(attack, **settings)
     if targets is not None and not chosen.takes_targets:
@@ -120,7 +120,7 @@ def curve(
     `perturb`.
 
     Args:
-        epsilons: in any order; 0 gives the accuracy without an attack.
+        epsilons: the budgets, in any order; 0 means no attack.
         source: a network to attack in place of the model; every epsilon is then independent of the others.
         seed: the same for all epsilons, even if it is a generator.
         each: called with every epsilon and its accuracy, in ascending order.
@@ -302,16 +302,16 @@ def _signature(kind: type[Attack]) -> Signature:
 def _docstring(kind: type[Attack], signature: Signature) -> str:
     """What the attack does, and a line for each parameter of its function."""
     about = inspect.cleandoc(kind.__doc__ or kind.about).partition("Attributes:")[0].strip()
-    lines = _described(perturb, "Args")
+    lines = _section_entries(perturb, "Args")
     for base in reversed(kind.__mro__):
-        lines |= _described(base, "Attributes")
+        lines |= _section_entries(base, "Attributes")
     lines["epsilon"] = "the largest perturbation, in `norm`."
     listed = [f"    {name}: {lines[name]}" for name in signature.parameters if name in lines]
     returned = "    The adversarial images: in [0, 1] and within epsilon of x."
     return "\n".join([about, "", "Args:", *listed, "", "Returns:", returned])
 
 
-def _described(documented: Any, section: str) -> dict[str, str]:
+def _section_entries(documented: Any, section: str) -> dict[str, str]:
     """The descriptions in a section of a docstring, by name, with their indentation."""
     text = inspect.getdoc(documented) or ""
     found = re.search(rf"^{section}:\n((?:    .*\n?|\n)*)", text, re.MULTILINE)

@@ -108,10 +108,10 @@ def _decoupled(layer: Decoupled, input: Tensor) -> Tensor:
         return usual(input)
     with torch.no_grad():
         value = usual(input)
-    return _Instead.apply(value, _surrogate(layer, input))
+    return _WithGradientOf.apply(value, _surrogate(layer, input))
 
 
-class _Instead(torch.autograd.Function):
+class _WithGradientOf(torch.autograd.Function):
     """The value of the first argument with the gradient of the second."""
 
     @staticmethod
@@ -134,12 +134,12 @@ def _surrogate(layer: Decoupled, input: Tensor) -> Tensor:
     w_norm, n = patches.per_filter(filter_norm(layer.weight, layer.eps)), patches.norm(layer.eps).detach()
     factor = op.factor(w_norm, constants)
     relative = relative_to_mean(op, constants, n, layer.options())
-    h = _straight(op, weighting.argument(w_norm, n), relative)
+    h = _linear_part(op, weighting.argument(w_norm, n), relative)
     product = patches.multiply(scaled(layer.weight, 1 / w_norm))
     return patches.finish(op.g(product / n, constants), factor * h, layer.bias, product.dtype)
 
 
-def _straight(op: Operator, n: Tensor, constants: Mapping[str, Value]) -> Tensor:
+def _linear_part(op: Operator, n: Tensor, constants: Mapping[str, Value]) -> Tensor:
     """The linear part of the magnitude, or of each of its terms that has one."""
     total: Value = 0.0
     for magnitude, term in zip(op.magnitude.parts, op.magnitude_terms, strict=True):

@@ -183,7 +183,7 @@ def evaluate_attacks(
     source; None without a source.
 
     Args:
-        model: from pixels in [0, 1] to logits; attacked in evaluation mode.
+        model: maps pixels in [0, 1] to logits; it is attacked in evaluation mode.
         images: uint8, or float in [0, 1].
         labels: int [N].
         source: another network for the same classes.

@@ -47,7 +47,7 @@ class Subject:
     """A network under attack, where each pixel may change by at most epsilon.
 
     Args:
-        model: from pixels in [0, 1] to logits [N, classes].
+        model: maps pixels in [0, 1] to logits [N, classes].
         images: uint8, or float in [0, 1], [N, C, H, W].
         labels: int [N].
         epsilon: the largest change of a pixel, in (0, 1].

@@ -23,7 +23,7 @@ class Task:
     """Images in [0, 1], labels and the budget of an attack.
 
     Args:
-        model: in evaluation mode, from pixels to logits [N, classes].
+        model: maps pixels to logits [N, classes]; it is in evaluation mode.
         x: the images [N, ...], which go to the model batch by batch.
         labels: their classes, int64 [N].
         targets: the classes that the model should predict, int64 [N]; None for any class but the label.
@@ -32,7 +32,7 @@ class Task:
         batch_size: images attacked at once.
         compiled: whether to compile the step of the attack.
         classes: the number of logits.
-        device: where the model is.
+        device: the device of the model.
     """
 
     model: nn.Module

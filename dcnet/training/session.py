@@ -17,7 +17,7 @@ from dcnet.data import FolderDataset
 from dcnet.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 from dcnet.files import sentence_of
 from dcnet.table import Table
-from dcnet.terminal import lasting_console, print_line, visible
+from dcnet.terminal import print_line, resilient_console, visible
 from dcnet.training.config import RunConfig
 from dcnet.training.identity import Data, from_folder, load_data, load_run_data
 from dcnet.training.initialization import check_weights
@@ -188,7 +188,7 @@ class Session:
         self.stopped = False
         self.as_json, self.is_first = as_json, int(os.environ.get("RANK", "0")) == 0
         self.alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-        self.console, self.output = lasting_console("dcnet train", stderr=as_json, quiet=not self.is_first)
+        self.console, self.output = resilient_console("dcnet train", stderr=as_json, quiet=not self.is_first)
         self.progress = ProgressBar(self.console)
 
     def run(self) -> int:

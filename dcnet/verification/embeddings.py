@@ -36,7 +36,7 @@ def embed(
     """
     check_choice("join", join, JOINS)
     if not callable(getattr(model, "features", None)):
-        raise ValueError(f"{type(model).__name__} has no method `features`, which gives [N, D] for [N, C, H, W]")
+        raise ValueError(f"{type(model).__name__} has no method `features`, which returns [N, D] for [N, C, H, W]")
     found: list[Tensor] = []
     with evaluating(model.to(device)), full_precision():
         for number, batch in enumerate(batches):
@@ -75,7 +75,7 @@ def _embedded(model: nn.Module, pixels: Tensor, flip: bool, join: str) -> Tensor
     views = [pixels, pixels.flip(-1)] if flip else [pixels]
     found: list[Tensor] = [model.features(view).float() for view in views]  # type: ignore[operator]
     if found[0].dim() != 2:
-        raise ValueError(f"`features` must give [N, D], not {list(found[0].shape)}: pool and flatten them there")
+        raise ValueError(f"`features` must return [N, D], not {list(found[0].shape)}: pool and flatten them there")
     return torch.cat(found, dim=1) if join == "concatenate" else torch.stack(found).sum(0)
 
 

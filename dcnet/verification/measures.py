@@ -223,7 +223,7 @@ def _identification(embeddings: Tensor, labels: Tensor, enrolled: int) -> Record
 
 
 def _detection(found: Identified, gallery: int) -> Record:
-    """Measures of deciding whether a probe is of a known class, by its highest score, and of which class."""
+    """Measures of open-set recognition: is a probe of a known class, by its highest score, and of which one?"""
     known = found.known
     right = int((found.ranks == 1).sum()) / int(known.sum())
     counts = {"gallery": gallery, "known": int(known.sum()), "unknown": int((~known).sum())}

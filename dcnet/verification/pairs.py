@@ -146,7 +146,7 @@ def _pair(file: Path, base: Path, number: int, text: str) -> tuple[str, str, boo
     return parts[0], parts[1], ANSWERS[parts[2].lower()]
 
 
-# Up to this many pairs of a class are permuted at once; those of 100,000 images would take 40 GB.
+# Above this number of pairs, no permutation of all is made: for a class of 100,000 images it would take 40 GB.
 LARGEST_PERMUTATION = 2**24
 
 

@@ -45,7 +45,7 @@ class PairList:
     def __str__(self) -> str:
         about = self.about
         text = f"{about['pairs']:,} pairs, {about['same']:,} same and {about['different']:,} different, "
-        left_out = f", without {about['left_out']:,} that show a class of training" if about["left_out"] else ""
+        left_out = f", without {about['left_out']:,} that show a training class" if about["left_out"] else ""
         return f"{text}of {about['list']}{left_out}"
 
 

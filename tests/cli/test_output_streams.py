@@ -15,7 +15,7 @@ import pytest
 
 from dcnet.cli.app import main
 from dcnet.data.load import data_folder
-from dcnet.terminal import Lasting
+from dcnet.terminal import ResilientStream
 from dcnet.training.runs import all_runs, runs_root
 
 SMALL = ["train", "--train-images", "60", "--batch-size", "20", "--width", "0.1", "--steps", "4", "--device", "cpu"]
@@ -128,7 +128,7 @@ def test_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_flush_after_the_output_is_closed():
     below = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    stream = Lasting(below, "dcnet")
+    stream = ResilientStream(below, "dcnet")
     stream.write("done\n")
     below.close()
     stream.flush()

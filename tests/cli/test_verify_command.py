@@ -177,7 +177,7 @@ def test_classes_of_training_are_reported_and_can_be_excluded(capsys: Capture, t
     }
     assert call(*options, "--unseen", "--calibrate") == 0
     text = capsys.readouterr().out
-    assert "3 pairs, 2 same and 1 different, of LFW pairs, without 1 that show a class of training" in text
+    assert "3 pairs, 2 same and 1 different, of LFW pairs, without 1 that show a training class" in text
     assert "rule of three" in text
     assert answer(capsys, *options, "--lfw-list", "pairsDevTest")["folds"] == 2
     assert json.loads((run.folder / "verification.json").read_text())["data"]["images"] == str(lfw)

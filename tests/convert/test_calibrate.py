@@ -28,7 +28,7 @@ def images(count=64):
 
 
 def layer_pairs(plain, changed, x):
-    """The outputs without bias of each plain layer and of its decoupled twin for the same input."""
+    """The outputs, without bias, of each plain layer and its decoupled counterpart for the same input."""
     for before, after in zip(plain, changed, strict=True):
         if isinstance(after, dcnet.layers.Decoupled):
             shape = (1, -1, *[1] * (after.weight.dim() - 2))
@@ -96,7 +96,7 @@ def test_calibration_runs_in_evaluation_mode_and_restores_the_mode():
     assert all(value.requires_grad for value in model.parameters())
 
 
-def test_dead_filters_and_unreached_layers_stay_as_they_start():
+def test_dead_filters_and_unreached_layers_keep_their_initial_constants():
     model = nn.Sequential(nn.Conv2d(3, 4, 3))
     model.unused = nn.Conv2d(3, 4, 3)
     model.forward = lambda x: model[0](x)
@@ -140,7 +140,7 @@ def test_data_that_is_not_finite_is_rejected():
     for bad in (torch.nan, torch.inf):
         poisoned = images()
         poisoned[0, 0, 0, 0] = bad
-        with pytest.raises(ValueError, match="gives a patch norm that is not finite"):
+        with pytest.raises(ValueError, match="leads to a patch norm that is not finite"):
             decouple(network(), "tanh-cos", start="calibrated", data=[images(), poisoned])
     with pytest.raises(TypeError, match=r"a list of batches, not one tensor: give \[x\]"):
         decouple(network(), "tanh-cos", start="calibrated", data=images())

@@ -26,7 +26,7 @@ def evaluate(
     fast: tl.constexpr,
     block: tl.constexpr,
 ):
-    """function(argument, *constants, fast) of every element."""
+    """Computes function(argument, *constants, fast) for every element."""
     i = tl.arange(0, block)
     there = i < size
     given = ()
@@ -39,7 +39,7 @@ def evaluate(
 
 @triton.jit
 def evaluate_weighting(norm, h, scale, results, size, function: tl.constexpr, block: tl.constexpr):
-    """function(norm, h, scale) of every element."""
+    """Computes function(norm, h, scale) for every element."""
     i = tl.arange(0, block)
     there = i < size
     found = function(
@@ -52,7 +52,7 @@ def evaluate_weighting(norm, h, scale, results, size, function: tl.constexpr, bl
 
 
 def on_device(function, part, argument, constants, fast=False):
-    """The value and the derivatives by argument and constants, from the device function."""
+    """The value, and its derivatives with respect to argument and constants, from the device function."""
     names = list(part.slots())
     given = [constants[name] for name in names] + [torch.full_like(argument, x) for x in part.fixed_numbers()]
     stacked = torch.stack([argument, *given]).to(DEVICE, torch.float32)
@@ -64,7 +64,7 @@ def on_device(function, part, argument, constants, fast=False):
 
 
 def by_autograd(value, argument, constants):
-    """The same from torch in float64."""
+    """The same values, from torch in float64."""
     leaves = [tensor.clone().requires_grad_() for tensor in (argument, *constants.values())]
     output = value(leaves[0], **dict(zip(constants, leaves[1:], strict=True)))
     slopes = torch.autograd.grad(output.sum(), leaves, materialize_grads=True)
@@ -153,7 +153,7 @@ def test_cosines_beyond_one_give_finite_and_close_results(part):
 
 @pytest.mark.parametrize("name", [name for name, part in dcnet.weighting.registry.items() if part.device is not None])
 def test_weightings(name):
-    """a and b of a h(b n), their derivatives by ||w||, and those of a by h(||w||) and by the scale."""
+    """a and b of a h(b n), and their derivatives with respect to ||w||, h(||w||) and the scale."""
     weighting = dcnet.weighting.registry[name]
     rows = list(itertools.product((0.01, 0.4, 3.0), (0.2, 1.0, -0.5), (0.3, 2.0, -1.5)))
     norm, h, scale = as_float32(rows).T.contiguous().requires_grad_().unbind()

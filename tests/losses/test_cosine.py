@@ -19,7 +19,7 @@ def drawn(features=5, classes=7, size=4, dtype=torch.float64, seed=0):
 
 
 def plainly(unit, weight, labels):
-    """The same with operations of torch."""
+    """The same results, computed with operations of torch."""
     norms = (weight.square().sum(1) + cosine.EPS).sqrt()
     cos = unit @ (weight / norms[:, None]).T
     return cos, cos[torch.arange(len(labels)), labels], norms

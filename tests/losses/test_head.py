@@ -206,7 +206,7 @@ def test_invalid_arguments_raise_value_errors(make, words):
     assert words in str(error.value)
 
 
-def test_features_and_labels_that_do_not_fit():
+def test_features_and_labels_that_do_not_fit_are_rejected():
     head = MarginSoftmax(3, 4)
     with pytest.raises(ValueError, match="label 4 must be one of the 4 classes, from 0 to 3"):
         head(torch.randn(2, 3), torch.tensor([0, 4]))

@@ -54,7 +54,7 @@ def in_loops(head, x, labels):
 
 
 @pytest.mark.parametrize("margin", MARGINS, ids=str)
-def test_losses_equal_those_of_the_papers(margin):
+def test_losses_match_the_papers(margin):
     for seed in range(3):
         head, x, labels = head_and_batch(margin, seed=seed)
         assert head(x, labels).item() == pytest.approx(in_loops(head, x, labels), rel=1e-9)
@@ -381,7 +381,7 @@ CLASSES, SCALES = (2, 3, 4, 10, 1000), (1.0, 40.0, 64.0, 1000.0)
 def pulls(
     margin: SphereFace2, classes: int, scale: float, annealing: AnyAnnealing | None = None
 ) -> tuple[float, float]:
-    """The gradient of the loss by the bias for weights orthogonal to the feature, and the part of the label."""
+    """The gradient of the loss with respect to the bias, for orthogonal weights, and the part of the label."""
     head = MarginSoftmax(3, classes, margin, scale=scale, annealing=annealing).double().eval()
     head.reset_parameters()
     with torch.no_grad():

@@ -67,7 +67,7 @@ def test_a_head_on_the_meta_device_gets_its_weights_later():
     assert head(torch.randn(3, 5), torch.tensor([0, 6, 2])).isfinite()
 
 
-def test_prediction_in_one_process_has_a_gradient_by_the_weights():
+def test_prediction_in_one_process_has_a_gradient_for_the_weights():
     head = ShardedMarginSoftmax(5, 7, "softmax")
     head.logits(torch.randn(3, 5)).sum().backward()
     assert head.weight.grad is not None

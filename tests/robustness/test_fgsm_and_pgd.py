@@ -64,7 +64,7 @@ def test_random_start_of_pgd_is_uniform_in_the_l2_ball():
     x = 0.5 + 0.001 * x
     found = attacks.pgd(model, x, y, epsilon=0.3, norm="l2", steps=1, step=1e-12, early_stop=False) - x
     sizes = found.flatten(1).norm(dim=1) / 0.3
-    # Half of a ball of 75 dimensions lies beyond 0.991 of the radius.
+    # Half of the volume of a ball of 75 dimensions is beyond 0.991 of its radius.
     assert sizes.max() <= 1
     assert sizes.median() == pytest.approx(0.5 ** (1 / PIXELS), abs=0.003)
     assert found.mean().abs() < 0.002

@@ -245,7 +245,7 @@ def test_best_threshold_is_the_highest_of_equal_ones(rows):
     )
 
 
-def test_best_threshold_lies_between_scores():
+def test_best_threshold_is_between_scores():
     same = torch.tensor([True, True, False, False])
     assert best_threshold(torch.tensor([0.75, 0.5, 0.25, 0.0]), same) == 0.375
     assert best_threshold(torch.tensor([0.75, 0.5]), same[:2]) == 0.5

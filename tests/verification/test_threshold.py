@@ -64,7 +64,7 @@ def test_well_separated_scores_have_one_threshold_in_the_middle():
     assert (found.far, found.frr, found.open_genuine, found.open_impostor) == (0, 0, 0, 0)
 
 
-def test_two_thresholds_lie_between_scores():
+def test_two_thresholds_are_between_scores():
     found = calibrated([0.1, 0.5, 0.6, 0.7], [0.0, 0.1, 0.2, 0.6], far=0.1, frr=0.1)
     assert (found.lower, found.upper) == (pytest.approx(0.05), pytest.approx(0.65))
     assert (found.far, found.frr) == (0, 0)

@@ -101,7 +101,7 @@ class Certificate:
         """A text with the certified share, or how far it is from certifying, and the bounds of the logits."""
         what = f"A perturbation of {self.epsilon:.4g} in {self.norm}"
         moved = f"{what} moves the difference of two logits by at most {self.bound:.3g}"
-        return f"{moved}: {self._verdict()}. {self._box()}."
+        return f"{moved}: {self._verdict()}. {self._logit_range()}."
 
     def _verdict(self) -> str:
         if self.images and not self.vacuous:
@@ -115,7 +115,7 @@ class Certificate:
             return f"vacuous, since its Lipschitz constant allows {self.excess:.3g} times the largest possible movement"
         return "an image with a larger margin is certified"
 
-    def _box(self) -> str:
+    def _logit_range(self) -> str:
         if not self.bounded:
             return "For images farther away the logits are unbounded"
         low, high = float(self.low.min()), float(self.high.max())

@@ -375,7 +375,7 @@ FOLLOWING = {
 
 @pytest.mark.parametrize("bias", [-3.0, 0.0, 3.0])
 @pytest.mark.parametrize("name", FOLLOWING)
-def test_output_bounds_hold_behind_the_next_module(name, bias):
+def test_output_bounds_hold_after_the_next_module(name, bias):
     torch.manual_seed(0)
     layer = dcnet.DecoupledConv2d(2, 2, 1, operator="tanh-cos")
     nn.init.constant_(layer.bias, bias)
