@@ -1,4 +1,4 @@
-"""Tables and pictures of records and registries."""
+"""Tables, plots and pages of records, and the tables of `dcnet list`."""
 
 from dcnet.lazy import attach
 

@@ -7,9 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Axis:
-    """The name of an axis, its limits, whether it is logarithmic, and ticks with their labels.
+    """An axis of a chart.
 
-    Matplotlib chooses the limits itself; only the page uses these.
+    Attributes:
+        low, high: limits on the report page; matplotlib chooses its own.
+        log: whether the axis is logarithmic.
+        ticks: positions of ticks and their labels; empty to choose them automatically.
     """
 
     name: str
@@ -21,7 +24,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Line:
-    """The points of a series, from left to right; `style` is passed to matplotlib."""
+    """A line of a chart, with points from left to right; `style` is passed to matplotlib."""
 
     name: str
     x: Sequence[float]
@@ -32,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True)
 class LineChart:
-    """Lines over one pair of axes."""
+    """A chart of lines; `about` is shown next to the title on the report page."""
 
     title: str
     x: Axis
@@ -43,7 +46,7 @@ class LineChart:
 
 @dataclass(frozen=True)
 class BarGroup:
-    """A group of bars: its name, and the values by series; a series may lack one."""
+    """A group of bars, with values by series; some series may be missing."""
 
     name: str
     values: Mapping[str, float]
@@ -51,7 +54,7 @@ class BarGroup:
 
 @dataclass(frozen=True)
 class BarChart:
-    """Groups of bars; a line marks the value `base`."""
+    """A chart of grouped bars; a line marks the value `base`."""
 
     title: str
     unit: str
@@ -70,7 +73,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Cloud:
-    """The points of a class, and the end of its direction."""
+    """The points of a class, and the end of the line that shows the direction of its weights."""
 
     name: str
     points: Sequence[Point]
@@ -79,7 +82,7 @@ class Cloud:
 
 @dataclass(frozen=True)
 class PointChart:
-    """Clouds of points up to `reach` from the origin."""
+    """A scatter plot of classes; axes extend to `reach` from the origin."""
 
     title: str
     clouds: Sequence[Cloud]

@@ -19,25 +19,25 @@ Groups = Sequence[Sequence[Record]]
 # Formats a value, given its name.
 Format = Callable[[str, Any], str]
 
-# Settings that a label shows by their value, in this order; it shows all others as name=value.
+# Labels show only the values of these settings, in this order, and all others as name=value.
 UNNAMED = ("dataset", "model", "operator")
 # Settings without effect on a plain network.
 DECOUPLED_ONLY = ("projection_every", "weighted_gradients", "orthonormal")
-# The setting that may be a path; slashes in others, such as an adversary, are fractions.
+# The only setting that may be a path; slashes in other settings, such as an adversary, belong to fractions.
 PATH = "pretrained"
 
 
 def labels(groups: Groups) -> list[str]:
-    """A label per group of runs: the settings that differ between groups, and the number of runs."""
+    """Returns a label per group of runs: the settings that differ between groups, and the number of runs."""
     configs = [members[0].settings for members in groups]
     short = _labels(configs, _short)
-    # Schedules or checkpoints of the same name need all of their values.
+    # If short labels coincide, as for two schedules of the same name, show all values.
     found = short if len(set(short)) == len(short) else _labels(configs, _whole)
     return [label + mean_of(members) for label, members in zip(found, groups, strict=True)]
 
 
 def common_words(groups: Groups) -> str:
-    """Dataset, network and operator, if they are the same for all."""
+    """Returns those of dataset, network and operator that are the same for all groups."""
     configs = [members[0].settings for members in groups]
     return ", ".join(configs[0][name] for name in UNNAMED if not _differs(configs, name))
 
@@ -45,7 +45,7 @@ def common_words(groups: Groups) -> str:
 def _differing(configs: Sequence[Config]) -> list[str]:
     every = dict.fromkeys(name for config in configs for name in config)
     names = [*UNNAMED, *(name for name in every if name not in (*UNNAMED, "seed", "recipe"))]
-    # The name of the recipe counts only if all values are the same.
+    # The recipe counts only if all other values are the same.
     return [name for name in names if _differs(configs, name)] or ["recipe"] * _differs(configs, "recipe")
 
 
@@ -56,7 +56,7 @@ def _differs(configs: Sequence[Config], name: str) -> bool:
 
 
 def _only_differing_parts(config: Config, configs: Sequence[Config], names: Sequence[str]) -> Config:
-    """The config, with only the differing entries of its mappings; a mapping with a name is shown by it."""
+    """Returns the config with only the differing entries of its mappings; mappings with a name stay whole."""
     shown = dict(config)
     for name in names:
         values = [value for other in configs if isinstance(value := other.get(name), dict) and "name" not in value]
@@ -68,7 +68,7 @@ def _only_differing_parts(config: Config, configs: Sequence[Config], names: Sequ
 def _labels(configs: Sequence[Config], formatted: Format) -> list[str]:
     names = _differing(configs) or ["operator"]
     shown = [_only_differing_parts(config, configs, names) for config in configs]
-    # Skip values with equal labels, such as two schedules of one name.
+    # Skip settings whose values look the same, such as two schedules of the same name.
     useful = [name for name in names if len({formatted(name, config.get(name)) for config in shown}) > 1] or names
     return [_label(config, useful, formatted) for config in shown]
 
@@ -82,7 +82,7 @@ def _label(config: Config, names: Sequence[str], formatted: Format) -> str:
 
 
 def _short(name: str, value: Any) -> str:
-    """A schedule by its name, a number with few digits, and the last part of a path."""
+    """Formats a value briefly: only the name of a schedule, few digits, and the last part of a path."""
     if isinstance(value, dict) and "name" in value:
         return str(value["name"])
     if isinstance(value, str) and name == PATH:
@@ -98,7 +98,7 @@ def _whole(name: str, value: Any) -> str:
 
 
 def mean_of(members: Sequence[Record]) -> str:
-    """A suffix for a label: the smallest and largest number of runs at a point, if there are several runs."""
+    """Returns a suffix for a label such as ", mean of 3": the number of runs, or its range over the points."""
     lengths = [len(record.curves) for record in members]
     if len(members) == 1:
         return ""
@@ -113,7 +113,7 @@ FEW_POINTS = 12
 
 @dataclass(frozen=True)
 class Curve:
-    """A value over epochs or steps, of runs that differ only in the seed: mean, minimum and maximum."""
+    """Mean, minimum and maximum over runs that differ only in the seed, by epoch or step `x`."""
 
     x: list[float]
     mean: list[float]
@@ -122,7 +122,7 @@ class Curve:
 
 
 def run_curves(records: Sequence[Record], metric: Metric = "error") -> Figure:
-    """Draws test error or accuracy, training loss and learning rate; seeds as their mean and range."""
+    """Draws test error or accuracy, training loss and learning rate, with mean and range over seeds."""
     groups = list(group_by_seed(records).values())
     tests = [mean_curve(group, f"test_{metric}") for group in groups]
     losses = [mean_curve(group, "train_loss") for group in groups]
@@ -144,9 +144,12 @@ def run_curves(records: Sequence[Record], metric: Metric = "error") -> Figure:
 
 
 def mean_curve(members: Iterable[Record], name: str, by: Literal["epoch", "step"] = "epoch") -> Curve:
-    """The mean over the runs that reached a point, without values that are not finite.
+    """Returns the mean, at each point, of the finite values of the runs that reached it.
 
-    `name` is the name of a curve in the records, or "test_error".
+    Args:
+        members: runs that differ only in the seed.
+        name: the name of a curve in the records, or "test_error".
+        by: what the curve is a function of.
     """
     found: dict[float, list[float]] = {}
     for record in members:
@@ -173,7 +176,7 @@ def _draw(axes: Axes, curve: Curve, i: int, name: str) -> None:
 
 
 def _show_late(axes: Axes, curves: Sequence[Curve], metric: Metric) -> None:
-    """Sets the limits of the axis, and ignores the first quarter, where errors are large."""
+    """Sets the limits of the y axis; ignores the first quarter of the run, where errors are large."""
     whole = [value for curve in curves for value in (*curve.low, *curve.high)]
     late = [value for curve in curves for values in (curve.low, curve.high) for value in values[len(values) // 4 :]]
     if late:
@@ -183,14 +186,14 @@ def _show_late(axes: Axes, curves: Sequence[Curve], metric: Metric) -> None:
 
 
 def _draw_rates(axes: Axes, groups: Sequence[Sequence[Record]]) -> None:
-    """The learning rate of the first run of each group, drawn once if it is the same for all."""
+    """Draws the learning rate of the first run of each group, only once if it is the same for all."""
     curves = [mean_curve(members[:1], "learning_rate") for members in groups]
     same = all(curve == curves[0] for curve in curves)
     for i, curve in enumerate(curves[:1] if same else curves):
-        # A record has the learning rate of the epoch that ends at this point.
+        # A point has the learning rate before it, so steps extend to the left.
         style = "steps-pre" if _falls_in_steps(groups[i][0]) else "default"
         axes.plot(curve.x, curve.mean, color="0.25" if same else f"C{i % COLORS}", drawstyle=style)
-    # Logarithmic if it drops to a tenth, but not for a cosine that ends at zero.
+    # Do not use a log scale for a cosine schedule, which ends at zero.
     _scale(axes, curves, least=1e-4)
 
 
@@ -199,7 +202,7 @@ def _falls_in_steps(record: Record) -> bool:
 
 
 def _scale(axes: Axes, curves: Sequence[Curve], least: float) -> None:
-    """A log scale if values differ by more than a factor of ten, unless the smallest is close to zero."""
+    """Uses a log scale if the ratio of smallest to largest value is from `least` to 0.1."""
     values = [value for curve in curves for value in curve.low + curve.high]
     ratio = min(values) / max(values) if values and max(values) > 0 else 1.0
     if least <= ratio < 0.1:
@@ -209,7 +212,7 @@ def _scale(axes: Axes, curves: Sequence[Curve], least: float) -> None:
 
 
 def _draw_drops(axes: Axes, records: Sequence[Record]) -> None:
-    """Dotted lines where the learning rate dropped."""
+    """Draws dotted lines where the learning rate dropped."""
     for epoch in sorted({epoch for record in records for epoch in _drops(record)}):
         axes.axvline(epoch, color="0.6", linestyle=":", linewidth=1, zorder=0)
     axes.grid(color="0.92")

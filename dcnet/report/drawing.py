@@ -19,19 +19,19 @@ BARS_WIDTH = 0.84
 
 
 def save(figure: Figure, path: Path | str) -> None:
-    """Writes the figure as PNG or SVG, by the suffix of the path; creates the folder."""
+    """Writes the figure as PNG or SVG, depending on the suffix of the path; creates the folder."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise ValueError(f"the suffix of a figure must be {' or '.join(FORMATS)}, not {suffix!r} as in {str(path)!r}")
     content = io.BytesIO()
-    # No date and fixed ids: the same figure gives the same SVG.
+    # Without a date and with fixed ids, the SVG is deterministic.
     with matplotlib.rc_context({"svg.hashsalt": "dcnet"}):
         figure.savefig(content, format=suffix[1:], dpi=DPI, metadata={"Date": None} if suffix == ".svg" else None)
     write_atomically(path, content.getvalue())
 
 
 def literal(text: str) -> str:
-    """The text with dollars escaped, which delimit equations in matplotlib."""
+    """Escapes dollar signs, which delimit equations in matplotlib."""
     return text.replace("$", r"\$")
 
 
@@ -61,7 +61,7 @@ def draw_bars(axes: Axes, chart: BarChart, groups: Sequence[str], series: Sequen
         axes.bar_label(drawn, labels, fontsize=8, padding=1)
     if chart.base is not None:
         axes.axhline(chart.base, color="0.2", linestyle="--", linewidth=1, zorder=3)
-    # With many groups, the last word of a name is on a second line.
+    # With many groups, put the last word of each name on a second line.
     names = ["\n".join(group.rsplit(" ", 1)) if len(groups) > 3 else group for group in groups]
     axes.set_xticks(range(len(groups)), list(map(literal, names)))
     axes.set(title=literal(chart.title), ylabel=chart.unit)
@@ -70,7 +70,7 @@ def draw_bars(axes: Axes, chart: BarChart, groups: Sequence[str], series: Sequen
 
 
 def legend_below(figure: Figure, columns: int, axes: Iterable[Axes] = ()) -> None:
-    """Draws one legend below the figure, for all axes by default; a label of several axes appears once."""
+    """Draws one legend below the figure, for these axes or for all; a label that several axes share appears once."""
     handles: dict[str, Any] = {}
     for one in [*axes] or figure.axes:
         handles |= dict(zip(*reversed(one.get_legend_handles_labels()), strict=True))

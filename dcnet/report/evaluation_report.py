@@ -1,4 +1,4 @@
-"""Evaluates the network of a run on its test set, in total and per class, and compares with its record."""
+"""Evaluates the network of a run on its test set, in total and per class, and compares the accuracy with its record."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,14 +25,14 @@ WORST = 5
 def evaluate(
     model: nn.Module, record: Record, dataset: Dataset | FolderDataset, device: torch.device | str, workers: int
 ) -> Values:
-    """Accuracy, error, loss and accuracy per class, in the precision of the run."""
+    """Returns accuracy, error, loss and accuracy per class, computed in the precision of the run."""
     device = torch.device(device)
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     placed = model.to(device=device, memory_format=layout)  # type: ignore[call-overload]
     labels: list[Tensor] = []
     predicted: list[Tensor] = []
     hook = placed.register_forward_hook(lambda module, inputs, logits: predicted.append(logits.argmax(1).cpu()))
-    batches = _noted(_test_batches(dataset, record, device, workers), labels)
+    batches = _with_progress(_test_batches(dataset, record, device, workers), labels)
     reading = Evaluator(placed, device, _autocast(record, device))(batches)
     hook.remove()
     return {
@@ -59,8 +59,8 @@ def _autocast(record: Record, device: torch.device) -> Autocast:
     return (lambda: torch.autocast(device.type, torch.bfloat16)) if half else nullcontext
 
 
-def _noted(batches: Iterable[tuple[Tensor, Tensor]], labels: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the batches with a progress bar on stderr, and collects their labels."""
+def _with_progress(batches: Iterable[tuple[Tensor, Tensor]], labels: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields the batches with a progress bar on stderr, and appends their labels to a list."""
     errors = console(stderr=True)
     for images, wanted in track(batches, "evaluating", console=errors, transient=True, disable=not errors.is_terminal):
         labels.append(wanted.cpu())
@@ -68,7 +68,7 @@ def _noted(batches: Iterable[tuple[Tensor, Tensor]], labels: list[Tensor]) -> It
 
 
 def _by_class(predicted: Tensor, labels: Tensor, classes: Iterable[str]) -> list[Values]:
-    """The classes of the test set, by accuracy."""
+    """Returns the accuracy of each class in the test set, lowest first."""
     found = []
     for i, name in enumerate(classes):
         own = predicted[labels == i]
@@ -78,7 +78,7 @@ def _by_class(predicted: Tensor, labels: Tensor, classes: Iterable[str]) -> list
 
 
 def _compared(accuracy: float, record: Record) -> Values | None:
-    """The accuracy in the record and whether it is equal; None without results, as for a converted network."""
+    """Returns the recorded accuracy and whether it is equal; None without results, as for a converted network."""
     recorded = record.results.test_accuracy if record.results else None
     if recorded is None:
         return None
@@ -86,14 +86,14 @@ def _compared(accuracy: float, record: Record) -> Values | None:
 
 
 def worst_classes(found: Values) -> Table:
-    """Classes with the lowest accuracy."""
+    """Returns a table of the classes with the lowest accuracy."""
     rows = [[row["class"], str(row["images"]), f"{row['accuracy']:.2f}"] for row in found["classes"][:WORST]]
     title = f"lowest accuracy: {len(rows)} of {len(found['classes'])} classes"
     return Table.of_rows(["class", "images", "accuracy, %"], rows, title=title)
 
 
 def verdict(found: Values) -> str:
-    """A sentence that compares the accuracy with the record."""
+    """Returns a sentence that compares the accuracy with the record."""
     recorded = found["record"]
     if recorded is None:
         return "the record has no accuracy to compare with"
@@ -113,7 +113,7 @@ IMAGES = 16
 def export(
     model: nn.Module, shape: tuple[int, int, int], path: Path, metadata: Mapping[str, Any] | None = None
 ) -> dict[str, float]:
-    """Writes the folded network, and compares its logits in onnxruntime with those in torch."""
+    """Writes the folded network as ONNX, and compares its logits in onnxruntime with those in torch."""
     images = torch.rand(IMAGES, *shape, generator=torch.Generator().manual_seed(0))
     export_onnx(fold(model), images[:2], path, metadata=metadata)
     expected, (found,) = model(images).double(), run_onnx(path.read_bytes(), images)

@@ -24,12 +24,12 @@ from dcnet.table import Table
 # The axes end at this quantile of the norms, so that a few outliers do not shrink the rest.
 REACH = 0.99
 MOST_NAMES = 20
-# Characters of a title per line.
+# The largest number of characters per line of a title.
 LINE = 44
 
 
 def feature_plots(panels: Sequence[Features]) -> Figure:
-    """A panel per network, with a color per class."""
+    """Draws a panel per network, with a color per class."""
     figure, grid = feature_grid(panels)
     for axes, panel in zip(grid, panels, strict=True):
         draw_features(axes, panel, reach_of([panel]))
@@ -37,7 +37,7 @@ def feature_plots(panels: Sequence[Features]) -> Figure:
 
 
 def feature_grid(panels: Sequence[Features]) -> tuple[Figure, list[Any]]:
-    """A figure with empty axes for these networks, and a legend of the classes."""
+    """Returns a figure with a legend of the classes, and empty axes for each network."""
     classes = panels[0].classes
     if other := next((panel for panel in panels if panel.classes != classes), None):
         raise ValueError(f"{panels[0].title} and {other.title} have different classes: draw them one by one")
@@ -57,7 +57,7 @@ def feature_grid(panels: Sequence[Features]) -> tuple[Figure, list[Any]]:
 
 
 def reach_of(panels: Sequence[Features]) -> float:
-    """The limit of the axes, which includes nearly all features."""
+    """Returns the limit of the axes, which includes nearly all features."""
     if _solid(panels[0]):
         return 1.0
     return max(float(panel.points.double().norm(dim=1).quantile(REACH)) for panel in panels) or 1.0
@@ -77,7 +77,7 @@ def draw_features(axes: Any, panel: Features, reach: float) -> None:
             _draw_direction(axes, unit * reach, str(panel.classes[c]), _color(c, count))
     accuracy = "" if panel.accuracy is None else f": {panel.accuracy:.2f} %"
     axes.set_title(literal(textwrap.fill(f"{panel.title}{accuracy}", LINE)), fontsize=12)
-    # Below the axes, as features may be in any corner.
+    # Place the legend below the axes, since features may be in any corner.
     above = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.02 if solid else -0.1)}
     axes.legend([], [], title=str(panel.spread), frameon=False, title_fontsize=9, **above)
     _finish(axes, reach, solid)
@@ -96,7 +96,7 @@ def _finish(axes: Any, reach: float, solid: bool) -> None:
 
 
 def _draw_direction(axes: Any, end: Tensor, name: str, color: Any) -> None:
-    """A line from the origin, with the name of the class at its end."""
+    """Draws a line from the origin, with the name of the class at its end."""
     axes.plot(*zip([0.0] * len(end), end.tolist(), strict=True), color="black", linewidth=0.8, alpha=0.6)
     axes.text(
         *(1.1 * end).tolist(), literal(name), color=color, ha="center", va="center", fontweight="bold", clip_on=True
@@ -126,9 +126,9 @@ MOST_BYTES = 3_000_000
 
 
 def feature_animation(runs: Sequence[Sequence[Features]]) -> bytes:
-    """A looping GIF with a panel per run, on fixed axes.
+    """Returns a looping GIF with a panel per run, and a frame per evaluation.
 
-    A shorter run stays at its last evaluation; too many evaluations are thinned out evenly.
+    Shorter runs stay at their last evaluation. If there are too many evaluations, some are omitted at even intervals.
     """
     longest = max(len(frames) for frames in runs)
     steps = _some(longest, MOST_FRAMES)
@@ -141,7 +141,7 @@ def feature_animation(runs: Sequence[Sequence[Features]]) -> bytes:
 
 
 def _some(count: int, most: int) -> list[int]:
-    """At most `most` indices below `count`, evenly spaced and including the last."""
+    """Returns at most `most` indices below `count`, evenly spaced and including the last."""
     if count <= most:
         return list(range(count))
     return sorted({round((i + 1) * count / most) - 1 for i in range(most)})
@@ -163,8 +163,8 @@ def _images(runs: Sequence[Sequence[Features]], steps: Sequence[int]) -> list[Im
 
 
 def _gif(images: Sequence[Image.Image]) -> bytes:
-    """One palette for all frames, so that colors do not flicker, and no dithering, which compresses badly."""
-    # Maximum coverage: a palette by number of pixels would be mostly white and gray.
+    """Encodes the frames, with one palette against flicker, and without dithering, which compresses badly."""
+    # A palette by pixel count would be mostly white and gray, so use maximum coverage.
     palette = images[-1].quantize(COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     first, *others = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
     durations = [*[MILLISECONDS] * len(others), LAST_MILLISECONDS]
@@ -174,7 +174,7 @@ def _gif(images: Sequence[Image.Image]) -> bytes:
 
 
 Record = dict[str, Any]
-# Losses are compared on a plain network, networks with this loss.
+# Losses are compared with plain networks, and networks with this loss.
 LOSS = "softmax"
 ORDER = (LOSS, "m-softmax", "a-softmax"), (PLAIN, "sphere-cos", "ball-cos", "tanh-cos")
 HEADINGS = ["network", "loss", "test accuracy, %", "to own weights, °"]
@@ -182,7 +182,7 @@ HEADINGS += ["within, °", "between, °", "nearest, °", "angular Fisher score"]
 
 
 def features(records: Sequence[Record]) -> str:
-    """A row per network: its accuracy and the angles between its features."""
+    """Returns the table of the docs, with the accuracy of each network and the angles between its features."""
     first = records[0]["config"]
     about = (
         f"`--recipe {first['recipe']}`: {first['dataset'].upper()}, `{first['model']}` of width {first['width']:g}, "
@@ -194,7 +194,7 @@ def features(records: Sequence[Record]) -> str:
 
 
 def pictures(results: Path) -> dict[str, Figure]:
-    """The figures of the docs by file name; empty without records."""
+    """Returns the figures of the docs by file name; empty without records."""
     records = _sorted(
         [json.loads(path.read_text(encoding="utf-8")) for path in sorted((results / "features").glob("*.json"))]
     )
@@ -224,7 +224,7 @@ def _target(record: Record) -> str:
 
 
 def _sorted(records: Sequence[Record]) -> list[Record]:
-    """Plain networks by loss, then the others, then those trained with an adversary."""
+    """Sorts plain networks first, by loss, then decoupled ones, then those trained with an adversary."""
     losses, operators = ORDER
 
     def place(record: Record) -> tuple[bool, int, int, str]:

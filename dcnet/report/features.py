@@ -1,4 +1,4 @@
-"""Two- or three-dimensional features: of networks, during training, and as records."""
+"""Two- or three-dimensional features of networks, their spread, and their records."""
 
 import dataclasses
 import json
@@ -23,10 +23,11 @@ class Spread:
     """Mean angles in degrees, and the angular Fisher score.
 
     Attributes:
-        within: of features to the mean direction of their class.
-        between: of these mean directions to all others; on a circle it is the same for all even arrangements.
-        nearest: of these mean directions to the nearest of the others.
-        fisher: the sum of 1 - cos to the own class's mean over that of classes to the mean of all: smaller is better.
+        within: mean angle between features and the mean direction of their class.
+        between: mean angle between the mean directions of two classes; the same for all even arrangements on a circle.
+        nearest: mean angle between the mean direction of a class and the nearest one of another class.
+        fisher: the sum of 1 - cos between features and their class mean, divided by that between class means and the
+            overall mean; smaller is better.
     """
 
     within: float
@@ -43,7 +44,7 @@ class Spread:
 
 
 def spread_of(points: Tensor, labels: Tensor) -> Spread:
-    """The spread of features [N, D] with labels [N]; angles between classes are NaN for one class."""
+    """Computes the spread of features [N, D] with labels [N]; `between` and `nearest` are NaN for a single class."""
     unit = F.normalize(points.double(), dim=1)
     classes = labels.unique()
     means = torch.stack([F.normalize(unit[labels == c].mean(0), dim=0) for c in classes])
@@ -60,13 +61,13 @@ def spread_of(points: Tensor, labels: Tensor) -> Spread:
 
 
 def target_angle(points: Tensor, labels: Tensor, directions: Tensor) -> float:
-    """The mean angle in degrees of features [N, D] with labels [N] to the directions [C, D] of their classes."""
+    """Returns the mean angle, in degrees, between features [N, D] and the directions [C, D] of their classes."""
     cos = F.cosine_similarity(points.double(), directions.double()[labels], dim=1).clamp(-1, 1)
     return torch.rad2deg(torch.acos(cos)).mean().item()
 
 
 def _between(means: Tensor) -> tuple[float, float]:
-    """The mean angle of directions to all others, and to the nearest of them."""
+    """Returns the mean angle between directions, and the mean angle to the nearest other direction."""
     count = len(means)
     if count < 2:
         return math.nan, math.nan
@@ -81,7 +82,7 @@ LARGEST = 3.4e38
 
 
 def check_features(record: Record) -> None:
-    """Raises ValueError if a record cannot be drawn, and KeyError if it is incomplete."""
+    """Raises ValueError if a value of the record is invalid, and KeyError if one is missing."""
     _check_words(record["title"], record["classes"])
     points = _check_rows("points", record["points"])
     _check_labels(record["labels"], len(record["points"]), len(record["classes"]))
@@ -89,7 +90,7 @@ def check_features(record: Record) -> None:
         width = _check_rows("directions", record["directions"])
         if len(record["directions"]) != len(record["classes"]):
             found = f"{len(record['directions'])} directions and {len(record['classes'])} classes"
-            raise ValueError(f"it has {found}: each class has one direction")
+            raise ValueError(f"it has {found}: expected one direction per class")
         if width != points:
             raise ValueError(f"its points have {points} numbers each and its directions {width}: expected the same")
     _check_spread(record["spread"])
@@ -98,7 +99,7 @@ def check_features(record: Record) -> None:
 
 
 def is_finite(value: Any) -> bool:
-    """True for a finite float32 number; False for a bool."""
+    """Whether the value is a number that is finite in float32."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
@@ -116,7 +117,7 @@ def _check_rows(what: str, rows: Any) -> int:
     width = len(rows[0])
     for at, row in enumerate(rows):
         if len(row) not in (2, 3) or len(row) != width:
-            raise ValueError(f"its {what} must have 2 numbers each, or 3 each, but number {at} has {len(row)}")
+            raise ValueError(f"its {what} must all have 2 numbers, or all 3, but number {at} has {len(row)}")
         if not all(is_finite(value) for value in row):
             raise ValueError(f"its {what} must be finite numbers, but number {at} is {_short(row)}")
     return width
@@ -125,10 +126,10 @@ def _check_rows(what: str, rows: Any) -> int:
 def _check_labels(labels: Any, points: int, classes: int) -> None:
     if not isinstance(labels, list) or len(labels) != points:
         count = f"{len(labels)} labels" if isinstance(labels, list) else f"the labels {_short(labels)}"
-        raise ValueError(f"it has {count} for {points} points: each point has one label")
+        raise ValueError(f"it has {count} for {points} points: expected one label per point")
     for label in labels:
         if type(label) is not int or not 0 <= label < classes:
-            raise ValueError(f"its labels must be from 0 to {classes - 1}, as it has {classes} classes, not {label!r}")
+            raise ValueError(f"its labels must be from 0 to {classes - 1} for {classes} classes, not {label!r}")
 
 
 def _check_spread(spread: Any) -> None:
@@ -145,7 +146,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-# The number of test images that are drawn and stored, each class in proportion.
+# The size of the stratified subset of test images that is drawn and stored.
 SHOWN = 1000
 KIND = "features"
 
@@ -155,12 +156,13 @@ class Features:
     """The features of a network.
 
     Attributes:
-        title: what it is.
-        points, labels: features [N, 2 or 3] of images, and their labels [N].
-        classes: their names.
-        directions: of the classes [C, 2 or 3], if the network has them.
-        spread: of all images, which may be more than the points; None to compute it from the points.
-        accuracy: of all images, in %.
+        title: describes the network.
+        points: features [N, 2 or 3] of some images.
+        labels: labels [N] of these images.
+        classes: names of the classes.
+        directions: class weights [C, 2 or 3], if the network has them.
+        spread: spread of the features of all images; None to compute it from `points`.
+        accuracy: accuracy on all images, in %.
     """
 
     title: str
@@ -179,13 +181,13 @@ class Features:
 
 def check_count(title: str, count: int, has_margin: bool = False) -> None:
     if count not in (2, 3):
-        # Only a head with a margin has an option for the number of features.
+        # --features needs a head with a margin.
         options = "--features 2" if has_margin else "--margin softmax --features 2"
-        raise ValueError(f"only 2 or 3 features can be drawn, and {title} has {count}: train with {options}")
+        raise ValueError(f"only 2 or 3 features can be drawn, but {title} has {count}: train with {options}")
 
 
 def title_of(config: Mapping[str, Any]) -> str:
-    """A title from the operator and the loss."""
+    """Returns a title from operator, loss and adversary."""
     annealed = f"annealing {config['annealing']}" if config.get("annealing") else None
     adversary = f"against {config['adversary']}" if config.get("adversary") else None
     return ", ".join(str(part) for part in (config["operator"], config.get("margin"), annealed, adversary) if part)
@@ -193,7 +195,7 @@ def title_of(config: Mapping[str, Any]) -> str:
 
 @torch.no_grad()
 def features_of(model: nn.Module, record: RunRecord, dataset: Dataset) -> Features:
-    """The features of some test images; spread and accuracy are of all test images."""
+    """Computes the features of some test images, and spread and accuracy of all of them."""
     title, test, network = title_of(record.config), dataset.test, getattr(model, "network", model)
     check_count(title, getattr(network, "num_features", 0), bool(record.config.get("margin")))
     head: Any = getattr(network, "head", None) or network.classifier
@@ -216,7 +218,7 @@ def _points(model: Any, images: Tensor) -> Tensor:
 
 
 def frames_of(history: History, record: RunRecord) -> list[Features]:
-    """The features at each evaluation of a run, with the epoch in the title."""
+    """Returns the features at each evaluation of a run, with the epoch in the title."""
     curves = record.curves
     when = dict(zip(curves.step, zip(curves.epoch, curves.test_accuracy, strict=True), strict=True))
     title, classes = title_of(record.config), tuple(record.data.classes)
@@ -230,7 +232,7 @@ def frames_of(history: History, record: RunRecord) -> list[Features]:
 
 
 def record_of(features: Features, record: RunRecord) -> Record:
-    """The features and their run as a JSON record, with four digits."""
+    """Returns the features and the main values of their run as a JSON record, with four significant digits."""
     assert features.spread is not None
     copied = ("name", "hash", "command", "commit", "config", "environment")
     return {
@@ -252,12 +254,12 @@ def _rounded(rows: Tensor) -> list[list[float]]:
 
 
 def write_features(path: Path, record: Record) -> None:
-    """Writes the record on one line."""
+    """Writes the record as one line of JSON."""
     write_atomically(path, (json.dumps(record, allow_nan=False) + "\n").encode())
 
 
 def read_features(path: Path) -> Features:
-    """Reads a file of `write_features`."""
+    """Reads a file that `write_features` wrote; raises ValueError if it is missing or invalid."""
     try:
         return features_in(read_json(path, any_number=True))
     except KeyError as error:
@@ -267,9 +269,9 @@ def read_features(path: Path) -> Features:
 
 
 def features_in(record: Record) -> Features:
-    """The features of a record; raises ValueError if it is damaged and KeyError if it is incomplete."""
+    """Returns the features of a record; raises ValueError if a value is invalid, and KeyError if one is missing."""
     if not isinstance(record, dict) or record.get("kind") != KIND:
-        raise ValueError("it is of another kind")
+        raise ValueError(f"its kind is not {KIND!r}")
     check_features(record)
     directions = record["directions"]
     return Features(

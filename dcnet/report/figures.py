@@ -20,13 +20,18 @@ from dcnet.report.page import Sources as Records
 
 @dataclass(frozen=True)
 class Sources:
-    """Records of runs, and folders with records of features at any depth."""
+    """The records of runs, and folders with records of features, which are searched recursively."""
 
     known: RecordIndex
     folders: tuple[Path, ...] = ()
 
     def features(self, adversarial: bool = False, plain_only: bool = False) -> list[Features]:
-        """The features of networks with softmax, each once; raises ValueError if a record is damaged."""
+        """Returns the features of networks with softmax, without duplicates; raises ValueError for a damaged record.
+
+        Args:
+            adversarial: select networks trained with an adversary, instead of those without.
+            plain_only: select plain networks only.
+        """
         found: dict[tuple[Any, Any], Features] = {}
         for file, record in Records(self.folders).features.items():
             try:
@@ -44,13 +49,13 @@ figures: dict[str, Callable[[Sources], Figure]] = {}
 
 
 def register(draw: Callable[[Sources], Figure]) -> Callable[[Sources], Figure]:
-    """Registers a figure under the name of its function; the function raises ValueError without records."""
+    """Registers a function that draws a figure under its own name; it raises ValueError if records are missing."""
     figures[draw.__name__] = draw
     return draw
 
 
 def chosen_figures(names: Sequence[str]) -> list[str]:
-    """These figures, or all for "figures" or "all"."""
+    """Checks names of figures; "figures" and "all" select all of them."""
     for name in names:
         if name not in ("all", "figures", *figures):
             raise unknown_name("figure", name, ["figures", *figures])
@@ -59,25 +64,25 @@ def chosen_figures(names: Sequence[str]) -> list[str]:
 
 @register
 def figure1(sources: Sources) -> Figure:
-    """Features of a plain network: classes differ in direction, and norms vary within a class."""
+    """Draws the features of a plain network: classes differ in direction, and norms vary within a class."""
     return _drawn(sources.features(plain_only=True), "figure1", "softmax")
 
 
 @register
 def figure2(sources: Sources) -> Figure:
-    """The geometry of the magnitudes."""
+    """Draws the geometry of the magnitudes."""
     return geometry()
 
 
 @register
 def figure3(sources: Sources) -> Figure:
-    """The curves of magnitudes and angles."""
+    """Draws the curves of magnitudes and angles."""
     return operator_curves()
 
 
 @register
 def figure4(sources: Sources) -> Figure:
-    """Convergence of ResNet-32 on CIFAR-100, plain and decoupled."""
+    """Draws the convergence of ResNet-32 on CIFAR-100, plain and decoupled."""
     cells = [cell for cell in get_experiment("table4").cells if cell.config is not None]
     found = [record for cell in cells for config in cell.configs(1) if (record := sources.known.record(config))]
     if len(found) < 2:
@@ -87,13 +92,13 @@ def figure4(sources: Sources) -> Figure:
 
 @register
 def figure6(sources: Sources) -> Figure:
-    """Features of networks with bounded operators and of a plain one."""
+    """Draws the features of a plain network and of networks with bounded operators."""
     return _drawn(sources.features(), "figure6", "softmax --operators conv sphere-cos ball-cos tanh-cos")
 
 
 @register
 def figure7(sources: Sources) -> Figure:
-    """Features after adversarial training."""
+    """Draws the features after adversarial training."""
     options = "softmax --operators conv sphere-cos ball-cos tanh-cos --adversary fgsm"
     return _drawn(sources.features(adversarial=True), "figure7", options)
 

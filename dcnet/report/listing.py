@@ -28,7 +28,7 @@ UNREADABLE = "unreadable"
 
 
 def show(tables: Mapping[str, Table], as_json: bool) -> int:
-    """Prints the tables, or one JSON document: rows by the name of the table, or only rows for a single table."""
+    """Prints the tables. As JSON, prints the rows by name of the table, or only the rows of a single table."""
     if as_json:
         rows = {name: list(table.records) for name, table in tables.items()}
         print_json(rows if len(rows) > 1 else next(iter(rows.values())))
@@ -43,15 +43,15 @@ def yes_or_no(claim: bool | None) -> str:
 
 
 def first_line(documented: object) -> str:
-    """The first line of a docstring."""
+    """Returns the first line of a docstring."""
     return (documented.__doc__ or "").strip().partition("\n")[0]
 
 
 def operators() -> dict[str, Table]:
-    """Magnitudes, angles and weightings; an operator has one of each.
+    """Returns the tables of magnitudes, angles and weightings; an operator has one of each.
 
-    The registries need torch, which takes long to import. While they are not imported, they have no custom entries,
-    and the rows come from a file.
+    The registries need torch, which takes long to import. If they are not imported yet, they have no custom entries,
+    so the rows are read from a file instead.
     """
     stored = {} if "dcnet.component" in sys.modules else json.loads(STORED.read_text(encoding="utf-8"))
     rows: dict[str, list[Row]] = stored["rows"] if stored.get("sources") == _sources_hash() else operator_rows()
@@ -73,7 +73,7 @@ def operators() -> dict[str, Table]:
 
 
 def operator_rows() -> dict[str, list[Row]]:
-    """The registered magnitudes, angles and weightings as plain values."""
+    """Returns the registered magnitudes, angles and weightings as JSON values."""
     symbols = {"x": "h(||x||)", "w": "h(||w||)", "both": "h(||w|| ||x||)", "scale": "alpha"}
     return {
         "magnitudes": [_part(made(), "h(n)") for made in dcnet.magnitude.registry.values()],
@@ -86,13 +86,13 @@ def operator_rows() -> dict[str, list[Row]]:
 
 
 def _sources_hash() -> str:
-    """A hash of the source files of the registries: after a change, the stored file is not used."""
+    """Returns a hash of the source files of the registries; if it has changed, the stored file is not used."""
     names = ("magnitude.py", "angle.py", "weighting.py")
     return " ".join(fingerprint(Path(dcnet.__file__).with_name(name))[:16] for name in names)
 
 
 def store_operators() -> bool:
-    """Writes the file that `operators` reads, and returns whether it was stale."""
+    """Writes the file that `operators` reads; returns whether it was stale."""
     content = (json.dumps({"sources": _sources_hash(), "rows": operator_rows()}, indent=1) + "\n").encode()
     stale = not STORED.exists() or STORED.read_bytes() != content
     if stale:
@@ -113,7 +113,7 @@ def _part(part: Component, symbol: str) -> Row:
 
 
 def _without_symbol(part: Component) -> list[str]:
-    """The constants that are not in the equation, such as the slopes of a spline."""
+    """Describes the constants that are not in the equation, such as the slopes of a spline."""
     slots = {name: slot for name, slot in part.slots().items() if name not in part.symbols()}
     return [f"{slot.size} {name} = {slot}" for name, slot in slots.items()]
 
@@ -131,7 +131,7 @@ def _weightings(rows: list[Row]) -> Table:
 
 
 def models() -> Table:
-    """The networks, with their numbers of parameters at width 1."""
+    """Returns the table of networks, with their numbers of parameters at width 1."""
     cells: Cells = {
         "name": "name",
         "about": "about",
@@ -156,7 +156,7 @@ def models() -> Table:
 
 
 def data() -> Table:
-    """The datasets, and their folder."""
+    """Returns the table of datasets, with their folder."""
     cells: Cells = {"name": "name", "about": "about"}
     rows = [{"name": name, "about": entry.about} for name, entry in dcnet.data.datasets.items()]
     note = f"Folder: {dcnet.data.load.data_folder()}; change it with --data-dir or DCNET_DATA."
@@ -164,7 +164,7 @@ def data() -> Table:
 
 
 def recipes() -> Table:
-    """The recipes with their main values; JSON has all values."""
+    """Returns the table of recipes, with their main values; JSON has all values."""
     rows = [
         {"name": name, "about": first_line(made), "config": made().described(), "described": _main_values(made())}
         for name, made in training.RECIPES.items()
@@ -175,7 +175,7 @@ def recipes() -> Table:
 
 
 def margins() -> Table:
-    """The margins of losses, with their logits."""
+    """Returns the table of margins, with their logits."""
     rows = [
         {
             "name": name,
@@ -209,7 +209,7 @@ def _main_values(config: RunConfig) -> str:
 
 
 def runs(root: Path) -> Table:
-    """The runs in a folder, newest last."""
+    """Returns the table of runs in a folder, newest last."""
     cells: Cells = {
         "name": "name",
         "status": "status",
@@ -224,7 +224,7 @@ def runs(root: Path) -> Table:
 
 
 def problems(table: Table) -> list[str]:
-    """An error message per run whose record cannot be read."""
+    """Returns an error message for each run whose record cannot be read."""
     return [row["problem"] for row in table.records if row["problem"]]
 
 
@@ -256,7 +256,7 @@ def _run_values(record: Record) -> Row:
 
 
 def _steps(row: Row) -> str:
-    """Finished and total steps; empty for a converted network."""
+    """Formats finished and total steps; empty for a converted network."""
     return f"{row['steps_done'] or 0}/{row['steps']}" if row["steps"] else ""
 
 

@@ -16,13 +16,13 @@ from dcnet.report.drawing import literal
 
 NETWORK = "network."
 MOST_FILTERS, MOST_CHANNELS = 256, 16
-# The color between filters, which are gray or RGB.
+# The color of the lines between filters.
 LINE = (0.72, 0.82, 0.95)
 TILE_INCHES = 0.8
 
 
 def convolution(model: nn.Module, name: str | None = None) -> tuple[str, Tensor]:
-    """The name and the filters [out, in, height, width] of a convolution (default: the first)."""
+    """Returns the name and the filters [out, in, height, width] of a convolution; of the first one by default."""
     found = {
         layer.removeprefix(NETWORK): module.weight.detach().float()
         for layer, module in model.named_modules()
@@ -37,7 +37,7 @@ def convolution(model: nn.Module, name: str | None = None) -> tuple[str, Tensor]
 
 
 def filter_images(filters: Tensor, title: str) -> Figure:
-    """Draws filters of one channel in gray, of three channels in color, and others as a row of gray channels."""
+    """Draws filters with one channel in gray, with three channels in color, and others as a row of gray channels."""
     channels = filters.shape[1]
     if channels in (1, 3):
         shown = filters[:MOST_FILTERS]
@@ -54,20 +54,20 @@ def filter_images(filters: Tensor, title: str) -> Figure:
 
 
 def _scaled(filters: Tensor) -> Tensor:
-    """Maps [-largest, largest] of each filter to [0, 1]."""
+    """Maps the weights of each filter from [-m, m] to [0, 1], where m is the largest absolute weight."""
     largest = filters.flatten(1).abs().amax(1).clamp(min=1e-12).view(-1, 1, 1, 1)
     return filters / (2 * largest) + 0.5
 
 
 def _near_square(count: int) -> int:
-    """The number of rows of a grid that is wider than high, without gaps if possible."""
+    """Returns the number of rows of a nearly square grid, wider than high, without gaps if possible."""
     most = max(1, math.floor(math.sqrt(count)))
     even = [rows for rows in range(most, 0, -1) if count % rows == 0 and count / rows <= 3 * rows]
     return even[0] if even else most
 
 
 def _mosaic(tiles: Tensor, rows: int, columns: int) -> Tensor:
-    """The tiles [N, 1 or 3, h, w] side by side with lines around them, as an image [height, width, 3]."""
+    """Arranges tiles [N, 1 or 3, h, w] in a grid with lines around them; returns an image [height, width, 3]."""
     count, _, height, width = tiles.shape
     # Repeat pixels, so that lines are thinner than the pixels of a filter.
     zoom = max(1, math.ceil(24 / max(height, width)))
@@ -85,7 +85,7 @@ def _mosaic(tiles: Tensor, rows: int, columns: int) -> Tensor:
 def _figure(image: Tensor, grid: tuple[int, int], title: str) -> Figure:
     height, width = image.shape[:2]
     inches = min(max(TILE_INCHES * grid[1], 3.0), 8.0)
-    # Room for the title.
+    # The extra height is for the title.
     figure = Figure(figsize=(max(inches, 5.5), inches * height / width + 0.75), layout="constrained")
     axes = figure.subplots()
     axes.imshow(image.numpy(), interpolation="nearest")
@@ -100,7 +100,7 @@ def _part(shown: int, whole: int) -> str:
 
 @dataclass(frozen=True)
 class Radii:
-    """The learned radii of a layer, per channel or one for all, and their initial value."""
+    """The learned radii of a layer, per channel or one for all channels, and their initial value `start`."""
 
     layer: str
     values: list[float]
@@ -109,7 +109,7 @@ class Radii:
 
 
 def learned_radii(model: nn.Module) -> list[Radii]:
-    """The radii of all decoupled layers in order; raises ValueError if none is learned."""
+    """Returns the learned radii of all decoupled layers in order; raises ValueError if there are none."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Decoupled)}
     found = [
         Radii(_shown(name, constant, layer.operator), _values(layer.constants()[constant]), slot.init, slot.relative)
@@ -123,7 +123,7 @@ def learned_radii(model: nn.Module) -> list[Radii]:
 
 
 def _radius_slots(operator: Operator) -> dict[str, Slot]:
-    """A sum of magnitudes has radius_0, radius_1, ..."""
+    """Returns the radii of an operator; a sum of magnitudes has radius_0, radius_1, ..."""
     return {name: slot for name, slot in operator.slots.items() if name.partition("_")[0] == "radius"}
 
 
@@ -147,7 +147,7 @@ def _why_none(layers: Sequence[Decoupled]) -> str:
 
 
 def radius_boxes(found: Sequence[Radii], title: str) -> Figure:
-    """Draws a box plot per layer over a point per channel, from the first layer down."""
+    """Draws a box plot per layer, with a point per channel; the first layer is at the top."""
     longest = max(len(radii.layer) for radii in found)
     figure = Figure(figsize=(7.0 + 0.07 * longest, 1.8 + 0.3 * len(found)), layout="constrained")
     axes = figure.subplots()
@@ -161,7 +161,7 @@ def radius_boxes(found: Sequence[Radii], title: str) -> Figure:
     axes.grid(axis="x", color="0.92")
     handles = [axes.lines[0], axes.lines[1]]
     figure.legend(
-        handles, ["a channel", "where all started"], loc="outside lower center", ncols=2, frameon=False, markerscale=1.5
+        handles, ["a channel", "initial value"], loc="outside lower center", ncols=2, frameon=False, markerscale=1.5
     )
     return figure
 
@@ -173,7 +173,7 @@ def _unit(found: Sequence[Radii]) -> str:
 
 
 def _draw_points(axes: Axes, place: int, values: Sequence[float]) -> None:
-    """Points side by side in the order of the channels, so that equal ones are visible."""
+    """Draws the points at different heights, in the order of the channels, so that equal ones are visible."""
     heights = [place + 0.6 * ((i + 0.5) / len(values) - 0.5) for i in range(len(values))]
     few = len(values) == 1
     axes.plot(values, heights, ".", color="tab:blue", alpha=0.45, markersize=10 if few else 4, zorder=5 if few else 2)

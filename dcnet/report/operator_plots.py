@@ -1,4 +1,4 @@
-"""Plots of operators and margins: magnitudes by norm, angles, geometry (Figures 2 and 3), and logits."""
+"""Plots of operators (magnitudes, angles, geometry; Figures 2 and 3) and of margins."""
 
 import math
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def _of_registries(norms: Tensor, angles: Tensor) -> tuple[Curves, Curves]:
 
 
 def _of_specs(specs: Sequence[str], norms: Tensor, angles: Tensor) -> tuple[Curves, Curves]:
-    """The curves of the operators; operators may share a magnitude or an angle."""
+    """Returns the curves of the operators, without duplicates if they share a magnitude or an angle."""
     heights, activations = Curves(), Curves()
     for spec in specs:
         op = Operator("linear", "cos") if is_plain(spec) else Operator.parse(spec)
@@ -62,37 +62,37 @@ def _of_specs(specs: Sequence[str], norms: Tensor, angles: Tensor) -> tuple[Curv
 
 
 def _weighted_values(op: Operator, norms: Tensor) -> Tensor:
-    """h at these norms for a filter of norm 1."""
+    """Returns h at these norms, for a filter of norm 1."""
     constants = _start(op)
     return op.factor(torch.ones(1), constants) * op.h(norms, constants)
 
 
 def magnitude_values(part: magnitude.Magnitude, norms: Tensor) -> Tensor:
-    """h at these norms, with the constants of a new layer."""
+    """Returns h at these norms, with the initial constants of a layer."""
     op = Operator(part)
     return op.h(norms, _start(op))
 
 
 def angle_values(part: angle.Angle, cosines: Tensor) -> Tensor:
-    """g at these cosines, with the constants of a new layer."""
+    """Returns g at these cosines, with the initial constants of a layer."""
     op = Operator("sphere", part)
     return op.g(cosines, _start(op))
 
 
 def _start(op: Operator) -> dict[str, float | Tensor]:
-    """The constants of a new layer of one channel; a relative radius stays relative to a mean norm of 1."""
+    """Returns the initial constants of a layer with one channel; relative radii are for a mean norm of 1."""
     return op.constants({name: slot.initial(1) for name, slot in op.learned.items()})
 
 
 def label(part: Component) -> str:
-    """The name, and all constants that are not 1."""
+    """Returns the name, with all constants that are not 1."""
     slots = part.slots()
     shown = [f"{symbol} = {slots[own].init:g}" for own, symbol in part.symbols().items() if slots[own].init != 1]
     return f"{part.name} ({', '.join(shown)})" if shown else part.name
 
 
 def _operator_lines(x: Tensor, curves: Curves) -> list[Line]:
-    """Each line is thinner than the one before, later ones are dashed, so that all are visible if they coincide."""
+    """Returns lines that stay visible if they coincide: each is thinner than the last, and later ones are dashed."""
     pairs_of_dark_and_light = matplotlib.colormaps["tab20"]
     lines = []
     for i, (name, y) in enumerate(curves.items()):
@@ -156,7 +156,7 @@ MARGIN_ANGLES = Axis("angle between feature and the weights of its class, θ", 0
 
 
 def margin_curves(specs: Sequence[str] = (), m: float = 4.0) -> Figure:
-    """Draws psi of these margins (default: all), psi of A-softmax during annealing, and the slopes of psi."""
+    """Draws psi of these margins (default: all), psi of A-softmax with this m during annealing, and slopes of psi."""
     margins, angular = [as_margin(spec) for spec in specs or registry], ASoftmax(m=m)
     theta = torch.linspace(0, math.pi, 721, dtype=torch.float64)
     cos = theta.cos()
@@ -178,14 +178,14 @@ def margin_curves(specs: Sequence[str] = (), m: float = 4.0) -> Figure:
 
 
 def _pull(margin: Margin, theta: Tensor) -> Tensor:
-    """The negative slope by autograd."""
+    """Returns the negative slope of psi, computed by autograd."""
     theta = theta.clone().requires_grad_()
     (slope,) = torch.autograd.grad(margin.target(theta.cos()).sum(), theta)
     return -slope
 
 
 def _label(margin: Margin) -> str:
-    """The spec, followed by the value of m if the spec does not contain it."""
+    """Returns the spec, followed by the value of m if the spec does not contain it."""
     spec, given = str(margin), getattr(margin, "m", None)
     return spec if given is None or spec != margin.name else f"{spec}, m = {given:g}"
 
@@ -193,7 +193,7 @@ def _label(margin: Margin) -> str:
 def _margin_lines(theta: Tensor, curves: Curves) -> list[Line]:
     lines = []
     for i, (name, y) in enumerate(curves.items()):
-        # Some margins coincide: dashes show the curve below.
+        # Some margins coincide; the curve below is visible between dashes.
         dashes = MARGIN_DASHES[i // 5 % len(MARGIN_DASHES)]
         style = {"color": f"C{i % 10}", "linestyle": dashes, "linewidth": 2}
         lines.append(Line(name, theta.tolist(), y.tolist(), style=style))

@@ -27,7 +27,7 @@ from dcnet.training import Record, read_record
 from dcnet.training.session import format_mean, group_by_seed
 
 RESULTS, IMAGES = Path("results"), Path("docs/images")
-# Pictures are the same if no pixel differs by more than this, of 255: processors round differently.
+# Pictures count as equal if no pixel differs by more than this (of 255), since processors round differently.
 SHADE = 8
 
 # Pictures of benchmarks by file name, with the names of their records.
@@ -35,7 +35,7 @@ BENCHMARKS = {"speed_cuda.png": "layers_cuda", "heads_cpu.png": "heads_cpu", "he
 
 
 def digits(found: Sequence[dict[str, Any]]) -> str:
-    """Accuracy of each operator on the digits."""
+    """Returns the table of accuracies on the digits by operator."""
     records = [Record.from_json(values) for values in found]
     rows = []
     for members in group_by_seed(records).values():
@@ -47,8 +47,8 @@ def digits(found: Sequence[dict[str, Any]]) -> str:
     return Table.of_rows(headings, rows, code=["operator"], title=title).markdown_section()
 
 
-# A table is between the marks <!-- name --> and <!-- /name --> of a file, and comes from the record name.json, or from
-# all records in the folder of that name.
+# A table is inserted between the marks <!-- name --> and <!-- /name --> of a file. It is made from the record
+# name.json, or from all records in the folder of that name.
 TABLES: dict[str, Callable[[Any], str]] = {
     "digits": digits,
     "layers_cpu": speed_tables.layers_cpu,
@@ -78,7 +78,7 @@ MARK = re.compile(r"^ *<!-- (/?)(\w+) -->", re.MULTILINE)
 
 
 def fill(text: str, results: Path) -> str:
-    """The text with updated tables, if they have a record; raises ValueError if marks do not match."""
+    """Returns the text with updated tables; tables without a record stay. Raises ValueError if marks do not match."""
     _check_marks(text)
     for name, table in TABLES.items():
         file, folder = results / f"{name}.json", results / name
@@ -86,7 +86,7 @@ def fill(text: str, results: Path) -> str:
             text = _put(text, name, table(_read_final(file)))
         elif folder.is_dir():
             text = _put(text, name, table([_read_final(path) for path in sorted(folder.glob("*.json"))]))
-    # Experiments are between marks of their name.
+    # Tables of experiments are between marks with the name of the experiment.
     for name in re.findall(r"<!-- (\w+) -->\n", text):
         if name in experiments and name not in TABLES:
             text = _put(text, name, docs_table(name, results))
@@ -96,7 +96,7 @@ def fill(text: str, results: Path) -> str:
 def _read_final(file: Path) -> dict[str, Any]:
     record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if not record.get("complete", record.get("status", "done") == "done"):
-        raise ValueError(f"{str(file)!r} is the record of an interrupted run: resume it")
+        raise ValueError(f"{str(file)!r} is the record of an unfinished run: resume it")
     return record
 
 
@@ -136,7 +136,7 @@ def _update() -> int:
 
 
 def pictures() -> Iterator[tuple[str, Figure]]:
-    """The pictures of the docs that have records, with their file names."""
+    """Yields the pictures of the docs that have records, with their file names."""
     yield "operators.png", operator_curves()
     yield "geometry.png", geometry()
     yield "margins.png", margin_curves([], 4.0)
@@ -151,7 +151,7 @@ def pictures() -> Iterator[tuple[str, Figure]]:
 
 
 def _text(file: Path) -> bool:
-    """Updates the tables in a file, and returns whether they were stale."""
+    """Updates the tables in a file; returns whether any was stale."""
     before = file.read_text(encoding="utf-8")
     try:
         after = fill(before, RESULTS)
@@ -163,7 +163,7 @@ def _text(file: Path) -> bool:
 
 
 def _picture(file: Path, figure: Figure) -> bool:
-    """Updates a picture, and returns whether it was missing or stale."""
+    """Updates a picture; returns whether it was missing or stale."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=DPI)
     if file.exists() and same_picture(file.read_bytes(), content.getvalue()):
@@ -173,7 +173,7 @@ def _picture(file: Path, figure: Figure) -> bool:
 
 
 def same_picture(first: bytes, second: bytes) -> bool:
-    """True if two PNG files look the same, up to small differences in shade."""
+    """Whether two PNG files look the same, up to small differences in shade."""
     one, other = (np.asarray(Image.open(io.BytesIO(part)).convert("RGBA"), dtype=np.int16) for part in (first, second))
     return one.shape == other.shape and bool((np.abs(one - other) <= SHADE).all())
 

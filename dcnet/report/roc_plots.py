@@ -17,8 +17,8 @@ Record = dict[str, Any]
 
 
 def measures(found: Record) -> Table:
-    """The measures of a verification report."""
-    folds = f"{found['folds']} folds, threshold of the other {found['folds'] - 1}"
+    """Returns the table of measures of a verification report."""
+    folds = f"{found['folds']} folds, threshold from the other {found['folds'] - 1}"
     rows = [
         _accuracy_row(f"accuracy, {folds}", found["accuracy"]),
         _accuracy_row("balanced accuracy, the same folds", found["balanced_accuracy"]),
@@ -43,7 +43,7 @@ def _tar_row(found: Record) -> list[str]:
 
 
 def _retrieval_rows(found: Record | None) -> list[list[str]]:
-    """Empty if the images of the pairs have no classes."""
+    """Returns the rows of retrieval; none if the images of the pairs have no classes."""
     if found is None:
         return []
     of = f"{found['queries']:,} images, each among {found['gallery']:,} others"
@@ -52,7 +52,7 @@ def _retrieval_rows(found: Record | None) -> list[list[str]]:
 
 
 def thresholds(decision: Decision) -> Table:
-    """The thresholds of a decision."""
+    """Returns the table of thresholds of a decision."""
     cells: Cells = {
         "": "verdict",
         "cosine": lambda row: f"{row['threshold']:.3f}",
@@ -63,7 +63,7 @@ def thresholds(decision: Decision) -> Table:
 
 
 def source(calibration: Calibration) -> str:
-    """The pairs that the thresholds are calibrated on."""
+    """Describes the pairs that the thresholds are calibrated on."""
     decision, data = calibration.decision, calibration.data
     count = f"{decision.genuine + decision.impostor:,} pairs"
     return f"calibrated by {count}, {decision.genuine:,} of them the same, of {data.get('list')}"
@@ -83,16 +83,16 @@ def roc_plot(title: str, curve: Roc, scores: Tensor, same: Tensor, found: dict[s
     for axes in (left, right):
         axes.set_axisbelow(True)
         axes.grid(color="0.92")
-        # Below the axes, as a curve may be in any corner.
+        # Place the legend below the axes, since a curve may be in any corner.
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
     return figure
 
 
 def _draw_curve(axes: Axes, curve: Roc, found: dict[str, Any]) -> None:
-    # A log scale has no zero: no false accepts are drawn at half a pair.
+    # A log scale has no zero, so a rate of zero is drawn at that of half a pair.
     least = min(50 / curve.impostors, 1.0)
     far, tar, name = (100 * curve.far).clamp(min=least), 100 * curve.tar, f"ROC, AUC {100 * found['auc']:.2f} %"
-    # In steps, as there is no threshold between equal scores.
+    # Draw steps, since there is no threshold between equal scores.
     axes.plot(far.tolist(), tar.tolist(), color=SAME, drawstyle="steps-post", label=name)
     chance = torch.logspace(math.log10(least), 2, 100).tolist()
     axes.plot(chance, chance, color="0.6", linestyle=":", label="chance")

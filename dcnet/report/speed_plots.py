@@ -13,7 +13,7 @@ from dcnet.report.speed_tables import VARIANTS, Record, form, spell, where
 
 Row = Mapping[str, Any]
 GIB_OF_MIB = 1 / 1024
-# The base of the ratios of each benchmark.
+# What the times of each benchmark are relative to.
 BASES = {"layers": "nn.Conv2d", "network": "plain network", "inference": "folded plain network"}
 HEADS = {
     "linear": "nn.Linear and cross entropy",
@@ -31,7 +31,7 @@ def benchmark_plot(record: Record) -> Figure:
 
 
 def speed_plot(record: Record) -> Figure:
-    """Draws the ratios to the plain layer or network: by shape and operator, batch size and mode, or network."""
+    """Draws times relative to the plain layer or network, with a panel per chart of `speed_charts`."""
     charts = speed_charts(record)
     if not charts:
         raise ValueError(f"the record of {record['benchmark']!r} has no times to draw")
@@ -51,7 +51,7 @@ def speed_plot(record: Record) -> Figure:
 
 
 def speed_charts(record: Record) -> list[BarChart]:
-    """A chart per panel: an operator, a mode or a network."""
+    """Returns a chart per operator, mode or network, depending on the benchmark."""
     panels: dict[str, dict[str, dict[str, float]]] = {}
     for panel, group, name, ratio in BARS[record["benchmark"]](record):
         if math.isfinite(ratio):
@@ -63,14 +63,15 @@ def speed_charts(record: Record) -> list[BarChart]:
     ]
 
 
-# Panel, group of bars, series, and ratio.
+# The names of panel, group of bars and series, and the ratio.
 Bar = tuple[str, str, str, float]
 
 
 def _layer_bars(record: Record) -> Iterator[Bar]:
-    """A panel per operator with groups by shape; with one shape, one panel with groups by operator.
+    """Yields the bars of layers: a panel per operator, a group per shape, and a series per variant.
 
-    With one variant only, a series is an operator.
+    With a single shape, there is one panel with a group per operator. With a single variant and several shapes, there
+    is one panel with a series per operator.
     """
     rows = [row for row in record["results"] if row["variant"] != PLAIN and "ratio" in row.get("training", {})]
     several = len(record["config"]["shapes"]) > 1
@@ -101,7 +102,7 @@ BARS: dict[str, Callable[[Record], Iterator[Bar]]] = {
 
 
 def speed_title(record: Record) -> str:
-    """What was timed, in which precision, and where."""
+    """Returns a title: what was timed, in which precision, and on which device."""
     config = record["config"]
     what = {
         "layers": "Forward and backward of one layer",
@@ -112,7 +113,7 @@ def speed_title(record: Record) -> str:
 
 
 def head_plot(record: Record) -> Figure:
-    """Draws time and peak memory of a step by the number of classes, a row of two panels per batch size."""
+    """Draws time and peak memory of a step by the number of classes, with two panels per batch size."""
     if not any("training" in row for row in record["results"]):
         raise ValueError("the record of 'heads' has no times to draw")
     batches = [batch for batch in record["config"]["batches"] if _rows(record, batch)]
@@ -136,7 +137,7 @@ def head_title(record: Record) -> str:
 
 
 def head_charts(record: Record, batch: int) -> tuple[LineChart, LineChart]:
-    """Time and peak memory by the number of classes; the lower bound is of a head that uses all of its classes."""
+    """Returns charts of time and peak memory by the number of classes; lower bounds are for heads without sampling."""
     rows = _rows(record, batch)
     times = [(row, row["training"]["ms"]) for row in rows if "training" in row]
     sizes = [(row, row["peak_mib"] * GIB_OF_MIB) for row in rows if row.get("peak_mib")]
@@ -155,7 +156,7 @@ Values = Sequence[tuple[Row, float]]
 def _head_chart(record: Record, title: str, unit: str, values: Values, floor: Values) -> LineChart:
     lines = []
     for i, head in enumerate(record["config"]["heads"]):
-        # A share costs as much as the whole head: dashes show the line below.
+        # A share costs as much as the whole head; the line below is visible between dashes.
         style = {"color": f"C{i}", "marker": MARKERS[head], "linestyle": "--" if head == "sharded" else "-"}
         own = [(row, value) for row, value in values if row["head"] == head]
         lines.append(_line(HEADS[head].format(record["config"]["sample"]), own, {**style, "linewidth": 2}))
@@ -170,7 +171,7 @@ def _line(name: str, values: Values, style: Mapping[str, Any]) -> Line:
 
 
 def _draw_limits(axes: Any, record: Record, batch: int) -> None:
-    """The predicted memory of heads that were skipped, and the memory that was free."""
+    """Draws the predicted memory of heads that were skipped, and the free memory."""
     for i, head in enumerate(record["config"]["heads"]):
         own = [row for row in _rows(record, batch) if row["head"] == head and row["skipped"]]
         points = [(row["classes"], row["needed_mib"] * GIB_OF_MIB) for row in own]

@@ -10,7 +10,7 @@ from dcnet.table import Column, Table
 Record = Mapping[str, Any]
 Row = Mapping[str, Any]
 
-# How an operator is timed; all times are compared with "conv", the layer of torch.
+# The timed variants of a layer; all are compared with "conv", the layer of torch.
 VARIANTS = {
     "conv": "nn.Conv2d",
     "eager": "dcnet",
@@ -19,12 +19,12 @@ VARIANTS = {
     "naive-compiled": "naive, compiled",
 }
 HEADS = {"linear": "`nn.Linear`", "margin": "`MarginSoftmax`", "sharded": "one share", "sampled": "{:.0%} sampled"}
-LAYER_FLOOR = "floor: every byte moved once and every product computed, at the peak speed of this device"
-HEAD_FLOOR = "floor: every byte moved once in each pass and every product computed, at the peak speed of this device"
+LAYER_FLOOR = "floor: lower bound, if each byte is moved once and each product computed at the device's peak speed"
+HEAD_FLOOR = "floor: lower bound, if each byte is moved once per pass and each product computed at peak speed"
 
 
 def spell(shape: str) -> str:
-    """The shape `N512xC64x32` of a record as `N512 C64 32x32`, with the filter size if it is not 3x3."""
+    """Formats the shape `N512xC64x32` of a record as `N512 C64 32x32`, with the filter size if it is not 3x3."""
     batch, channels, *sizes = shape.split("x")
     sides = [size for size in sizes if not size.startswith("K")]
     kernels = [size[1:] for size in sizes if size.startswith("K")]
@@ -33,7 +33,7 @@ def spell(shape: str) -> str:
 
 
 def where(record: Record) -> str:
-    """The GPU, or the number of CPU threads."""
+    """Returns the device: the name of the GPU, or the number of CPU threads."""
     config, environment = record["config"], record["environment"]
     if config["device"] == "cuda":
         return str(environment.get("gpu", "GPU"))
@@ -41,27 +41,27 @@ def where(record: Record) -> str:
 
 
 def form(row: Record) -> str:
-    """How a network runs in evaluation."""
+    """Describes the form of a network in evaluation: trained or folded, and compiled or not."""
     return ("folded" if row["folded"] else "trained") + (", compiled" if row["compiled"] else "")
 
 
 def problem(row: Record) -> str:
-    """Why a row has no time, in one word; empty if it has one."""
+    """Returns in one word why a row has no time; empty if it has one."""
     return next((name for name in ("skipped", "wrong", "failed") if row.get(name)), "")
 
 
 def two_digits(ratio: float | None) -> str:
-    """A ratio; empty if it is unknown."""
+    """Formats a ratio with two decimals; empty if it is unknown."""
     return "" if ratio is None else f"{ratio:.2f}"
 
 
 def three_digits(ms: float) -> str:
-    """Milliseconds with three significant digits."""
+    """Formats milliseconds with three significant digits."""
     return f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" if ms >= 1 else f"{ms:.3f}"
 
 
 def terminal_tables(record: Record) -> list[Table]:
-    """The tables that `dcnet bench` prints, the summary last."""
+    """Returns the tables that `dcnet bench` prints, the summary last."""
     match record["benchmark"]:
         case "layers":
             return _layer_tables(record)
@@ -77,7 +77,7 @@ def terminal_tables(record: Record) -> list[Table]:
 
 
 def _layer_tables(record: Record) -> list[Table]:
-    """A table per shape, and the means over shapes if there are several."""
+    """Returns a table per shape, and one of means over shapes if there are several."""
     made = [_shape_details(record, shape) for shape in _unique(record["results"], "shape")]
     return [*made, _means(record)] if len(made) > 1 else made
 
@@ -126,7 +126,7 @@ def _means(record: Record) -> Table:
 
 
 def layers_cpu(record: Record) -> str:
-    """Forward and backward of each operator relative to the plain layer, a table per shape."""
+    """Returns a table per shape: forward and backward of each operator relative to the plain layer."""
     return "\n\n".join(_shape_table(record, shape).markdown_section() for shape in record["config"]["shapes"])
 
 
@@ -147,9 +147,9 @@ def _shape_table(record: Record, shape: str) -> Table:
 
 
 def layers_cuda(record: Record) -> str:
-    """Forward and backward of each operator relative to the plain layer: by shape, and means.
+    """Returns a table of forward and backward of each operator relative to the plain layer, by shape and on average.
 
-    The last column is the mean of the naive formulation, compiled where the layer is.
+    The last column is the mean of the naive formulation, which is compiled if the layer is.
     """
     config, means = record["config"], {(mean["operator"], mean["variant"]): mean for mean in record["means"]}
     lines = []
@@ -176,7 +176,7 @@ def _mean_cells(mean: Row, naive: Row | None) -> list[str]:
 
 
 def network(record: Record) -> str:
-    """Training steps of each operator's network and of the plain one."""
+    """Returns the table of training steps, of decoupled networks compared with the plain one."""
     return _network_table(record).markdown_section()
 
 
@@ -208,7 +208,7 @@ def _network_cells(row: Row, plain: Row) -> list[str]:
 
 
 def inference(record: Record) -> str:
-    """The forward pass of each network in evaluation, trained and folded."""
+    """Returns the table of forward passes in evaluation, of trained and folded networks."""
     return _inference_table(record).markdown_section()
 
 
@@ -232,7 +232,10 @@ def _inference_table(record: Record) -> Table:
 
 
 def _folding_cells(trained: Row, folded: Row, plain: Row) -> list[str]:
-    """Compares a compiled network with the compiled plain one, and any other with the plain one timed in turns."""
+    """Returns times and ratios; a compiled network is compared with the compiled plain one.
+
+    Otherwise, the ratio is to the plain network that was timed in turns with it.
+    """
     if found := problem(trained) or problem(folded) or problem(plain):
         return [found] * 4
     times = trained["forward"]["ms"], folded["forward"]["ms"]
@@ -242,7 +245,7 @@ def _folding_cells(trained: Row, folded: Row, plain: Row) -> list[str]:
 
 
 def int8(record: Record) -> str:
-    """Accuracy, time and file size of folded networks in onnxruntime, in float32 and quantized to int8."""
+    """Returns the table of folded networks in onnxruntime, in float32 and int8: accuracy, time and file size."""
     rows = []
     for operator, row in record["rows"].items():
         kinds = row["float32"], row["int8"]
@@ -259,7 +262,7 @@ def int8(record: Record) -> str:
 
 
 def heads(record: Record) -> str:
-    """Time and memory of each head by the number of classes, a table per batch size, and the estimate."""
+    """Returns a table per batch size, with time and memory of each head by the number of classes, and the estimate."""
     tables = [*(_batch_table(record, batch) for batch in record["config"]["batches"]), *_estimates(record)]
     return "\n\n".join(table.markdown_section() for table in tables)
 
@@ -315,7 +318,7 @@ def _gib(mib: float | None) -> str:
 
 
 def _estimates(record: Record) -> list[Table]:
-    """The estimate for many GPUs, if the record has one."""
+    """Returns the table of estimates for many GPUs, if the record has any."""
     estimate = record.get("estimates", {"rows": []})
     if not estimate["rows"]:
         return []

@@ -97,7 +97,7 @@ def test_plot_features_rejects_input_without_features(run: Path, tmp_path: Path,
     config = recipe("digits", steps=1, train_images=20, batch_size=20, width=0.1, operator="conv")
     plain = Run.of(config, tmp_path).folder
     Trainer(config, Run(plain), Execution(device="cpu")).run()
-    assert "only 2 or 3 features can be drawn, and conv has 26" in complaint(capsys, "plot", "features", plain)
+    assert "only 2 or 3 features can be drawn, but conv has 26" in complaint(capsys, "plot", "features", plain)
     assert "has no features to animate: train one with" in complaint(capsys, "plot", "features", plain, "--animate")
     for text in ("{}", "[]", "no json", '{"kind": "features"}'):
         (tmp_path / "bad.json").write_text(text)

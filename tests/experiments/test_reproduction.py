@@ -251,7 +251,7 @@ def test_other_files_among_features_are_ignored(other, tmp_path, capsys):
     ("changes", "problem"),
     [
         ({"config": None}, "it is damaged: TypeError"),
-        ({"points": [[1.0]]}, "its points must have 2 numbers each, or 3 each, but number 0 has 1"),
+        ({"points": [[1.0]]}, "its points must all have 2 numbers, or all 3, but number 0 has 1"),
     ],
 )
 def test_error_for_damaged_features(changes, problem, tmp_path, capsys):

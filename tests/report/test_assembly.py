@@ -136,7 +136,7 @@ def test_additional_seeds_count_in_the_mean_and_deviation():
 
 def test_title_mentions_seeds_only_if_there_are_several():
     tree = real_tree()
-    assert tree.one("head").one("title").text == tree.one("h1").text == "dcnet: the paper's tables, run again"
+    assert tree.one("head").one("title").text == tree.one("h1").text == "dcnet: reproduction of the paper"
 
 
 def with_error(folder: Path, row: str, column: str, error: float) -> None:

@@ -64,6 +64,6 @@ def test_networks_with_different_classes_are_rejected():
 
 
 def test_more_than_three_features_are_rejected():
-    says = "only 2 or 3 features can be drawn, and x has 512: train with --margin softmax --features 2"
+    says = "only 2 or 3 features can be drawn, but x has 512: train with --margin softmax --features 2"
     with pytest.raises(ValueError, match=says):
         Features("x", torch.randn(5, 512), torch.arange(5), CLASSES)

@@ -146,10 +146,10 @@ def test_table_without_a_record_is_unchanged(tmp_path: Path):
 
 def test_record_of_an_interrupted_run_is_rejected(tmp_path: Path):
     (tmp_path / "layers_cpu.json").write_text(json.dumps({"benchmark": "layers", "complete": False}))
-    with pytest.raises(ValueError, match=r"layers_cpu.json' is the record of an interrupted run"):
+    with pytest.raises(ValueError, match=r"layers_cpu.json' is the record of an unfinished run"):
         results.fill("", tmp_path)
     (tmp_path / "layers_cpu.json").unlink()
     (tmp_path / "digits").mkdir()
     (tmp_path / "digits" / "x.json").write_text(json.dumps({"status": "interrupted"}))
-    with pytest.raises(ValueError, match=r"x.json' is the record of an interrupted run"):
+    with pytest.raises(ValueError, match=r"x.json' is the record of an unfinished run"):
         results.fill("", tmp_path)

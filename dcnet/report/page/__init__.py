@@ -1,4 +1,4 @@
-"""One HTML page of all records: tables, charts, and the command behind each number."""
+"""The report page: all records as one HTML file, with tables, charts, and the command that measured each number."""
 
 from dcnet.lazy import attach
 

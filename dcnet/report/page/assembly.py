@@ -1,4 +1,4 @@
-"""The page: registered sections in a template, with all styles and scripts inside."""
+"""Assembles the page from registered sections and a template, with inline styles and scripts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Section:
     """A part of the page.
 
     Attributes:
-        name: its anchor.
-        title: its heading.
-        order: its position; the section with the smallest number comes first.
+        name: the anchor of the section.
+        title: the heading of the section.
+        order: sections are sorted by this number.
         draw: returns the content below the heading.
         script: returns JavaScript to run before the scripts of the page.
     """
@@ -36,7 +36,7 @@ registry: Registry[Section] = Registry("a section", discover="dcnet.report.page"
 
 
 def section(title: str, order: int, script: Callable[[], str] | None = None) -> Callable[[Draw], Draw]:
-    """A decorator that registers a function of the sources as a section, under its own name."""
+    """Returns a decorator that registers a function from sources to markup as a section, under its own name."""
 
     def register(draw: Draw) -> Draw:
         name = draw.__name__
@@ -47,12 +47,12 @@ def section(title: str, order: int, script: Callable[[], str] | None = None) -> 
 
 
 def sections() -> list[Section]:
-    """All sections in their order."""
+    """Returns all sections in their order."""
     return sorted(registry.values(), key=lambda one: one.order)
 
 
 def page(sources: Sources) -> str:
-    """The page as HTML; the same records give the same page. Raises ValueError if a record is incomplete."""
+    """Returns the page as HTML, which is deterministic. Raises ValueError if a record is damaged."""
     found = sections()
     parts = {
         "styles": assets(".css"),
@@ -64,7 +64,7 @@ def page(sources: Sources) -> str:
 
 
 def assets(suffix: str) -> str:
-    """The contents of the files with this suffix, in the order of their names."""
+    """Returns the contents of the asset files with this suffix, sorted by name."""
     found = sorted(asset.name for asset in ASSETS.iterdir() if asset.name.endswith(suffix))
     return "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in found)
 

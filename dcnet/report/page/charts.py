@@ -1,4 +1,4 @@
-"""Charts as SVG, with a frame, a legend, and a title for screen readers."""
+"""Draws charts as SVG, with a frame, a legend, and a title for screen readers."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -9,7 +9,7 @@ from dcnet.report.chart import Axis, BarChart, BarGroup, Chart, Cloud, Line, Lin
 from dcnet.report.page.markup import Html, data, join, tag
 
 TICKS = 6
-# The width of a phone: on a wider page the chart grows, and its text with it.
+# In pixels, for a phone; on a wider page, the chart and its text are scaled up.
 WIDTH, HEIGHT = 420, 290
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 12, 46
 COLORS = 10
@@ -39,7 +39,7 @@ class Scale:
         return math.log10(value) if self.log else value
 
     def ticks(self) -> list[float]:
-        """Round values, or powers of ten."""
+        """Returns the positions of ticks: round values, or powers of ten on a log scale."""
         if self.log:
             return [10.0**i for i in range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)]
         step = _round_up((self.high - self.low) / TICKS)
@@ -48,13 +48,13 @@ class Scale:
 
 
 def _round_up(step: float) -> float:
-    """The next of 1, 2, 5, 10, 20, ..."""
+    """Rounds up to the next of 1, 2, 5, 10, 20, ..., times a power of ten."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
 
 
 def spelled(value: float) -> str:
-    """A tick label, as short as possible."""
+    """Formats a tick label, as short as possible."""
     if value == 0:
         return "0"
     if abs(value) >= 1e5:
@@ -63,13 +63,13 @@ def spelled(value: float) -> str:
 
 
 def scales(x: Axis, y: Axis) -> tuple[Scale, Scale]:
-    """The scales of both axes within the frame."""
+    """Returns the scales from the values of both axes to pixels within the frame."""
     across = Scale(x.low, x.high, LEFT, WIDTH - RIGHT, x.log)
     return across, Scale(y.low, y.high, HEIGHT - BOTTOM, TOP, y.log)
 
 
 def frame(x: Axis, y: Axis) -> Html:
-    """Grid, ticks and the names of the axes."""
+    """Draws the grid, the ticks and the names of the axes."""
     across, up = scales(x, y)
     parts = [_tick_x(across(at), text) for at, text in x.ticks or _ticks(across)]
     parts += [_tick_y(up(at), text) for at, text in y.ticks or _ticks(up)]
@@ -98,7 +98,7 @@ def _short(place: float) -> str:
 
 
 def canvas(key: str, chart: Chart, *children: str, height: float = HEIGHT, **attributes: Any) -> Html:
-    """The SVG element; `key` is unique on the page."""
+    """Returns the SVG element of a chart; `key` must be unique on the page."""
     title = tag("title", f"{chart.title}. {chart.about}".strip(), id=f"{key}-title")
     box = f"0 0 {WIDTH} {height:g}"
     about = {"role": "img", "aria_labelledby": f"{key}-title", "id": f"{key}-chart"}
@@ -106,19 +106,19 @@ def canvas(key: str, chart: Chart, *children: str, height: float = HEIGHT, **att
 
 
 def _clip(key: str) -> Html:
-    """Clips lines at the frame, with room for a dot on its edge."""
+    """Returns a clip path at the frame, with room for a dot on its edge."""
     width, height = WIDTH - LEFT - RIGHT + 2 * DOT_RADIUS, HEIGHT - TOP - BOTTOM + 2 * DOT_RADIUS
     inside = tag("rect", x=LEFT - DOT_RADIUS, y=TOP - DOT_RADIUS, width=width, height=height)
     return tag("clipPath", inside, id=f"{key}-clip")
 
 
 def color(i: int, dashed: bool = False) -> str:
-    """The CSS classes of the i-th series: a color, and dashes if requested or if the colors repeat."""
+    """Returns the CSS classes of the i-th series: a color, and dashes if requested or if the colors repeat."""
     return f"s{i % COLORS}" + (f" d{i // COLORS % 3}" if dashed or i >= COLORS else "")
 
 
 def legend(key: str, title: str, names: Sequence[str], shown: int | None = None, dashed: Collection[int] = ()) -> Html:
-    """A button per series that hides or shows it; those from `shown` on start hidden."""
+    """Returns a list of buttons that hide or show a series each; only the first `shown` are visible at first."""
     buttons = []
     for i, name in enumerate(names):
         pressed = "true" if shown is None or i < shown else "false"
@@ -130,13 +130,13 @@ def legend(key: str, title: str, names: Sequence[str], shown: int | None = None,
 
 
 def figure(key: str, chart: Chart, *children: str, **attributes: str) -> Html:
-    """The chart with its title above."""
+    """Returns a figure element with the title of the chart as its caption."""
     caption = tag("figcaption", tag("strong", chart.title), f" {chart.about}" if chart.about else "")
     return tag("figure", caption, *children, id=key, **attributes)
 
 
 def bar_chart(key: str, chart: BarChart) -> Html:
-    """Horizontal bars, groups from top to bottom."""
+    """Draws horizontal bars, with groups from top to bottom."""
     most = max(value for group in chart.groups for value in group.values.values())
     scale = Scale(0, max(most, chart.base or 0) * 1.02, 8, WIDTH - VALUE_WIDTH)
     drawn, top = [], 4.0
@@ -177,9 +177,14 @@ def _bar_axis(scale: Scale, bottom: float, chart: BarChart) -> Html:
 
 
 def line_chart(key: str, chart: LineChart, below: str = "", shown: int | None = None, form: str = ".2f") -> Html:
-    """The chart, its legend, and a slider that reads values off; `form` is their number format.
+    """Draws lines, with a legend and a slider that shows the values at a position.
 
-    Lines from `shown` on start hidden.
+    Args:
+        key: the id of the figure, unique on the page.
+        chart: the chart to draw.
+        below: markup below the chart.
+        shown: the number of lines that are visible at first; None for all.
+        form: the number format of the values.
     """
     lines = [_line(i, line, chart, hidden=shown is not None and i >= shown) for i, line in enumerate(chart.lines)]
     cursor = tag("line", class_="cursor", x1=LEFT, x2=LEFT, y1=TOP, y2=HEIGHT - BOTTOM, visibility="hidden")
@@ -194,7 +199,7 @@ def line_chart(key: str, chart: LineChart, below: str = "", shown: int | None = 
 
 
 def framed(key: str, chart: LineChart, lines: Sequence[Html], *more: str, **attributes: Any) -> Html:
-    """The frame with the lines clipped to it."""
+    """Draws the frame, with the lines clipped to it."""
     inside = tag("g", *lines, clip_path=f"url(#{key}-clip)")
     return canvas(key, chart, _clip(key), frame(chart.x, chart.y), inside, *more, **attributes)
 
@@ -206,32 +211,32 @@ def _line(i: int, line: Line, chart: LineChart, hidden: bool) -> Html:
     # A path of one point is invisible.
     if line.dots or len(places) == 1:
         parts += [tag("circle", cx=f"{a:.1f}", cy=f"{b:.1f}", r=DOT_RADIUS) for a, b in places]
-    # An attribute of SVG, so that it works without a style sheet.
+    # Use an attribute of SVG, which works without a style sheet.
     visibility = "hidden" if hidden else None
     return tag("g", *parts, class_=f"series {color(i)}", data_series=str(i), visibility=visibility)
 
 
 def path_of(line: Line, across: Scale, up: Scale) -> str:
-    """The attribute `d` of an SVG path."""
+    """Returns the attribute `d` of an SVG path."""
     points = [f"{across(a):.1f} {up(b):.1f}" for a, b in zip(line.x, line.y, strict=True) if math.isfinite(b)]
     return "M" + "L".join(points) if points else ""
 
 
 def _reader(key: str, chart: LineChart) -> Html:
-    """A slider over all x values of the lines."""
+    """Returns a slider over all x values of the lines."""
     count = len({at for line in chart.lines for at in line.x})
     if count < 2:
         return Html("")
     name, most = f"{key}-at", count - 1
     slider = tag("input", type="range", id=name, min=0, max=most, value=most, step=1, data_reader=True)
-    label = tag("label", f"Read off at: {chart.x.name}", for_=name)
-    # Pixels of the frame, for the cursor.
+    label = tag("label", f"Show values at: {chart.x.name}", for_=name)
+    # The script needs the pixels of the frame to place the cursor.
     places = {"data_left": LEFT, "data_right": WIDTH - RIGHT}
     return tag("div", label, slider, tag("output", for_=name, aria_live="polite"), class_="reader", **places)
 
 
 def point_chart(key: str, chart: PointChart, below: str = "") -> Html:
-    """Points and directions, on axes of one scale."""
+    """Draws points and directions, with the same scale on both axes."""
     across = Scale(-chart.reach, chart.reach, MARGIN, WIDTH - MARGIN)
     up = Scale(-chart.reach, chart.reach, WIDTH - MARGIN, MARGIN)
     middle = WIDTH / 2
@@ -250,7 +255,7 @@ def point_chart(key: str, chart: PointChart, below: str = "") -> Html:
 
 def _cloud(i: int, cloud: Cloud, across: Scale, up: Scale, reach: float) -> Html:
     inside = [(x, y) for x, y in cloud.points if max(abs(x), abs(y)) <= reach]
-    # A line of length zero with round ends is a dot, in a third of the characters of a circle.
+    # Draw dots as lines of length zero with round ends, which take a third of the characters of circles.
     dots = "".join(f"M{across(x):.1f} {up(y):.1f}h0" for x, y in inside)
     parts = [tag("title", cloud.name), tag("path", d=dots, class_="dots")]
     if cloud.direction is not None:

@@ -1,4 +1,4 @@
-"""The cost of decoupling: times relative to plain PyTorch, and costs of heads by their number of classes."""
+"""Sections about the cost of decoupling: times relative to plain PyTorch, and costs of heads by number of classes."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from dcnet.report.speed_plots import BARS, head_charts, head_title, speed_charts
 
 @section("Speed", order=60)
 def speed(sources: Sources) -> Html:
-    """The charts of each benchmark of layers and networks."""
+    """Draws the charts of all benchmarks of layers and networks."""
     found = {name: record for name, record in sources.benchmarks.items() if record["benchmark"] in BARS}
     if not found:
         return no_records("benchmarks", "dcnet bench layers --json results/layers_cpu.json")
@@ -26,9 +26,9 @@ def _benchmark(name: str, record: Values) -> Html:
     return join([heading, tag("div", *charts, class_="grid"), commands_of([record])])
 
 
-@section("Heads of many classes", order=70)
+@section("Heads with many classes", order=70)
 def heads(sources: Sources) -> Html:
-    """Time and memory for each batch size of each record."""
+    """Draws time and memory for each batch size of each record."""
     found = {name: record for name, record in sources.benchmarks.items() if record["benchmark"] == "heads"}
     if not found:
         return no_records("heads", "dcnet bench heads --json results/heads_cpu.json")
@@ -47,7 +47,7 @@ def _heads(name: str, record: Values) -> Html:
 
 
 def _with_limits(chart: LineChart) -> LineChart:
-    """Limits around all points, also if there is only one number of classes."""
+    """Sets the limits of the axes around all points, even if there is only one number of classes."""
     x = [at for line in chart.lines for at in line.x]
     y = [value for line in chart.lines for value in line.y]
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Training curves: test error by step for Figure 4, for the tables, and for all other runs."""
+"""The section of training curves: test error by step for Figure 4, for the tables, and for all other runs."""
 
 import dataclasses
 import math
@@ -19,15 +19,15 @@ from dcnet.training import Record
 from dcnet.training.session import group_by_seed
 
 FIGURE_4 = "table4"
-# The number of distinguishable lines; the others start hidden.
+# The largest number of distinguishable lines; all others are hidden at first.
 MAX_SHOWN = 8
-# The first steps, as a fraction, which the limits of the axis ignore.
+# The limits of the axis ignore the first steps, up to this fraction of the run.
 EARLY = 0.08
 
 
 @dataclass(frozen=True)
 class CurveGroup:
-    """One chart: a label per line, with the runs that it is the mean of."""
+    """A chart: its lines, each with a label and the runs that it is the mean of."""
 
     key: str
     title: str
@@ -40,7 +40,7 @@ class CurveGroup:
 
 @section("Training curves", order=20)
 def curves(sources: Sources) -> Html:
-    """Figure 4, then a chart per table, and per dataset and network of the other runs."""
+    """Draws Figure 4, then the charts of tables, then a chart per dataset and network of all other runs."""
     return tag("div", *(tag("div", _chart(group)) for group in curve_groups(sources)), class_="grid")
 
 
@@ -50,7 +50,7 @@ def _chart(group: CurveGroup) -> Html:
         return join([heading, no_records("these runs", f"dcnet reproduce {FIGURE_4}")])
     lines = [line for name, members in group.lines if (line := _line(name, members)).x]
     if not lines:
-        return join([heading, paragraph("No evaluation of these runs gave a finite number.")])
+        return join([heading, paragraph("No evaluation of these runs has a finite error.")])
     held_out = all(record.config.get("dataset") == VALIDATION for record in group.records)
     what = "validation error" if held_out else "test error"
     several = max(len(members) for _, members in group.lines) > 1
@@ -62,7 +62,7 @@ def _chart(group: CurveGroup) -> Html:
 
 
 def _line(name: str, members: Sequence[Record]) -> Line:
-    """The mean error over the seeds that reached a step."""
+    """Returns a line of the mean error over the seeds that reached a step."""
     error = mean_curve(members, "test_error", by="step")
     return Line(name, error.x, error.mean)
 
@@ -76,7 +76,7 @@ def _error_axis(name: str, lines: Sequence[Line]) -> Axis:
 
 
 def curve_groups(sources: Sources) -> list[CurveGroup]:
-    """Figure 4 with the runs of Table 4, then the other tables of test errors, then all other runs."""
+    """Returns the charts of Figure 4 (the runs of Table 4), of the other tables of test errors, and of other runs."""
     found = {experiment.name: (experiment, cells) for experiment, cells in sources.experiments}
     first = [record for cell in found.pop(FIGURE_4)[1] for record in cell.records if record.curves.step]
     groups = [_by_difference("figure4", "Figure 4: ResNet-32 on CIFAR-100, plain and decoupled", first)]
@@ -93,7 +93,7 @@ def curve_groups(sources: Sources) -> list[CurveGroup]:
 
 
 def _with_unique_keys(groups: Iterable[CurveGroup]) -> list[CurveGroup]:
-    """Makes keys unique: they keep only letters and digits of a name, and may coincide."""
+    """Makes keys unique, since they have only the letters and digits of names and may coincide."""
     found: dict[str, CurveGroup] = {}
     for group in groups:
         key = unique_name(group.key, found)
@@ -102,7 +102,7 @@ def _with_unique_keys(groups: Iterable[CurveGroup]) -> list[CurveGroup]:
 
 
 def _groups_of(experiment: Experiment, cells: Sequence[CellResult], drawn: set[str]) -> Iterable[CurveGroup]:
-    """One chart; with too many lines a chart per column, or per row if that gives fewer charts."""
+    """Yields one chart per table; with too many lines, one per column, or per row if there are fewer rows."""
     lines = [(cell.status.cell, runs) for cell in cells if (runs := _new(cell.records, drawn))]
     title = experiment.title.split(":")[0]
     if not lines:
@@ -130,14 +130,14 @@ def _group(key: str, title: str, lines: Sequence[tuple[str, tuple[Record, ...]]]
 
 
 def _by_difference(key: str, title: str, records: Sequence[Record]) -> CurveGroup:
-    """Lines labeled by the differences between the runs."""
+    """Returns a chart whose labels are the differences between the runs."""
     groups = sorted((tuple(members) for members in group_by_seed(records).values()), key=_order)
     names = labels(groups) if groups else []
     return CurveGroup(key, title, tuple(zip(names, groups, strict=True)))
 
 
 def _order(members: Sequence[Record]) -> tuple[bool, bool]:
-    """Plain networks first, then operators with a cosine."""
+    """Returns a sort key: plain networks first, then operators with a cosine."""
     operator = members[0].settings["operator"]
     return not is_plain(operator), not operator.endswith("-cos")
 

@@ -11,7 +11,7 @@ VOID = ("input", "line", "rect", "path", "circle")
 
 
 class Html(str):
-    """Markup, which is not escaped again."""
+    """A string of markup, which is not escaped again."""
 
     __slots__ = ()
 
@@ -20,7 +20,7 @@ class Html(str):
 
 
 def tag(name: str, *children: str, **attributes: Any) -> Html:
-    """An element: `class_` is class, `aria_label` is aria-label, None omits an attribute, True gives it no value."""
+    """Returns an element. `class_` is class, `aria_label` is aria-label, None omits an attribute, True its value."""
     words = [name, *(_attribute(key, value) for key, value in attributes.items() if value not in (None, False))]
     opened = f"<{' '.join(words)}"
     # Void elements of SVG need the slash.
@@ -34,7 +34,7 @@ def _attribute(key: str, value: Any) -> str:
 
 
 def join(parts: Iterable[str], between: str = "") -> Html:
-    """The concatenation of the parts."""
+    """Concatenates the parts, and escapes those that are not markup."""
     return Html(between.join(part if isinstance(part, Html) else html.escape(part, quote=False) for part in parts))
 
 
@@ -47,18 +47,18 @@ def code(text: str) -> Html:
 
 
 def data(value: Any, **attributes: Any) -> Html:
-    """A value for scripts, escaped so that it cannot end the element."""
+    """Returns a script element with a JSON value, escaped so that it cannot end the element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return tag("script", Html(text), type="application/json", **attributes)
 
 
 def disclosure(summary: str, *children: str, class_: str | None = None, title: str | None = None) -> Html:
-    """Content that is shown on click."""
+    """Returns content that is shown on click on the summary."""
     return tag("details", tag("summary", summary, title=title), *children, class_=class_)
 
 
 def table(key: str, caption: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Html:
-    """A table in a box that scrolls sideways; the first cell of a row is its heading."""
+    """Returns a table in a box that scrolls horizontally; the first cell of a row is its heading."""
     inside = Html(Table.of_rows(headings, list(rows), title=caption).html(key))
-    # The keyboard must reach a box that scrolls, so that it needs a name.
+    # A scrolling box must be focusable with the keyboard, and then needs a name.
     return tag("div", inside, class_="scroll", tabindex="0", role="region", aria_labelledby=f"{key}-caption")

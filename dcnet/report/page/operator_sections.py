@@ -1,4 +1,4 @@
-"""Operators and features: curves of magnitudes and angles with sliders, and features of two or three dimensions."""
+"""Sections of operators and features: curves of magnitudes and angles with sliders, and two or three features."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ FEATURE_COMMANDS = (
 )
 # The axes end at this quantile of the distances from the origin, so that a few outliers do not shrink the rest.
 REACH = 0.99
-# The viewpoint of the sphere for three features: rotation and elevation.
+# The viewpoint of the sphere for three features: rotation and elevation in radians.
 TURN, TILT = 0.6, 0.4
 MEAN_ANGLES = {"within": "within a class", "between": "between classes", "nearest": "to the nearest class"}
 Kind = TypeVar("Kind", bound=Component)
@@ -37,7 +37,7 @@ Kind = TypeVar("Kind", bound=Component)
 
 @dataclass(frozen=True)
 class Slider:
-    """A slider for all constants with one symbol."""
+    """A slider for all constants with the same symbol."""
 
     label: str
     low: float
@@ -46,7 +46,7 @@ class Slider:
 
 
 def sliders() -> dict[str, Slider]:
-    """Sliders by symbol; limits and start are of the first component with limits for that symbol."""
+    """Returns the sliders by symbol; the first component that has limits for a symbol defines limits and start."""
     found: dict[str, Slider] = {}
     for made in (*magnitude.registry.values(), *angle.registry.values()):
         part = made()
@@ -58,7 +58,7 @@ def sliders() -> dict[str, Slider]:
 
 
 def formulas() -> str:
-    """JavaScript functions of n or theta and of the constants, for all components with such an equation."""
+    """Returns JavaScript functions of n or theta and the constants, for all components that provide one."""
     magnitudes = [_formula(made(), "n") for made in magnitude.registry.values()]
     angles = [_formula(made(), "theta") for made in angle.registry.values()]
     parts = (", ".join(text for text in texts if text) for texts in (magnitudes, angles))
@@ -76,7 +76,7 @@ def _formula(part: Component, variable: str) -> str | None:
 
 @section("Operators", order=30, script=formulas)
 def operators(sources: Sources) -> Html:
-    """Curves of all registered magnitudes and angles; the script redraws them when a slider moves."""
+    """Draws curves of all registered magnitudes and angles, which the script redraws when a slider moves."""
     about = paragraph(
         "A layer computes h(‖x‖) · g(θ). The axes do not move with the sliders. β is the slope of seg beyond the "
         "radius, and the weight of the logarithm in mix; all other constants have the values of a new layer. The "
@@ -105,7 +105,7 @@ def _sliders() -> Html:
 
 
 def _started(part: Kind) -> Kind:
-    """The part with constants at the start of their sliders."""
+    """Returns the component with its constants at the start of their sliders."""
     known = sliders()
     chosen: dict[str, Any] = {name: known[symbol].start for name, symbol in part.symbols().items() if symbol in known}
     return dataclasses.replace(part, **chosen)
@@ -117,13 +117,13 @@ def _lines(x: Tensor, curves: dict[str, Tensor]) -> list[Line]:
 
 def _chart(key: str, chart: LineChart) -> Html:
     across, up = scales(chart.x, chart.y)
-    # Some curves coincide: the later one is dashed.
+    # Some curves coincide, so later ones are dashed.
     dashed, curves = range(len(chart.lines) // 2 + 1, len(chart.lines)), []
     for i, line in enumerate(chart.lines):
         path = tag("path", d=path_of(line, across, up))
         about = {"class_": f"series {color(i, i in dashed)}", "data_series": str(i), "data_part": line.name}
         curves.append(tag("g", tag("title", line.name), path, **about))
-    # From values to pixels, for the script.
+    # The script needs the scales from values to pixels.
     places = {
         "data_x": f"{across.low} {across.high} {across.start} {across.end}",
         "data_y": f"{up.low} {up.high} {up.start} {up.end}",
@@ -134,7 +134,7 @@ def _chart(key: str, chart: LineChart) -> Html:
 
 @section("Features", order=40)
 def features(sources: Sources) -> Html:
-    """A chart per record."""
+    """Draws a chart per record of features."""
     if not sources.features:
         return no_records("features", *FEATURE_COMMANDS)
     return tag("div", *(_features(name, record) for name, record in sources.features.items()), class_="grid")
@@ -152,12 +152,12 @@ def _features(name: str, record: Values) -> Html:
     for c, title in enumerate(record["classes"]):
         own = [point for point, label in zip(points, record["labels"], strict=True) if label == c]
         clouds.append(Cloud(str(title), own, _direction(record, c, reach / 1.2)))
-    chart = PointChart(record["title"], clouds, reach, "Test images in the colors of their classes.")
+    chart = PointChart(record["title"], clouds, reach, "One point per test image, colored by class.")
     return point_chart(f"features-{name}", chart, _numbers(record))
 
 
 def _flat(point: list[float]) -> tuple[float, float]:
-    """A point of the plane, or the projection of a direction in space."""
+    """Returns a point in the plane; a point in space is normalized and projected."""
     if len(point) == 2:
         return point[0], point[1]
     length = math.hypot(*point) or 1.0
@@ -176,7 +176,7 @@ def _direction(record: Values, c: int, reach: float) -> tuple[float, float] | No
 
 
 def _numbers(record: Values) -> Html:
-    """The accuracy of the network, and the angles between its features."""
+    """Lists the accuracy of the network and the angles between its features."""
     spread = record["spread"]
     rows = [("test accuracy, %", record["accuracy"], ".2f")]
     rows += [(f"mean angle {words}, °", spread[key], ".1f") for key, words in MEAN_ANGLES.items()]

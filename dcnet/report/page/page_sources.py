@@ -1,4 +1,4 @@
-"""The records behind the page."""
+"""The records that the page shows."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from dcnet.training import Record, RunConfig
 
 Values = dict[str, Any]
 
-# Runs are found by their records only.
+# The page ignores the folder of runs, and uses records only.
 NO_RUNS = Path("/nonexistent")
 
 
@@ -34,7 +34,7 @@ class CachedIndex(RecordIndex):
 
 @dataclass(frozen=True)
 class CellResult:
-    """The status of a cell, and the records that count for it."""
+    """The status of a cell, and the records that it is computed from."""
 
     status: CellStatus
     records: tuple[Record, ...]
@@ -42,13 +42,13 @@ class CellResult:
 
 @dataclass(frozen=True)
 class Sources:
-    """Folders with JSON records at any depth: of runs, benchmarks and features."""
+    """Records of runs, benchmarks and features in folders, which are searched recursively for JSON files."""
 
     folders: tuple[Path, ...]
 
     @cached_property
     def known(self) -> RecordIndex:
-        """Records of finished runs; raises ValueError if a folder does not exist."""
+        """The records of finished runs; raises ValueError if a folder does not exist."""
         return CachedIndex(self.folders)
 
     @cached_property
@@ -58,7 +58,7 @@ class Sources:
         return [(experiment, self._cells(experiment)) for experiment in ordered]
 
     def _cells(self, experiment: Experiment) -> list[CellResult]:
-        """Every cell with all of its seeds, even more than the experiment requires."""
+        """Returns every cell with the records of all of its seeds, even if there are more than required."""
         found = []
         for cell, records in cell_records(experiment, self.known):
             counted = [one for one in records if not _converged(one) or cell.value(one) is not None]
@@ -109,7 +109,7 @@ def _read(path: Path) -> Values | None:
 
 
 def unique_name(name: str, taken: Iterable[str]) -> str:
-    """The name, with a number appended if it is taken."""
+    """Returns the name, with a number appended if it is taken."""
     used, count, free = set(taken), 2, name
     while free in used:
         free, count = f"{name}-{count}", count + 1

@@ -1,4 +1,4 @@
-"""The commands behind numbers and charts, and their runs."""
+"""Shows where numbers and charts come from: commands, runs and machines."""
 
 import shlex
 from collections.abc import Iterable, Mapping
@@ -12,11 +12,11 @@ AnyRecord = Record | Mapping[str, Any]
 
 # Options of `dcnet bench` whose name differs from the one in the config of the record.
 BENCH_OPTIONS = {"batches": "batch", "modes": "mode", "link_gb_per_s": "link"}
-UNKNOWN_COMMAND = "the record does not say"
+UNKNOWN_COMMAND = "unknown: the record has no command"
 
 
 def command_of(record: AnyRecord) -> str:
-    """The command in the record; that of a benchmark is built from its config."""
+    """Returns the command in the record; the command of a benchmark is built from its config."""
     if record.get("command"):
         return str(record.get("command"))
     return bench_command(record) if isinstance(record, Mapping) and "benchmark" in record else UNKNOWN_COMMAND
@@ -34,7 +34,7 @@ def bench_command(record: Mapping[str, Any]) -> str:
 
 
 def about(record: AnyRecord, named: bool = True) -> str:
-    """Name, commit, date, machine and torch version of the run, as far as the record has them."""
+    """Returns name, commit, date, machine and torch version, as far as the record has them."""
     environment = record.get("environment") or {}
     name = "-".join(str(record.get(key)) for key in ("name", "hash") if record.get(key))
     parts = [
@@ -48,12 +48,12 @@ def about(record: AnyRecord, named: bool = True) -> str:
 
 
 def origin(record: AnyRecord, command: str | None = None) -> Html:
-    """The command (default: the command in the record), followed by the run."""
+    """Returns the command (default: that in the record), followed by name, commit, date and machine."""
     return join([code(command or command_of(record)), tag("span", about(record), class_="about")])
 
 
 def number(shown: str, records: Iterable[AnyRecord]) -> Html:
-    """A number that shows the commands behind it on hover, or when it is opened."""
+    """Returns a number that shows the commands that measured it, on hover or click."""
     found = list(records)
     commands = "\n".join(dict.fromkeys(command_of(record) for record in found))
     inside = tag("ul", *(tag("li", origin(record)) for record in found))
@@ -61,22 +61,22 @@ def number(shown: str, records: Iterable[AnyRecord]) -> Html:
 
 
 def missing_number(shown: str, command: str) -> Html:
-    """A placeholder for a number, with the command that measures it."""
+    """Returns a placeholder for a number, with the command that measures it."""
     return disclosure(shown, tag("p", "Run ", code(command)), class_="number missing", title=command)
 
 
 def commands_of(records: Iterable[AnyRecord]) -> Html:
-    """The commands behind a chart, each once."""
+    """Lists the commands of the records, without duplicates."""
     return listed_commands((command_of(record), record) for record in records)
 
 
 def listed_commands(found: Iterable[tuple[str, AnyRecord]]) -> Html:
-    """These commands with their runs, each once."""
+    """Lists the commands with their records, without duplicates; shown on click."""
     origins = {command + about(record): origin(record, command) for command, record in found}
-    return disclosure("Commands behind these numbers", tag("ul", *(tag("li", one) for one in origins.values())))
+    return disclosure("Commands that measured these numbers", tag("ul", *(tag("li", one) for one in origins.values())))
 
 
 def no_records(what: str, *commands: str) -> Html:
-    """A note instead of a section without records."""
+    """Returns a note for a section without records, with the commands that create some."""
     filled = join([code(command) for command in commands], " and ")
     return tag("p", f"No records of {what}. Run ", filled, ".", class_="empty")

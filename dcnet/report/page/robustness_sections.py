@@ -1,8 +1,8 @@
-"""Accuracy under attacks and corruptions, from the evaluations of runs.
+"""The section of robustness: accuracy under attacks and corruptions, from the evaluations of runs.
 
-Accuracies in records are shares from 0 to 1. A curve has one of three forms: `epsilons` (or `severities`) beside
-`accuracies`; `by_epsilon` or `by_steps`, a mapping from numbers to accuracies; or `accuracies` by corruption, one per
-severity.
+Accuracies in records are from 0 to 1. A curve has one of three forms: a list `epsilons` (or `severities`) and a list
+`accuracies`; a mapping `by_epsilon` or `by_steps` from numbers to accuracies; or a mapping `accuracies` from
+corruptions to lists with one accuracy per severity.
 """
 
 import dataclasses
@@ -38,12 +38,12 @@ TITLES: dict[tuple[str, ...], str] = {
     ("attacks", "by_epsilon"): "FGSM by epsilon",
     ("attacks", "by_steps"): "BIM by steps",
 }
-UNKNOWN = "the record does not say which command measured it"
+UNKNOWN = "unknown: the record has no command"
 
 
 @dataclass(frozen=True)
 class EvaluationCurve:
-    """A curve in an evaluation: the keys that lead to it, the name of its x axis, and its points from left to right."""
+    """A curve in an evaluation: the path of keys to it, the name of the x axis, and the points from left to right."""
 
     where: tuple[str, ...]
     axis: str
@@ -55,7 +55,7 @@ class EvaluationCurve:
 
 
 def curves_in(value: Any, where: tuple[str, ...] = ()) -> Iterator[EvaluationCurve]:
-    """Every curve in a JSON value, at any depth."""
+    """Yields all curves in a JSON value, at any depth."""
     if not isinstance(value, Mapping):
         return
     accuracies: Any = value.get("accuracies")
@@ -92,7 +92,7 @@ def _by_number(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A curve in an evaluation of a run; `name` is that of the evaluation in the record."""
+    """A curve in an evaluation of a run; `name` is the name of the evaluation in the record."""
 
     record: Record
     name: str
@@ -101,7 +101,7 @@ class Measurement:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings of `dcnet attack`; empty for any other evaluation."""
+        """The settings of `dcnet attack`; empty for other evaluations."""
         found = self.values.settings
         return found if {"epsilon", "images"} <= found.keys() else {}
 
@@ -116,7 +116,7 @@ class Measurement:
 
     @property
     def about(self) -> str:
-        """The images, the strength of the attack, and a note if it is weak."""
+        """A description of the images and the strength of the attack, with a note if it is weak."""
         images = self.settings.get("images", self.values.get("images"))
         on = f"On {images:,} perturbed test images" if isinstance(images, int) else "On perturbed test images"
         steps = self.settings.get("steps") if "by_epsilon" in self.curve.where else None
@@ -127,12 +127,12 @@ class Measurement:
 
     @property
     def weak(self) -> bool:
-        """True for attacks below the standard effort; corruptions do not depend on the effort."""
+        """Whether the attacks have less than the standard effort; corruptions do not depend on the effort."""
         attacked = bool(self.settings) and "corrupted" not in self.curve.where
         return attacked and self._effort() != dataclasses.asdict(STANDARD)
 
     def command(self, experiments: Iterable[Experiment]) -> str:
-        """The command in the record, or that of `dcnet attack` or of the experiments that use this evaluation."""
+        """Returns the command in the record, or else one of `dcnet attack` or `dcnet reproduce` that measures this."""
         if isinstance(self.values.command, str):
             return self.values.command
         if self.settings:
@@ -141,7 +141,7 @@ class Measurement:
         return shlex.join(["dcnet", "reproduce", *users]) if users else UNKNOWN
 
     def _attack_command(self) -> str:
-        """`dcnet attack` with all options that differ from their default."""
+        """Returns the `dcnet attack` command with all options that differ from their default."""
         words = ["dcnet", "attack", self.record.run_name]
         if self.settings["images"] != IMAGES:
             words += ["--images", str(self.settings["images"])]
@@ -157,9 +157,9 @@ class Measurement:
 
 @section("Robustness", order=50)
 def robustness(sources: Sources) -> Html:
-    """A chart per network and measurement, with a line per run.
+    """Draws a chart per network and measurement, with a line per run.
 
-    With too many lines, networks have a chart per type of training.
+    With too many lines, there is a chart per type of training.
     """
     charts: dict[tuple[str, tuple[str, ...], str], list[Measurement]] = {}
     for record in sources.runs:
@@ -199,7 +199,7 @@ def _chart(key: str, network: str, found: Sequence[Measurement], experiments: Se
 
 
 def _names(found: Sequence[Measurement], network: str) -> list[str]:
-    """Operator, adversary and seed of each run, and more if these are equal for several runs."""
+    """Returns operator, adversary and seed of each run, and more settings if these are equal for several runs."""
     names = [_name(one.record.config, network) for one in found]
     for name in {name for name in names if names.count(name) > 1}:
         places = [i for i, own in enumerate(names) if own == name]
@@ -209,7 +209,7 @@ def _names(found: Sequence[Measurement], network: str) -> list[str]:
 
 
 def _name(config: dict[str, Any], network: str) -> str:
-    """The name of a line, without the adversary if the title of the chart has it."""
+    """Returns the name of a line, without the adversary if it is in the title of the chart."""
     trained = _adversary(config)
     shown = [] if not trained or network.endswith(trained) else [trained]
     return ", ".join([with_defaults(config)["operator"], *shown, f"seed {config.get('seed', 0)}"])
@@ -225,7 +225,7 @@ def _line(found: Measurement, name: str) -> Line:
 
 
 def _end(lines: list[Line]) -> float:
-    """The first x where all accuracies are below `MIN_ACCURACY`."""
+    """Returns the end of the x axis: where all accuracies have dropped to `MIN_ACCURACY`, or the last point."""
     ends = []
     for line in lines:
         over = [x for x, y in zip(line.x, line.y, strict=True) if y <= MIN_ACCURACY]

@@ -1,4 +1,4 @@
-// Legends whose buttons hide a series, and sliders that read lines off.
+// Legends with buttons that hide a series, and sliders that show the values of lines at a position.
 (() => {
   const toggle = (button) => {
     const shown = button.getAttribute("aria-pressed") !== "true";
@@ -28,7 +28,7 @@
       const y = line.y[line.x.indexOf(at)];
       return y === undefined ? null : `${line.name}: ${y}`;
     };
-    // Epsilons may be tiny, and steps are whole numbers with all their digits.
+    // Epsilons may be tiny; steps are whole numbers, which need all digits.
     const spelled = (value) => value.toLocaleString("en", value < 1 ? { maximumSignificantDigits: 4 } : {});
     const show = (moved) => {
       const at = places[Number(slider.value)];

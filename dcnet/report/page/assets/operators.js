@@ -11,7 +11,7 @@ const dcnetOperators = (() => {
     const [x, y] = [scale(chart.dataset.x), scale(chart.dataset.y)];
     for (const group of chart.querySelectorAll("[data-part]")) {
       const formula = formulas[group.dataset.part];
-      // A component without a formula stays as it was drawn.
+      // The curve of a component without a formula does not change.
       if (!formula) continue;
       const path = Array.from({ length: points }, (_, i) => {
         const at = x.low + ((x.high - x.low) * i) / (points - 1);
