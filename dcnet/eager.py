@@ -245,7 +245,7 @@ def check_options(options: Options) -> Operator:
     learned = op.learned
     for name in options.get("constants") or {}:
         if name not in learned:
-            raise ValueError(f"{str(op)!r} learns no constant {name!r}, only {', '.join(learned) or 'none'}")
+            raise ValueError(f"{str(op)!r} learns no constant {name!r}: known are {', '.join(learned) or 'none'}")
     if not options.get("eps", 0) >= 0:
         raise ValueError(f"eps must not be negative, not {options['eps']!r}")
     return op

@@ -70,7 +70,9 @@ def expanded(path: Path | str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise ValueError(f"{str(path)!r} needs a home folder, and none is known: set HOME, or give the path") from None
+        raise ValueError(
+            f"{str(path)!r} needs a home folder, but there is none: set HOME, or give a full path"
+        ) from None
 
 
 def sentence_of(error: Exception) -> str:

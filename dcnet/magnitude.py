@@ -103,7 +103,7 @@ class Sum:
 
     def __post_init__(self) -> None:
         if not self.parts:
-            raise ValueError("a sum of magnitudes needs at least one part, and has none")
+            raise ValueError("a sum of magnitudes needs at least one part, but has none")
 
     @property
     def bounded(self) -> bool | None:

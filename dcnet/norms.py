@@ -152,7 +152,7 @@ class Processes:
 
     def __getstate__(self) -> dict[str, Any]:
         if self.group is not None:
-            raise TypeError(f"{self.group!r} cannot be pickled: pickle the state_dict of a model that names its group")
+            raise TypeError(f"{self.group!r} cannot be pickled: pickle the state_dict of the model instead")
         return dict(vars(self))
 
 

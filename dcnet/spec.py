@@ -115,7 +115,7 @@ class SpecReader:
         given: dict[str, Any] = {}
         for key, value in self.arguments():
             if key not in known:
-                raise self.error(f"{name} has no {quote(key)}, only {', '.join(known) or 'its name'}")
+                raise self.error(f"{name} has no {quote(key)}, only {', '.join(known) or 'a name'}")
             if key in given:
                 raise self.error(f"{key!r} of {name} is given twice")
             given[key] = value
@@ -151,7 +151,7 @@ class SpecReader:
         try:
             return number / self._number(self.take())
         except ArithmeticError as error:
-            raise self.error(f"{key!r} starts with {quote(token)}/, which cannot be computed: {error}") from None
+            raise self.error(f"cannot compute {key!r} from {quote(token)}/...: {error}") from None
 
     def _nested(self, key: str, name: str) -> Any:
         if self.inside:

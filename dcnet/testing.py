@@ -36,7 +36,7 @@ def assert_decoupled(
         raise TypeError(f"layer must be a decoupled layer, not {layer!r}")
     if "blend" in layer._buffers:
         blend = layer.get_buffer("blend").item()
-        raise ValueError(f"a layer with a blend is not h * g: give one without, not with a blend of {blend:g}")
+        raise ValueError(f"a layer with a blend is not h * g: give a layer without one, not with {blend:g}")
     layer = copy.deepcopy(layer).double().requires_grad_()
     x = small_input(layer, seed) if input is None else input.detach().to(layer.weight)
     for mode in (True, False):

@@ -307,7 +307,7 @@ def test_unknown_options_are_rejected():
         dcnet.functional.decoupled_conv2d(x, weight, operator="tanh-cos", epsilon=3.0)
     with pytest.raises(TypeError, match="operator is missing"):
         dcnet.functional.decoupled_conv2d(x, weight)
-    with pytest.raises(ValueError, match="'tanh-cos' learns no constant 'radious', only radius"):
+    with pytest.raises(ValueError, match="'tanh-cos' learns no constant 'radious': known are radius"):
         dcnet.functional.decoupled_conv2d(x, weight, operator="tanh-cos", constants={"radious": torch.ones(6)})
 
 

@@ -72,7 +72,7 @@ def test_accepts_frozen_parameters_and_rejects_a_blend():
     layer = dcnet.DecoupledConv2d(2, 3, 3)
     layer.radius.requires_grad_(False)
     assert_decoupled(layer)
-    with pytest.raises(ValueError, match=r"with a blend is not h \* g: give one without, not with a blend of 0.5"):
+    with pytest.raises(ValueError, match=r"with a blend is not h \* g: give a layer without one, not with 0.5"):
         assert_decoupled(dcnet.DecoupledConv2d(2, 3, 3, blend=0.5))
 
 

@@ -96,7 +96,7 @@ class Dataset:
         for split in (self.train, self.test):
             if len(split) == 0 or split.labels.min() < 0 or split.labels.max() >= len(self.classes):
                 raise ValueError(
-                    f"labels of {self.name!r} must be from 0 to {len(self.classes) - 1}, at least one per split"
+                    f"labels of {self.name!r} must be from 0 to {len(self.classes) - 1}, at least one in each split"
                 )
 
     @property

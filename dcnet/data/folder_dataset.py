@@ -230,7 +230,7 @@ class FolderDataset:
         )
         for part, files in {"training": left.train, "test": left.val}.items():
             if not len(files):
-                raise ValueError(f"{self.folder or self.name} has no readable images for {part}: expected some")
+                raise ValueError(f"{self.folder or self.name} has no readable images for {part}: expected one or more")
         object.__setattr__(left, "origin", self.origin)
         return left
 

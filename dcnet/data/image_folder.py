@@ -132,7 +132,7 @@ def labels_of(names: Iterable[str], people: Mapping[str, int] | None = None) -> 
     for name in names:
         person = PurePosixPath(name).parent.name
         if not person:
-            raise ValueError(f"the image {name!r} is in no folder that names its person: expected person/{name}")
+            raise ValueError(f"the image {name!r} is not in the folder of a person: expected person/{name}")
         if person not in numbers:
             numbers[person] = following
             following += 1

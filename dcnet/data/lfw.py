@@ -69,7 +69,7 @@ class LfwFiles:
         for line in lines:
             person, images = self._person(file, line)
             if person in found:
-                raise bad_line(file, *line, "each person once, but this one appears before")
+                raise bad_line(file, *line, "each person once, but this one is listed before")
             found[person] = images
         return found
 

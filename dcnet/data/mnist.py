@@ -51,11 +51,11 @@ def _content(stream: Stream, shape: tuple[int, ...]) -> bytes:
     """The bytes after the sizes; reads at most one byte more, even if the unpacked file is larger."""
     size, start = math.prod(shape), 4 + 4 * len(shape)
     if size > MAX_BYTES:
-        raise ValueError(f"expected at most {MAX_BYTES:,} bytes, found the sizes of {size:,}")
+        raise ValueError(f"expected at most {MAX_BYTES:,} bytes, found sizes that need {size:,}")
     content = stream.read(size + 1)
     if len(content) != size or not shape[0]:
         found = f"{start + len(content)}{' or more' if len(content) > size else ''}"
-        raise ValueError(f"expected one entry or more and {start + size} bytes for {shape[0]}, found {found}")
+        raise ValueError(f"expected {start + size} bytes for {shape[0]} entries, and at least one entry, found {found}")
     return content
 
 

@@ -37,7 +37,7 @@ class FeatureScale(nn.Module):
         if isinstance(asked, str) and asked != "learned":
             raise ValueError(f"scale must be a number, 'norm' or 'learned', not {asked!r}")
         if isinstance(asked, Learnable) and asked.per_channel:
-            raise ValueError(f"scale is one number for all classes, Learnable({asked.init!r}), not {asked!r}")
+            raise ValueError(f"scale must be one number for all classes, Learnable({asked.init!r}), not {asked!r}")
         value = asked.init if isinstance(asked, Learnable) else (start or START) if isinstance(asked, str) else asked
         check_number("scale", value, above=0, most=LARGEST)
         self.fixed = float(value)

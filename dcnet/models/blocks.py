@@ -105,8 +105,8 @@ class Flatten(nn.Flatten):
         if not is_symbolic(input) and rows.shape[1] != self.features:
             left = " x ".join(str(side) for side in input.shape[2:])
             raise ValueError(
-                f"image_size={self.image_size} does not fit the images, of which {left} pixels are left after pooling: "
-                "create the model with their size"
+                f"image_size={self.image_size} does not fit these images, which have {left} pixels after pooling: "
+                "create the model with the size of the images"
             )
         return rows
 

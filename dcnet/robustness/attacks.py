@@ -94,7 +94,7 @@ def check_source(model: nn.Module, source: nn.Module, x: Tensor) -> None:
     with frozen_eval(model), frozen_eval(source):
         own, others = classes_of(model, images), classes_of(source, images)
     if own != others:
-        raise ValueError(f"the source must have the {own} classes of the network, not {others}")
+        raise ValueError(f"the source must have as many classes as the network, {own}, not {others}")
 
 
 @torch.inference_mode(False)

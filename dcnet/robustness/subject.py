@@ -113,6 +113,6 @@ def check_pixels(model: nn.Module, images: Tensor, labels: Tensor, batch_size: i
     if best > own + OTHER_RANGE:
         raise ValueError(
             f"the network takes pixels {list(others)[found.index(best)]}, not from 0 to 1: its accuracy is "
-            f"{100 * best:.0f} % on those, and {100 * own:.0f} % on these; normalize inside the network, as "
+            f"{100 * best:.0f} % instead of {100 * own:.0f} % with them; normalize inside the network, as "
             "dcnet.models.blocks.Normalized does"
         )

@@ -246,7 +246,8 @@ class Calibration:
         try:
             values = read_json(path)
             if not isinstance(values, dict) or {key: type(value) for key, value in values.items()} != KEYS:
-                raise ValueError(f"expected {', '.join(KEYS)}, and nothing else")
+                expected = ", ".join(f"{key} ({kind.__name__})" for key, kind in KEYS.items())
+                raise ValueError(f"expected the entries {expected} and no others")
             _check_notes("notes of its data", values["data"].get("notes", []))
             return cls(**{**values, "decision": Decision.from_json(values["decision"])})
         except (OSError, ValueError) as error:

@@ -71,8 +71,8 @@ def read_pair_list(
     pairs = people_disjoint(every, classes).pairs if unseen else every
     counts = count_pairs(pairs)
     if 0 in (counts["same"], counts["different"]):
-        kind = "the same" if counts["same"] == 0 else "different"
-        raise ValueError(f"{named['list']} has no pair that is {kind}, of {len(pairs):,} pairs: both kinds are needed")
+        kind = "same" if counts["same"] == 0 else "different"
+        raise ValueError(f"{named['list']} has {len(pairs):,} pairs, but none is {kind!r}: both kinds are needed")
     known = 0 if unseen else _count_known(pairs, classes)
     note = f"{known:,} of {len(pairs):,} pairs show a class that the run was trained on, which is easier: see --unseen"
     about = {

@@ -123,7 +123,7 @@ def test_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert runs_root() == Path("runs")
     monkeypatch.setenv("DCNET_DATA", "~/data")
     assert main(["list", "datasets"]) == 2
-    assert "'~/data' needs a home folder, and none is known: set HOME" in capsys.readouterr().err
+    assert "'~/data' needs a home folder, but there is none: set HOME" in capsys.readouterr().err
 
 
 def test_flush_after_the_output_is_closed():

@@ -74,17 +74,17 @@ def test_missing_image_is_reported_with_its_line_in_the_list(capsys: Capture, ru
 
 
 def test_lists_with_too_few_pairs_are_rejected(capsys: Capture, run: Run, pairs: Path, tmp_path: Path):
-    for same, kind in ((True, "different"), (False, "the same")):
+    for same, kind in ((True, "different"), (False, "same")):
         file = listed(pairs.parent / "one.csv", [("0.png", "1.png", same)] * 3)
         message = complaint(capsys, "verify", run.folder, "--pairs", file)
-        assert f"{file} has no pair that is {kind}, of 3 pairs: both kinds are needed" in message
+        assert f"{file} has 3 pairs, but none is {kind!r}: both kinds are needed" in message
     few = listed(pairs.parent / "few.csv", [("0.png", "1.png", True), ("2.png", "3.png", False)])
     message = complaint(capsys, "verify", run.folder, "--pairs", few)
     assert "folds need two pairs or more of each kind, not 1 and 1" in message
     lfw = lfw_folder(tmp_path / "lfw", ("Ada", "dark", "Cy", "light"))
     trained = color_run(tmp_path / "color", tmp_path / "images")
     message = complaint(capsys, "verify", trained.folder, "--lfw", lfw, "--unseen")
-    assert "LFW pairs has no pair that is different, of 2 pairs" in message
+    assert "LFW pairs has 2 pairs, but none is 'different'" in message
     assert "there is no list 'other.txt'" in complaint(
         capsys, "verify", run.folder, "--lfw", lfw, "--lfw-list", "other"
     )

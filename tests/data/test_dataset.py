@@ -77,10 +77,10 @@ def test_dataset_requires_square_images_of_one_size():
 
 
 def test_dataset_requires_a_name_for_every_label():
-    with pytest.raises(ValueError, match="labels of 'mine' must be from 0 to 1, at least one per split"):
+    with pytest.raises(ValueError, match="labels of 'mine' must be from 0 to 1, at least one in each split"):
         Dataset("mine", split(), split(), ("a", "b"))
     empty = Split(torch.zeros(0, 1, 4, 4).byte(), torch.zeros(0).long())
-    with pytest.raises(ValueError, match="at least one per split"):
+    with pytest.raises(ValueError, match="at least one in each split"):
         Dataset("mine", split(), empty, ("a", "b", "c"))
     negative = Split(torch.zeros(1, 1, 4, 4).byte(), torch.tensor([-1]))
     with pytest.raises(ValueError, match="from 0 to 2"):

@@ -92,15 +92,23 @@ LABELS = idx(np.arange(12, dtype=np.uint8) % 10)
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("train-images-idx3-ubyte", WHOLE[:-1], f"expected one entry or more and {16 + 9408} bytes for 12, found 9423"),
-        ("train-images-idx3-ubyte", WHOLE + b"x", "bytes for 12, found 9425"),
+        (
+            "train-images-idx3-ubyte",
+            WHOLE[:-1],
+            f"expected {16 + 9408} bytes for 12 entries, and at least one entry, found 9423",
+        ),
+        ("train-images-idx3-ubyte", WHOLE + b"x", "bytes for 12 entries, and at least one entry, found 9425"),
         ("train-images-idx3-ubyte", WHOLE[:9], "expected 16 bytes of sizes, found 9"),
         ("train-images-idx3-ubyte", b"", "expected the magic number 00000803, found nothing"),
         ("train-images-idx3-ubyte", LABELS, "expected the magic number 00000803, found 00000801"),
         ("train-images-idx3-ubyte", b"\0\0\x0d\x03" + WHOLE[4:], "expected the magic number 00000803, found 00000d03"),
         ("train-images-idx3-ubyte", idx(pixels(12, 27, 28)), "expected images of 28x28, found 27x28"),
-        ("train-images-idx3-ubyte", idx(pixels(0, 28, 28)), "expected one entry or more and 16 bytes for 0, found 16"),
-        ("train-labels-idx1-ubyte", LABELS[:-1], "expected one entry or more and 20 bytes for 12, found 19"),
+        (
+            "train-images-idx3-ubyte",
+            idx(pixels(0, 28, 28)),
+            "expected 16 bytes for 0 entries, and at least one entry, found 16",
+        ),
+        ("train-labels-idx1-ubyte", LABELS[:-1], "expected 20 bytes for 12 entries, and at least one entry, found 19"),
         (
             "train-labels-idx1-ubyte",
             idx(np.arange(11, dtype=np.uint8) % 10),

@@ -241,7 +241,7 @@ RANGE = "label_smoothing must be in [0, 1), not "
         (lambda: MarginSoftmax(4, 3, label_smoothing=math.nan), "label_smoothing must be finite, not nan"),
         (
             lambda: MarginSoftmax(4, 3, "arcface", scale=Learnable(30.0, per_channel=True)),
-            "scale is one number for all classes, Learnable(30.0), not Learnable(init=30.0, per_channel=True",
+            "scale must be one number for all classes, Learnable(30.0), not Learnable(init=30.0, per_channel=True",
         ),
     ],
 )

@@ -337,7 +337,7 @@ def test_counts_are_whole_numbers() -> None:
 
 
 def test_images_that_do_not_fit_are_rejected() -> None:
-    with pytest.raises(ValueError, match="image_size=32 does not fit the images, of which 8 x 8 pixels are left"):
+    with pytest.raises(ValueError, match="image_size=32 does not fit these images, which have 8 x 8 pixels"):
         small("cnn9")(images(2, 64))
     with pytest.raises(ValueError, match=r"input of shape \[3, 32, 32\] must be a batch of images"):
         small("resnet32")(images()[0])

@@ -149,7 +149,7 @@ def test_attacks_reject_invalid_networks():
         attacks.fgsm(lambda images: images, x, y, epsilon=0.1)
     with raises(r"Identity must return logits \[N, classes\], but returns \[1, 3, 5, 5\]"):
         attacks.fgsm(nn.Identity(), x, y, epsilon=0.1)
-    with raises("the source must have the 5 classes of the network, not 3"):
+    with raises("the source must have as many classes as the network, 5, not 3"):
         attacks.fgsm(model, x, y, epsilon=0.1, source=smooth(3))
     with raises("epsilons is empty: give one number or more"):
         attacks.curve(model, x, y, epsilons=[])

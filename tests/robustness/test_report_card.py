@@ -204,7 +204,7 @@ def test_check_pixels_rejects_networks_for_another_range(change: Any, words: str
     [
         ({"epsilon": 0.0}, "epsilon must be above 0, not 0"),
         ({"epsilon": 8.0}, "epsilon must be a number from 0 to 1"),
-        ({"source": linear((1.0, 2.0)).float()}, "the source must have the 4 classes"),
+        ({"source": linear((1.0, 2.0)).float()}, "the source must have as many classes as the network, 4"),
         ({"batch_size": 0}, "batch_size must be a whole number, 1 or more"),
     ],
 )

@@ -215,7 +215,7 @@ def _shape(image_size: int | tuple[int, int] | None, channels: int, images: Tens
     sides = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size, image_size)
     if images is not None:
         if image_size is not None and sides != images.shape[2:]:
-            raise ValueError(f"the images are {list(images.shape[1:])}, not of image_size={image_size!r}: leave it out")
+            raise ValueError(f"the images are {list(images.shape[1:])}, not of image_size={image_size!r}: omit it")
         return tuple(images.shape[1:])
     if image_size is None:
         raise ValueError("image_size is missing: give the side of the images, such as 32")

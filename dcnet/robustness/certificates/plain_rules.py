@@ -75,7 +75,7 @@ def _bias(layer: nn.Module) -> Tensor | None:
 @register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 def _batch_norm(norm: _BatchNorm, signal: Signal) -> Signal:
     if norm.running_mean is None or norm.running_var is None:
-        raise ValueError("normalizes by the statistics of the batch, where one image can move another")
+        raise ValueError("normalizes by the statistics of the batch, so that one image can affect another")
     if norm.num_features != signal.channels:
         raise ValueError(f"takes {norm.num_features} channels, but gets {list(signal.shape)} per image")
     scale = (norm.running_var.double() + norm.eps).rsqrt()
@@ -118,7 +118,7 @@ def _two_slopes(signal: Signal, slope: Tensor) -> Signal:
 @register(nn.Flatten, blocks.Flatten)
 def flatten(module: nn.Flatten | None, signal: Signal) -> Signal:
     if module is not None and (module.start_dim, module.end_dim) != (1, -1):
-        raise ValueError("flattens other dimensions than (1, -1)")
+        raise ValueError("flattens dimensions other than (1, -1)")
     if isinstance(module, blocks.Flatten) and module.features != math.prod(signal.shape):
         raise ValueError(f"expects images of image_size={module.image_size}: use this size")
     linf, low, high = (part.repeat_interleave(signal.places) for part in (signal.linf, signal.low, signal.high))
@@ -128,7 +128,7 @@ def flatten(module: nn.Flatten | None, signal: Signal) -> Signal:
 def added(one: Signal, other: Signal) -> Signal:
     """Bounds on the sum of two branches."""
     if one.shape != other.shape:
-        raise ValueError(f"adds {list(one.shape)} and {list(other.shape)}")
+        raise ValueError(f"adds values of the shapes {list(one.shape)} and {list(other.shape)}")
     return Signal(
         one.shape,
         one.linf + other.linf,
@@ -150,7 +150,7 @@ def _largest(pool: Any, signal: Signal) -> Signal:
 def _adaptive_largest(pool: Any, signal: Signal) -> Signal:
     outputs = _outputs(pool, signal)
     if any(side % size for side, size in zip(signal.shape[1:], outputs, strict=True)):
-        raise ValueError(f"makes {list(outputs)} of {list(signal.shape[1:])}, for which its windows overlap")
+        raise ValueError(f"pools {list(signal.shape[1:])} to {list(outputs)}, for which its windows overlap")
     return _pooled(signal, outputs, signal.l2)
 
 
@@ -159,7 +159,7 @@ def _adaptive_largest(pool: Any, signal: Signal) -> Signal:
 def _mean(pool: Any, signal: Signal) -> Signal:
     """The bound is from Schur's test: the largest row sum of the matrix, at most 1, times the largest column sum."""
     if getattr(pool, "divisor_override", None) is not None:
-        raise ValueError("has a divisor_override")
+        raise ValueError("has a divisor_override, for which there is no rule")
     outputs = _outputs(pool, signal)
     with torch.enable_grad():
         ones = torch.ones(1, *signal.shape[1:], dtype=torch.float64, requires_grad=True)

@@ -320,7 +320,7 @@ def test_certify_names_the_layer_without_a_rule(model, message):
         ({"epsilon": 0.1, "image_size": 8.0}, r"whole numbers above 0, .* not \(3, 8.0, 8.0\)"),
         (
             {"epsilon": 0.1, "image_size": 9, "x": images(2), "y": torch.zeros(2).long()},
-            "not of image_size=9: leave it",
+            "not of image_size=9: omit it",
         ),
         ({"epsilon": 0.1, "x": images(2)}, "x and y go together"),
         ({"epsilon": 0.1, "x": images(2) * 9, "y": torch.zeros(2).long()}, "uint8, or float in"),
