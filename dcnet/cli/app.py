@@ -1,6 +1,6 @@
-"""The command line: from arguments to an exit code.
+"""The command line: parses arguments, runs the command, and returns an exit code.
 
-Every other module of this package except `options` is a command, or a group of commands. Only the chosen one is
+Every module of this package except this one and `options` is a command, or a group of commands. Only the chosen one is
 imported, and torch only after its options are parsed.
 """
 
@@ -31,18 +31,21 @@ CONFIG = (tyro.conf.FlagCreatePairsOff,)
 
 
 class Command(Protocol):
-    """A dataclass of options, whose docstring is the help.
+    """A dataclass of options; its docstring is the help text.
 
-    A module has one as `Command`, or several by name in the dict `COMMANDS`; the module's docstring is then the help
-    of the group. `without_torch = True` is for a command that does not need torch.
+    A module defines one command as `Command`, or a group of commands as the dict `COMMANDS`; the help text of a group
+    is the docstring of the module. A command with `without_torch = True` runs without importing torch.
     """
 
     def prepare(self) -> Callable[[], int]:
-        """Checks the options, or raises ValueError with one sentence; returns the work, which returns the exit code."""
+        """Checks the options; returns a function that does the work and returns the exit code.
+
+        Raises ValueError with one sentence for an invalid option.
+        """
 
 
 def start() -> int:
-    """The entry point of the process; exits at once if the process is one of several in distributed training."""
+    """The entry point of the process; in distributed training, exits without the finalization of Python."""
     code = main()
     if os.environ.get("WORLD_SIZE", "1") != "1":
         end_process(code)
@@ -66,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"dcnet: the output cannot be written: {sentence_of(error)}", file=sys.stderr)
         return FAILED
     except SystemExit as ended:
-        # rich exits with 1 if the reader of the output has gone.
+        # rich exits with 1 if the output is closed.
         if isinstance(ended.__context__, BrokenPipeError):
             return OUTPUT_CLOSED
         raise
@@ -88,11 +91,11 @@ def _run_words(words: Sequence[str]) -> int:
 
 
 class UnknownCommandError(ValueError):
-    """The first words of the command line are not a command."""
+    """Raised if the first words of the command line are not a command."""
 
 
 def parse(words: Sequence[str]) -> Command:
-    """The command with its options; without words, or for options before a command, the help of all commands."""
+    """Parses a command and its options; without a command, shows the help of all commands."""
     if not words or words[0].startswith("-"):
         return _parse_application(application(), words or ["--help"], "dcnet", cli.__doc__)
     name = _choose(command_names(), words[0], "command")
@@ -106,7 +109,7 @@ def parse(words: Sequence[str]) -> Command:
 
 
 def command_names() -> list[str]:
-    """The commands and groups of commands: all modules of this package but two."""
+    """Returns the names of commands and groups of commands: all modules of this package but two."""
     found = [module.name for module in pkgutil.iter_modules(cli.__path__) if module.name not in NO_COMMANDS]
     return [name.replace("_", "-") for name in found]
 
@@ -131,7 +134,7 @@ def _parse_application(app: SubcommandApp, words: Sequence[str], prog: str, abou
 
 
 def application() -> SubcommandApp:
-    """All commands, for the help and for completion by a shell."""
+    """Returns an application with all commands, for the help and for shell completion."""
     found = SubcommandApp()
     for name in command_names():
         module = _module(name)
@@ -151,7 +154,7 @@ def _group(module: ModuleType) -> SubcommandApp:
 
 def _run(command: Command) -> int:
     if not getattr(command, "without_torch", False):
-        # Imported before Ctrl-C raises an exception, which must not interrupt the import of torch.
+        # Import torch before Ctrl-C raises an exception, which must not interrupt this import.
         importlib.import_module("torch")
     leave_to_the_command()
     try:
@@ -159,7 +162,7 @@ def _run(command: Command) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # Such as a name that is too long, or a folder without permission.
+        # For example, a name that is too long, or a folder without permission.
         return _report(sentence_of(error))
     except (ValueError, argparse.ArgumentTypeError) as error:
         return _report(error)
@@ -168,7 +171,7 @@ def _run(command: Command) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # Such as a full disk.
+        # For example, a full disk.
         code = _report(sentence_of(error), FAILED)
         _flush_or_discard()
         return code
@@ -185,7 +188,7 @@ def _report(problem: object, code: int = BAD_INPUT) -> int:
 
 
 def _flush_or_discard() -> None:
-    """Flushes the output after a reported error, which may be an error of the output itself."""
+    """Flushes stdout after a reported error; discards it if stdout itself fails."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -30,25 +30,25 @@ PICTURES = ("accuracy", "loss")
 class Command(options.JsonOption, options.DataOptions, options.OneRun):
     """Attack the network of a run, and report how robust it is and how reliable the result is.
 
-    Measures the accuracy under FGSM, BIM, PGD, AutoAttack, a transfer from another run and corruptions, and the epsilon
-    at which it reaches zero, checks for masked gradients, and ends with a verdict. Each measurement is stored in the
-    record of the run: after Ctrl-C the same command resumes.
+    Measures the accuracy under FGSM, BIM, PGD, AutoAttack, attacks transferred from another run, and corruptions, and
+    the epsilon at which the accuracy reaches zero. Checks for masked gradients, and ends with a verdict. Each
+    measurement is stored in the record of the run, so that the same command resumes after Ctrl-C.
     """
 
     source: Annotated[str | None, options.arg("RUN")] = None
-    """A run with the same classes, such as a plain network, from which attacks are transferred."""
+    """Transfer attacks from this run, which needs the same classes, such as a plain network."""
 
     images: options.Number = 1000
-    """How many test images to attack, equally many of each class; all if there are fewer."""
+    """The number of test images to attack, the same number for each class; all if there are fewer."""
 
     epsilon: Annotated[str, tyro.conf.arg(metavar="SIZE")] = "8/255"
-    """The largest change of each pixel, of pixels in [0, 1]: a number or a fraction."""
+    """The largest change of each pixel, for pixels in [0, 1]: a number or a fraction."""
 
     quick: bool = False
-    """Use weaker attacks and no AutoAttack, in a small part of the time."""
+    """Use weaker attacks without AutoAttack, which is much faster."""
 
     report: Annotated[Path | None, options.arg("FILE.md")] = None
-    """Write the report card as Markdown, with two pictures beside it."""
+    """Write the report card as Markdown, and two pictures next to it."""
 
     def prepare(self) -> Callable[[], int]:
         epsilon, workers = _epsilon(self.epsilon), self.chosen_workers()
@@ -66,7 +66,7 @@ class Command(options.JsonOption, options.DataOptions, options.OneRun):
         return options.report_bad_input(lambda: self._run(attack))
 
     def _source(self, record: Record) -> Loaded | None:
-        """The run from which attacks are transferred."""
+        """Loads the run from which attacks are transferred, if any."""
         if self.source is None:
             return None
         run = training.find_run(self.source, self.root())
@@ -102,7 +102,7 @@ class Command(options.JsonOption, options.DataOptions, options.OneRun):
             print(visible(line))
 
     def _again(self) -> str:
-        """The command with the options that differ from their defaults."""
+        """Returns the command, with the options that differ from their defaults."""
         words = ["dcnet", "attack", self.run]
         for option in dataclasses.fields(self):
             name, value = f"--{option.name.replace('_', '-')}", getattr(self, option.name)
@@ -118,8 +118,8 @@ def _epsilon(text: str) -> float:
         raise ValueError(f"--{error}") from None
     if not 0 < epsilon <= 1:
         raise ValueError(
-            f"--epsilon must be above 0 and at most 1, since pixels are in [0, 1], not {epsilon:g}: write 8/255 for 8 "
-            "steps of 255"
+            f"--epsilon must be above 0 and at most 1, since pixels are in [0, 1], not {epsilon:g}: write 8/255 for a "
+            "change of 8 in pixels up to 255"
         )
     return epsilon
 
@@ -137,7 +137,7 @@ def _write(card: dict[str, Any], page: Path, command: str) -> list[Path]:
 
 
 class Progress:
-    """Progress of a report card on stderr: a bar on a terminal, and a line for each measurement."""
+    """Shows the progress of a report card on stderr: a bar on a terminal, and a line for each measurement."""
 
     def __init__(self, done: Mapping[str, Any]):
         self.console, self.total = console(stderr=True), len(robustness.report_card.measurements)
@@ -155,7 +155,7 @@ class Progress:
     def __enter__(self) -> Progress:
         self.bar.start()
         if self.known:
-            print_line(self.console, f"{self.known} of {self.total} measurements are in the record already")
+            print_line(self.console, f"{self.known} of {self.total} measurements are already in the record")
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -166,7 +166,7 @@ class Progress:
 
     def ends(self, name: str, found: Mapping[str, Any]) -> None:
         self.bar.advance(self.task)
-        # A certificate has both; report its share of certified images.
+        # A certificate has both; show its share of certified images.
         share = found.get("certified", found.get("accuracy"))
         result = "done" if share is None else f"{100 * share:.2f} %"
         print_line(self.console, f"{name.replace('_', ' ')}: {found.get('skipped', result)} ({found['seconds']:.1f} s)")

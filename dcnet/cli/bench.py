@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def by_device(metavar: str) -> Any:
-    """The help of an option whose default depends on the device."""
+    """Returns the help settings of an option whose default depends on the device."""
     return options.arg(metavar, "by device")
 
 
@@ -35,13 +35,13 @@ class BenchOptions(options.DeviceOption):
     """Options of every benchmark."""
 
     repeats: options.Number = 20
-    """Timed rounds; a round times everything once, in turns."""
+    """Timed rounds; each round times everything once, in turns."""
 
     warmup: options.Number = 3
     """Warmup rounds, which do not count."""
 
     threads: NumberByDevice = None
-    """Threads of torch: 2 on the cpu, torch's default on cuda."""
+    """CPU threads of torch: 2 on the cpu, torch's default on cuda."""
 
     json: options.OptionalFile = None
     """Write the measurements to this file."""
@@ -50,7 +50,7 @@ class BenchOptions(options.DeviceOption):
     """Draw the measurements into this file, .png or .svg."""
 
     def common(self, device: str, operators: Sequence[str] = ()) -> dict[str, Any]:
-        """The checked values that all configs share."""
+        """Checks the options that all benchmarks share; returns their values for a config."""
         options.check_at_least(2, "--repeats", self.repeats)
         options.check_at_least(0, "--warmup", self.warmup)
         options.check_at_least(1, "--threads", self.threads)
@@ -75,9 +75,9 @@ class BenchOptions(options.DeviceOption):
 class Layers(BenchOptions):
     """Time single layers against nn.Conv2d, forward and forward + backward.
 
-    Every operator is timed as the layer of this library and as the naive formulation, each eager and compiled, in turns
-    with nn.Conv2d. A layer whose output or gradients differ from those in float64 is reported and not timed, and the
-    exit code is 1.
+    Each operator is timed as a layer of dcnet and as the naive formulation, both eager and compiled, in turns with
+    nn.Conv2d. A layer whose output or gradients differ from those in float64 is reported but not timed, and the exit
+    code is 1.
     """
 
     operators: options.Specs = ("tanh-cos", "tanh(radius=8.0)-cos", "seg-sqcos", "sphere-cos", "linear-cos")
@@ -94,11 +94,11 @@ class Layers(BenchOptions):
         tuple[Literal["eager", "compiled", "naive", "naive-compiled"], ...],
         tyro.conf.arg(metavar="{eager,compiled,naive,naive-compiled} ..."),
     ] = ("eager", "compiled", "naive", "naive-compiled")
-    """What to time beside nn.Conv2d: the layer of this library or the naive formulation, eager or compiled. Compiling
-    takes a while."""
+    """What to time besides nn.Conv2d: the layer of dcnet (eager, compiled) and the naive formulation. Compiling takes a
+    while."""
 
     check_batch: Annotated[int | None, options.arg("N", "all")] = None
-    """Images of the batch to compare with float64; fewer are faster, but are compiled separately."""
+    """The number of images to compare with float64; fewer are faster, but are compiled separately."""
 
     def prepare(self) -> Callable[[], int]:
         device = self.chosen_device()
@@ -124,7 +124,7 @@ class Network(BenchOptions):
     """Time training steps of a network, plain and decoupled.
 
     A step is forward, cross entropy, backward and SGD with momentum, on random images. A network whose loss differs
-    from that in float64 is reported and not timed, and the exit code is 1.
+    from that in float64 is reported but not timed, and the exit code is 1.
     """
 
     model: Annotated[str, tyro.conf.arg(metavar="NAME")] = "resnet32"
@@ -165,7 +165,7 @@ class Network(BenchOptions):
         options.check_at_least(8, "--size", config.size)
         options.check_at_least(2, "--batch", *config.batches)
         if not cuda and "graph" in config.modes:
-            raise ValueError("--mode graph is a CUDA graph, which the cpu does not have: use eager or compile")
+            raise ValueError("--mode graph needs cuda, since it is a CUDA graph: use eager or compile on the cpu")
         return self.session(bench.network_costs.NetworkBenchmark, config)
 
 
@@ -173,8 +173,8 @@ class Network(BenchOptions):
 class Inference(BenchOptions):
     """Time networks in evaluation mode, as trained and folded.
 
-    All are compared with the plain network whose batch normalization is folded. A network whose logits differ from
-    those in float64 is reported and not timed, and the exit code is 1.
+    All are compared with the folded plain network. A network whose logits differ from those in float64 is reported but
+    not timed, and the exit code is 1.
     """
 
     networks: Names = ("cnn9", "resnet32")
@@ -196,7 +196,7 @@ class Inference(BenchOptions):
     """Height and width of the images."""
 
     compile: bool = False
-    """Time everything compiled, too."""
+    """Also time everything with torch.compile."""
 
     def prepare(self) -> Callable[[], int]:
         device = self.chosen_device()
@@ -220,14 +220,14 @@ class Inference(BenchOptions):
 class Heads(BenchOptions):
     """Measure time and memory of heads with a margin, by the number of classes.
 
-    A step is forward, backward and SGD. MarginSoftmax is compared with nn.Linear and cross entropy, and with the part
-    of one process of ShardedMarginSoftmax, with all of its classes and with a sample of them. A head that does not fit
-    into memory is reported and skipped. A head whose loss differs from that in float64 is reported and not timed, and
-    the exit code is 1.
+    A step is forward, backward and SGD. MarginSoftmax is compared with nn.Linear and cross entropy, and with one
+    process's share of ShardedMarginSoftmax, with all classes and with sampled classes. A head that does not fit into
+    memory is reported and skipped. A head whose loss differs from that in float64 is reported but not timed, and the
+    exit code is 1.
     """
 
     classes: NumbersByDevice = ()
-    """Numbers of classes: powers of ten from 1000, to 1,000,000 on the cpu and to 10,000,000 on cuda."""
+    """Numbers of classes: powers of ten from 1,000 to 1,000,000 on the cpu, and to 10,000,000 on cuda."""
 
     batch: NumbersByDevice = ()
     """Batch sizes: 128 on the cpu; 128, 512 and 1024 on cuda."""
@@ -242,10 +242,10 @@ class Heads(BenchOptions):
     """The heads to time."""
 
     margin: Annotated[str, tyro.conf.arg(metavar="SPEC")] = "arcface"
-    """The margin of all heads but linear, such as arcface or "a-softmax(m=2)"."""
+    """The margin of all heads except linear, such as arcface or "a-softmax(m=2)"."""
 
     sample: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.1
-    """The share of the classes that the sampled head uses in a step."""
+    """The share of the classes that the sampled head uses in each step."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The dtype of weights and features; heads with a margin always compute in float32."""
@@ -254,7 +254,7 @@ class Heads(BenchOptions):
     """Stop after this many seconds per head, but not before three rounds: 5 on the cpu, 0.5 on cuda."""
 
     gpus: NumberByDevice = None
-    """Estimate a step on this many devices of this kind: 100 on cuda, no estimate on the cpu."""
+    """Estimate a step on this many GPUs of this kind: 100 on cuda, no estimate on the cpu."""
 
     link: Annotated[float, tyro.conf.arg(metavar="GB/S")] = 50.0
     """For the estimate: the link bandwidth of each device, per direction, in GB/s."""

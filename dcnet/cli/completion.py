@@ -11,7 +11,7 @@ from dcnet.cli import app
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Print a script that completes commands and options of dcnet in a shell.
+    """Print a script for shell completion of commands and options.
 
     For bash, once:
 

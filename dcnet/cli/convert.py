@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Command(options.JsonOption, options.RunsOptions):
-    """Change the operator of a trained network, or export the network as an ONNX file.
+    """Convert a trained network to another operator, or export it as an ONNX file.
 
-    With another operator the weights stay the same, but the layers compute something else: the new run is a start for
-    `dcnet train --pretrained`, and its accuracy must be evaluated.
+    With another operator the weights stay the same, but the layers compute something else. Fine-tune the new run with
+    `dcnet train --pretrained`, and evaluate its accuracy.
 
-    An ONNX file has batch normalization folded in, takes pixels in [0, 1], and is compared with torch by onnxruntime.
-    Its metadata has the names of the classes and the preprocessing of images.
+    The ONNX file has batch normalization folded in, and takes pixels in [0, 1]. Its outputs in onnxruntime are compared
+    with those of torch. Its metadata has the names of the classes and the preprocessing of images.
     """
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_FILE")]
@@ -45,12 +45,12 @@ class Command(options.JsonOption, options.RunsOptions):
     onnx: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(this, or --operator)")] = None
     """The ONNX file to write."""
 
-    out: Annotated[Path | None, options.arg("FOLDER", "beside the run")] = None
+    out: Annotated[Path | None, options.arg("FOLDER", "next to the run")] = None
     """The folder of the new run, for --operator."""
 
     start: Literal["as-is", "calibrated"] = "as-is"
-    """How a plain network is converted: calibrated sets radius and scale of each layer by some training images, so that
-    its outputs keep their size, and makes them learnable."""
+    """How to convert a plain network: as-is only changes the operator; calibrated also sets radius and scale of each
+    layer on some training images, so that outputs keep their norms, and makes them learnable."""
 
     data_dir: options.DataFolder = None
     """The folder of the datasets, for --start calibrated."""
@@ -84,10 +84,10 @@ class Command(options.JsonOption, options.RunsOptions):
     def _to_onnx(self, source: Source) -> Callable[[], int]:
         for option, given in {"--out": self.out is not None, "--start calibrated": self.start != "as-is"}.items():
             if given:
-                raise ValueError(f"{option} is for --operator, and cannot be used with --onnx {str(self.onnx)!r}")
+                raise ValueError(f"{option} needs --operator, and cannot be used with --onnx {str(self.onnx)!r}")
         missing = [name for name in ("onnx", "onnxruntime", "onnxscript") if importlib.util.find_spec(name) is None]
         if missing:
-            raise ValueError(f"--onnx needs {' and '.join(missing)}: install dcnet with its extra, dcnet[onnx]")
+            raise ValueError(f"--onnx needs {' and '.join(missing)}: install dcnet[onnx]")
         model = source.model()
         _check_norms(model, source)
         path = options.writable(str(self.onnx))
@@ -96,7 +96,7 @@ class Command(options.JsonOption, options.RunsOptions):
     def _export(self, model: nn.Module, source: Source, path: Path) -> int:
         _, channels, size = source.shape
         try:
-            # torch prints while it exports.
+            # torch prints to stdout during the export.
             with contextlib.redirect_stdout(sys.stderr):
                 found = report.evaluation_report.export(model, (channels, size, size), path, _metadata(model, source))
         except (ArithmeticError, RuntimeError) as error:
@@ -113,7 +113,7 @@ class Command(options.JsonOption, options.RunsOptions):
 
 
 def _metadata(model: nn.Module, source: Source) -> dict[str, Any]:
-    """The metadata that a program needs to predict as `dcnet predict` does."""
+    """Returns the metadata that a program needs to predict like `dcnet predict`."""
     config = source.record.config
     about = {name: config[name] for name in ("dataset", "model", "operator")}
     steps = training.image_input.ImageInput.of(source.record).described() | _normalization(model)
@@ -121,7 +121,7 @@ def _metadata(model: nn.Module, source: Source) -> dict[str, Any]:
 
 
 def _normalization(model: nn.Module) -> dict[str, Any]:
-    """The normalization of pixels inside the network."""
+    """Describes the normalization of pixels inside the network."""
     if not isinstance(model, models.blocks.Normalized):
         return {}
     own = {name: getattr(model, name).flatten().tolist() for name in ("mean", "std")}
@@ -133,15 +133,15 @@ def _check_norms(model: nn.Module, source: Source) -> None:
         inference.fold_network.check_mean_norms(model)
     except ValueError:
         hint = f"train it first, with `dcnet train --pretrained {shlex.quote(str(source.run.folder))}`"
-        raise ValueError(f"{source.run.folder.name!r} has not seen data since it was converted: {hint}") from None
+        raise ValueError(f"{source.run.folder.name!r} was converted but not trained: {hint}") from None
 
 
 def _operator_text(found: dict[str, Any]) -> str:
     lines = [f"wrote {found['out']}"]
     if found["new"]:
-        lines.append(f"not from the run: {len(found['new'])} tensors, such as {found['new'][0]}")
+        lines.append(f"{len(found['new'])} tensors are new, such as {found['new'][0]}")
     if found["calibrated"]:
-        lines.append(f"to keep the calibration, train it with --operators {shlex.quote(found['operator'])}")
+        lines.append(f"to keep the calibration, train with --operators {shlex.quote(found['operator'])}")
     lines.append("the layers compute something else with the same weights, so evaluate the accuracy:")
     return "\n".join([*lines, f"  dcnet evaluate {shlex.quote(found['out'])}"])
 

@@ -13,9 +13,9 @@ from dcnet.terminal import console, print_json, visible
 
 @dataclass(frozen=True, kw_only=True)
 class Command(JsonOption, DataOptions, OneRun):
-    """Test the network of a run again, and compare with its record.
+    """Evaluate the network of a run on its test set, and compare the accuracy with the record.
 
-    Prints accuracy, error and loss on the test set, and the classes with the lowest accuracy; all classes with --json.
+    Prints accuracy, error and loss, and the classes with the lowest accuracy; with --json, all classes.
     """
 
     def prepare(self) -> Callable[[], int]:

@@ -41,7 +41,7 @@ class Models(JsonOption):
 
 @dataclass(frozen=True, kw_only=True)
 class Datasets(JsonOption):
-    """Show the datasets and the folder of their files."""
+    """Show the datasets, and the folder of their files."""
 
     def prepare(self) -> Callable[[], int]:
         table = report.listing.data()

@@ -28,7 +28,7 @@ PICTURES = (".png", ".svg")
 
 
 def arg(metavar: str, default: str | None = None) -> Any:
-    """The help of an option with the default None: its value, and the value used instead of None."""
+    """Returns the help settings of an option whose default is None; `default` describes what None means."""
     hint = "(optional)" if default is None else f"(default: {default})"
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
 
@@ -63,19 +63,19 @@ class DeviceOption:
     """Where to compute; auto is cuda if there is a GPU."""
 
     def chosen_device(self) -> Literal["cpu", "cuda"]:
-        """The device; raises ValueError if it does not exist."""
+        """Returns the device; raises ValueError if it is not available."""
         return dcnet.environment.choose_device(self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(DeviceOption):
-    """Where images come from, and where to compute."""
+    """The folder of the data, worker processes, and the device."""
 
     data_dir: DataFolder = None
     """The folder of the datasets; missing files are downloaded to a cache."""
 
     workers: Workers = None
-    """Processes that read a folder of images."""
+    """The number of processes that read a folder of images."""
 
     def chosen_workers(self) -> int:
         if self.workers is None:
@@ -86,19 +86,19 @@ class DataOptions(DeviceOption):
 
 @dataclass(frozen=True, kw_only=True)
 class RunsOptions:
-    """Where runs are found by name."""
+    """The folder in which runs are found by name."""
 
     runs: RunsFolder = None
-    """The folder with the folders of runs."""
+    """The folder that contains the folders of runs."""
 
     def root(self) -> Path:
-        """The given folder, which must exist, or the default one, which may be missing."""
+        """Returns the given folder, which must exist, or the default one, which may be missing."""
         if self.runs is not None and not self.runs.is_dir():
-            raise ValueError(f"--runs must be a folder with the folders of runs in it, not {str(self.runs)!r}")
+            raise ValueError(f"--runs must be a folder that contains the folders of runs, not {str(self.runs)!r}")
         return self.runs or training.runs.runs_root()
 
     def find_runs(self, names: Sequence[str]) -> list[Run]:
-        """The runs of these names, each once."""
+        """Finds the runs of these names, without duplicates."""
         if not names:
             raise ValueError("give one or more runs; `dcnet list runs` shows them")
         found = [training.find_run(name, self.root()) for name in dict.fromkeys(names)]
@@ -107,17 +107,17 @@ class RunsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class OneRun(RunsOptions):
-    """A run."""
+    """The run that a command uses."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run: its folder, its name, or a unique beginning or end of its name."""
+    """A run: its folder, its name, or a unique prefix or suffix of its name."""
 
     def found(self) -> Run:
         return training.find_run(self.run, self.root())
 
 
 def check_new_runs_folder(runs: Path | None) -> None:
-    """Raises ValueError if the folder of new runs cannot be created, since a part of its path is a file."""
+    """Raises ValueError if the folder of new runs cannot be created because a part of its path is a file."""
     asked = runs or training.runs.runs_root()
     nearest = next(path for path in (asked, *asked.parents) if path.exists())
     if not nearest.is_dir():
@@ -125,14 +125,14 @@ def check_new_runs_folder(runs: Path | None) -> None:
 
 
 def load_run(run: Run) -> tuple[nn.Module, Record]:
-    """The trained network of a run, in evaluation mode, and its record."""
+    """Loads the trained network of a run, in evaluation mode, and its record."""
     with explain_record_errors(run):
         return training.load_model(run)
 
 
 @contextmanager
 def explain_record_errors(run: Run) -> Iterator[None]:
-    """A context that raises ValueError with one sentence if the record of a run does not give a network."""
+    """Turns errors of building a network from a damaged record into a ValueError with one sentence."""
     try:
         yield
     except ImportError as error:
@@ -142,7 +142,7 @@ def explain_record_errors(run: Run) -> Iterator[None]:
 
 
 def report_bad_input(work: Callable[[], int]) -> Callable[[], int]:
-    """The work, with the exit code for bad input if it raises ValueError, as for files found damaged when read."""
+    """Wraps the work: a ValueError, as for a damaged file, is printed and gives the exit code for bad input."""
 
     def reporting() -> int:
         try:
@@ -166,42 +166,42 @@ def check_above_zero(option: str, value: float) -> None:
 
 
 def output_file(option: str, path: Path, suffixes: Sequence[str] = PICTURES) -> Path:
-    """The path, if it has one of the suffixes and can be written."""
+    """Returns the path; raises an error if it has none of the suffixes or cannot be written."""
     if path.suffix.lower() not in suffixes:
         raise ValueError(f"{option} must be a file such as {' or '.join(suffixes)}, not {str(path)!r}")
     return writable(str(path))
 
 
 def decoupled_operators(specs: Sequence[str]) -> list[str]:
-    """The normalized specs without the plain convolution, which benchmarks always include."""
+    """Returns the normalized specs without the plain convolution, which benchmarks always include."""
     checked = dict.fromkeys(one_operator(spec) for spec in specs)
     checked.pop(dcnet.PLAIN, None)
     if not checked:
-        plain = f"an operator beside {dcnet.PLAIN!r}, such as tanh-cos"
+        plain = f"an operator other than {dcnet.PLAIN!r}, such as tanh-cos"
         raise ValueError(f"--operators must name {plain}, not {list(specs)!r}")
     return list(checked)
 
 
 def known_networks(names: Sequence[str]) -> list[str]:
-    """The names, each once, if all of them are networks."""
+    """Returns the names without duplicates; raises an error if one is not a network."""
     for name in names:
         if name.partition(":")[0] not in models.create.prefixes:
             _ = models.networks[name]
     return list(dict.fromkeys(names))
 
 
-# The rest is for programs with argparse, such as the examples; a `type=` function raises ArgumentTypeError.
+# The rest is for programs with argparse, such as the examples: functions for `type=` raise ArgumentTypeError.
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports a wrong option with one line on stderr and exit code 2."""
+    """A parser that reports an invalid option with one line on stderr and exit code 2."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_INPUT, f"{self.prog}: {message}\n")
 
 
 def one_operator(text: str) -> str:
-    """The normalized spec of an operator, or of the plain convolution."""
+    """Returns the normalized spec of an operator, or of the plain convolution."""
     try:
         return dcnet.PLAIN if dcnet.is_plain(text) else str(dcnet.Operator.parse(text))
     except (TypeError, ValueError) as error:
@@ -209,7 +209,7 @@ def one_operator(text: str) -> str:
 
 
 def whole_number(limit: int) -> Callable[[str], int]:
-    """A parser of whole numbers that are at least the limit."""
+    """Returns a function that parses whole numbers of at least `limit`."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < limit:
@@ -220,7 +220,7 @@ def whole_number(limit: int) -> Callable[[str], int]:
 
 
 def writable(text: str) -> Path:
-    """A writable file; creates its folder."""
+    """Returns the path of a writable file; creates its folder."""
     path = Path(text)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -233,7 +233,7 @@ def writable(text: str) -> Path:
 
 
 def run_program(main: Callable[[], int | None]) -> NoReturn:
-    """Exits with the code of `main`; reports an interruption or a missing package in one line."""
+    """Runs `main` and exits with its code; reports an interruption or a missing package in one line."""
     try:
         code = main()
     except ImportError as error:

@@ -27,14 +27,14 @@ Picture = Annotated[Path, tyro.conf.arg(metavar="FILE")]
 
 @dataclass(frozen=True, kw_only=True)
 class OutOption:
-    """The file for the picture of a run."""
+    """The output file of a plot."""
 
     out: Annotated[Path | None, options.arg("FILE", "in the folder of the run")] = None
     """The picture, .png or .svg."""
 
 
 def _save(path: Path, draw: Callable[[], Figure]) -> Callable[[], int]:
-    """Checks the path, and returns the work: to draw into the file."""
+    """Checks the path; returns a function that draws the figure and writes it."""
     options.output_file("--out", path)
 
     def work() -> int:
@@ -51,10 +51,10 @@ def _title(record: Record) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Operators:
-    """Draw operators: the output by the norm of the patch, and by its angle to the filter."""
+    """Draw operators: the output as a function of the patch norm, and of the angle between patch and filter."""
 
     operators: AllSpecs = ()
-    """Operators such as tanh-cos, "seg(slope=0.2)-sqcos+linear" or conv; without any, all magnitudes and angles."""
+    """Operators such as tanh-cos, "seg(slope=0.2)-sqcos+linear" or conv; by default, all magnitudes and angles."""
 
     out: Picture = Path("operators.png")
     """The picture, .png or .svg."""
@@ -66,13 +66,13 @@ class Operators:
 
 @dataclass(frozen=True, kw_only=True)
 class Margins:
-    """Draw margins: the angle they require, their annealing, and the size of their gradients."""
+    """Draw margins: the logit of the label as a function of the angle, annealing, and the size of the gradient."""
 
     margins: AllSpecs = ()
     """Margins such as a-softmax or "arcface(m=0.3)", see `dcnet list margins`."""
 
     m: Annotated[float, tyro.conf.arg(metavar="NUMBER")] = 4.0
-    """The multiple of the angle in the plot of annealing."""
+    """The m of A-softmax in the plot of annealing."""
 
     out: Picture = Path("margins.png")
     """The picture, .png or .svg."""
@@ -87,12 +87,12 @@ class Margins:
 class Curves(options.RunsOptions):
     """Draw test error, training loss and learning rate of runs by epoch.
 
-    Runs that differ only in the seed are one curve: their mean, in a band from the smallest to the largest value.
+    Runs that differ only in the seed are drawn as their mean, with a band from the smallest to the largest value.
     Dotted lines mark drops of the learning rate.
     """
 
     names: options.RunNames
-    """Runs: their folders, their names, or unique beginnings or ends of names."""
+    """Runs: their folders, their names, or unique prefixes or suffixes of names."""
 
     metric: Literal["error", "accuracy"] = "error"
     """The metric on the test set."""
@@ -102,7 +102,7 @@ class Curves(options.RunsOptions):
 
     def prepare(self) -> Callable[[], int]:
         runs = self.find_runs(self.names)
-        # Before anything is written, since a record may be wrong.
+        # Draw before anything is written, since a record may be damaged.
         figure = self._figure([_record_with_curves(run) for run in runs])
         return _save(self.out or _beside(runs, "curves.png"), lambda: figure)
 
@@ -121,19 +121,19 @@ def _record_with_curves(run: Run) -> Record:
 
 
 def _beside(runs: Sequence[Run | None], name: str) -> Path:
-    """In the folder of the only run, or in the current folder."""
+    """Returns the path of a file in the folder of a single run, or in the current folder for several."""
     return runs[0].folder / name if len(runs) == 1 and runs[0] is not None else Path(name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Filters(OutOption, options.OneRun):
-    """Draw the filters of the first layer of a run as images, each scaled by itself.
+    """Draw the filters of the first layer of a run as images, each scaled to its largest weight.
 
-    Filters of gray images are gray, those of color images are in color.
+    Filters for gray images are drawn in gray, filters for color images in color.
     """
 
     layer: Annotated[str | None, options.arg("NAME", "the first")] = None
-    """Another convolution, such as body.conv2.layer1.conv: a row for each filter, with its channels in gray."""
+    """Draw another convolution, such as body.conv2.layer1.conv: a row per filter, with its channels in gray."""
 
     def prepare(self) -> Callable[[], int]:
         run = self.found()
@@ -147,7 +147,7 @@ class Filters(OutOption, options.OneRun):
 class Radius(OutOption, options.OneRun):
     """Draw the learned radius rho of each decoupled layer of a run, and its initial value.
 
-    A box shows the quartiles over the channels of a layer, starting with the first layer.
+    Each box shows the quartiles over the channels of a layer; the first layer is at the top.
     """
 
     def prepare(self) -> Callable[[], int]:
@@ -160,9 +160,9 @@ class Radius(OutOption, options.OneRun):
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturePlot(options.RunsOptions):
-    """Draw the features of test images, and the directions of their classes.
+    """Draw the features of test images, and the directions of the class weights.
 
-    The networks must have two features, or three, which are drawn on the sphere. For example:
+    The networks must have two features, or three, which are drawn on a sphere. For example:
 
     dcnet train --recipe features --margin a-softmax
 
@@ -170,13 +170,13 @@ class FeaturePlot(options.RunsOptions):
     """
 
     names: options.RunNames
-    """Runs: their folders, their names, unique beginnings or ends of names, or .json files of --records."""
+    """Runs: their folders, their names, unique prefixes or suffixes of names, or .json files that --records wrote."""
 
     animate: bool = False
-    """Draw a GIF of the features during training, of runs with --feature-snapshots, which the recipe features has."""
+    """Draw a GIF of the features during training; needs runs with --feature-snapshots, such as the recipe features."""
 
     records: options.OptionalFolder = None
-    """Also write the features of each run into this folder as .json."""
+    """Also write the features of each run to this folder as .json."""
 
     data_dir: options.DataFolder = None
     """The folder of the datasets."""
@@ -186,7 +186,7 @@ class FeaturePlot(options.RunsOptions):
 
     def prepare(self) -> Callable[[], int]:
         if self.animate and self.records is not None:
-            raise ValueError("--animate uses the snapshots of a run and --records its network: give one of them")
+            raise ValueError("--animate and --records exclude each other: give one of them")
         return self._animation() if self.animate else self._picture()
 
     def _picture(self) -> Callable[[], int]:
@@ -194,7 +194,7 @@ class FeaturePlot(options.RunsOptions):
             raise ValueError("give one or more runs; `dcnet list runs` shows them")
         found = [_drawn(name, self.root(), self.data_dir) for name in dict.fromkeys(self.names)]
         records = {} if self.records is None else _records_for(found, self.records)
-        # Before anything is written, since the features may not be comparable.
+        # Draw before anything is written, since the networks may have different classes.
         figure = report.feature_plots.feature_plots([one.features for one in found])
         draw = _save(self.out or _beside([one.run for one in found], "features.png"), lambda: figure)
 
@@ -221,7 +221,7 @@ class FeaturePlot(options.RunsOptions):
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Features, with their run and its record unless they were read from a file."""
+    """Features, with their run and its record if they were not read from a file."""
 
     features: Features
     run: Run | None = None
@@ -237,36 +237,38 @@ def _drawn(name: str, root: Path, data_dir: Path | None) -> _Drawn:
     dataset = training.identity.load_run_data(record, data_dir)
     training.identity.check_classes(dataset, record)
     if isinstance(dataset, data.FolderDataset):
-        raise ValueError(f"{run.folder.name} was trained on a folder of images: only datasets in memory are drawn")
+        raise ValueError(
+            f"{run.folder.name} was trained on a folder of images, whose features cannot be drawn: give another run"
+        )
     return _Drawn(report.features.features_of(model, record, dataset), run, record)
 
 
 def _records_for(found: Sequence[_Drawn], folder: Path) -> dict[Path, dict[str, Any]]:
-    """The records of the features of runs, by file."""
+    """Returns the records of features by file; raises ValueError if two would have the same file."""
     owners: dict[Path, Path] = {}
     records = {}
     for one in found:
         if one.run is None or one.record is None:
-            raise ValueError(f"--records is for runs, and {one.features.title} was read from a record: omit --records")
+            raise ValueError(f"--records needs runs, but {one.features.title} was read from a record: omit --records")
         run = one.run.folder.resolve()
         path = folder / f"{run.name}.json"
         if (other := owners.setdefault(path, run)) != run:
             both = f"{str(other)!r} and {str(run)!r}"
             raise ValueError(f"{both} would both be written to {str(path)!r}: draw them separately")
         records[path] = report.features.record_of(one.features, one.record)
-    # Last, since it makes the folder.
+    # Check this last, since it creates the folder.
     for path in records:
         options.writable(str(path))
     return records
 
 
 def _snapshots(run: Run) -> list[Features]:
-    """The features of a run at its evaluations."""
+    """Returns the features of a run at each evaluation."""
     if not run.features_file.exists():
         status = run.record().status
         raise ValueError(
-            f"the run {run.folder.name!r}, whose status is {status!r}, has no features to animate: train one with "
-            "--feature-snapshots 1000, which the recipe features has"
+            f"the run {run.folder.name!r} has no snapshots of features (its status is {status!r}): train one with "
+            "--feature-snapshots 1000, or with the recipe features"
         )
     with options.explain_record_errors(run):
         return report.features.frames_of(training.evaluation.read_history(run.features_file), run.record())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dcnet.training.image_input import ImageInput
 
 BATCH = 100
-# How many classes are printed by default.
+# The number of classes that are printed by default.
 TOP = 3
 Entry = dict[str, Any]
 
@@ -34,24 +34,24 @@ Entry = dict[str, Any]
 class Command(JsonOption, OneRun):
     """Classify images with a trained network.
 
-    A folder stands for all images in it and in its subfolders. Files that cannot be read as images are reported,
-    the others are classified, and the exit code is 1 (2 if none can be read).
+    For a folder, all images in it and in its subfolders are classified. If some files cannot be read as images, they
+    are reported, the others are classified, and the exit code is 1 (2 if none can be read).
 
     An image is converted to gray if the network takes gray images, and resized to the size of its input; transparent
-    pixels become black. Digits are light on dark, as in the training data: use --invert for dark ink on light paper.
+    pixels become black. Digits in the training data are light on dark: use --invert for dark ink on light paper.
     """
 
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE ...", help_behavior_hint="")]
     """Files such as .png or .jpg, or folders of them."""
 
     top: Annotated[int | None, arg("N", f"{TOP}, or all")] = None
-    """How many classes to print, the most probable first."""
+    """The number of classes to print, the most probable first."""
 
     invert: bool = False
     """Swap light and dark."""
 
     csv: OptionalFile = None
-    """Write a table with one row for each image to this file instead of printing it."""
+    """Write a table with one row per image to this file instead of printing it."""
 
     def prepare(self) -> Callable[[], int]:
         if not self.images:
@@ -69,7 +69,7 @@ class Command(JsonOption, OneRun):
     def _show(self, found: list[Entry], out: Path | None, top: int) -> int:
         bad = [entry for entry in found if "error" in entry]
         if len(bad) == len(found):
-            more = f"; and none of the {len(bad) - 1} others can" if len(bad) > 1 else ""
+            more = f"; the other {len(bad) - 1} cannot be read either" if len(bad) > 1 else ""
             print(f"dcnet: {visible(bad[0]['error'])}{more}", file=sys.stderr)
             return BAD_INPUT
         for entry in bad:
@@ -86,7 +86,7 @@ class Command(JsonOption, OneRun):
 
 
 def _files(path: Path) -> list[Path]:
-    """The file, or the images of a folder at any depth, sorted by name, without hidden ones."""
+    """Returns the file, or the images in a folder and its subfolders, sorted by name, without hidden ones."""
     if not path.exists():
         raise ValueError(f"there is no file or folder {str(path)!r}: give images such as .png or .jpg")
     if not path.is_dir():
@@ -95,14 +95,14 @@ def _files(path: Path) -> list[Path]:
     below = (file for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file())
     found = sorted(file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts))
     if not found:
-        raise ValueError(f"the folder {str(path)!r} has no images, at any depth: expected files such as .png or .jpg")
+        raise ValueError(f"the folder {str(path)!r} has no images: expected files such as .png or .jpg, at any depth")
     return found
 
 
 def _classified(
     model: nn.Module, reader: ImageInput, files: Sequence[Path], classes: list[str], invert: bool, top: int
 ) -> Iterator[Entry]:
-    """For each file its most probable classes, or why it cannot be read."""
+    """Yields, for each file, its most probable classes, or why it cannot be read."""
     for start in range(0, len(files), BATCH):
         part = files[start : start + BATCH]
         inputs = {file: _read(reader, file, invert) for file in dict.fromkeys(part)}
@@ -117,7 +117,7 @@ def _classified(
 
 
 def _read(reader: ImageInput, file: Path, invert: bool) -> Tensor | str:
-    """[1, C, H, W], or an error message."""
+    """Returns pixels [1, C, H, W], or an error message."""
     try:
         return reader.read([file], invert)
     except ValueError as error:
@@ -125,7 +125,7 @@ def _read(reader: ImageInput, file: Path, invert: bool) -> Tensor | str:
 
 
 def _csv(found: list[Entry], top: int) -> str:
-    """A row for each image: its path, classes with probabilities, and the error."""
+    """Returns a table with a row per image: path, classes with probabilities, and error."""
     page = io.StringIO()
     columns = [f"{name}_{number}" for number in range(1, top + 1) for name in ("class", "probability")]
     table = csv.writer(page, lineterminator="\n")

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Command(RunsOptions):
-    """Write one HTML page: tables beside the paper's, curves, operators, features, robustness and speed.
+    """Write one HTML page: tables compared with the paper's, curves, operators, features, robustness and speed.
 
-    The file is self-contained and needs no network. Where a record is missing, the page has the command that makes it.
+    The file is self-contained and works offline. Where a record is missing, the page shows the command that creates it.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, arg("RUN ...", "all")] = ()
-    """Runs: their folders, their names, or unique beginnings or ends of names. Without any and without --records, all
+    """Runs: their folders, their names, or unique prefixes or suffixes of names. With neither runs nor --records, all
     runs."""
 
     records: Annotated[tuple[Path, ...], arg("FOLDER ...")] = ()
-    """Folders with records, at any depth: of runs, of `dcnet bench --json`, of `dcnet plot features --records`."""
+    """Folders with records of runs, of `dcnet bench --json` and of `dcnet plot features --records`, at any depth."""
 
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("report.html")
     """The page, .html."""
@@ -38,7 +38,7 @@ class Command(RunsOptions):
     def prepare(self) -> Callable[[], int]:
         folders = [run.folder for run in self._runs()]
         sources, unfinished = report.page.Sources((*folders, *self.records)), self._unfinished(folders)
-        # Before anything is written, since folders and records may be wrong.
+        # Build the page before anything is written, since a folder may be missing or a record damaged.
         content, path = report.page.page(sources).encode(), output_file("--out", self.out, (".html", ".htm"))
         damaged = [str(file) for file in sources.known.damaged if file.parent not in folders]
 
@@ -54,11 +54,11 @@ class Command(RunsOptions):
     def _runs(self) -> list[Run]:
         if self.names:
             return self.find_runs(self.names)
-        # As `dcnet list runs`, without those in folders below, such as the runs of smoke tests.
+        # Like `dcnet list runs`, this ignores runs in subfolders, such as those of smoke tests.
         return [] if self.records else list(training.all_runs(self.root()))
 
     def _unfinished(self, folders: list[Path]) -> list[str]:
-        """The runs without a final record; ValueError if the user named one of them."""
+        """Returns the names of unfinished runs; raises ValueError if the user named one of them."""
         found = [
             folder.name for folder in folders if experiments.status.read_final_record(folder / "record.json") is None
         ]

@@ -25,36 +25,36 @@ RECORDS = Path("results")
 
 @dataclass(frozen=True, kw_only=True)
 class Command(options.DeviceOption, options.JsonOption):
-    """Reproduce the tables of the paper: run all experiments without a record, and compare with the paper.
+    """Reproduce the tables and figures of the paper: run what has no record yet, and compare with the paper.
 
-    Ctrl-C stops it, and the same command resumes. `--status` only reports what there is.
+    After Ctrl-C, the same command resumes. `--status` only reports the current results.
     """
 
     names: Annotated[
         Sequence[str], tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT...", help_behavior_hint="(required)")
     ]
-    """table1, ..., faces, ..., figure4, ..., figures for all figures, or all; a wrong name lists the known ones."""
+    """table1, ..., faces, ..., figure4, ..., figures for all figures, or all; an unknown name lists all names."""
 
     seeds: Annotated[int | None, options.arg("N", "by experiment")] = None
-    """Runs of each cell, with the seeds 0, 1, ..."""
+    """The number of runs per cell, with the seeds 0, 1, ..."""
 
     only: Annotated[tuple[str, ...], options.arg("TEXT...", "all")] = ()
-    """Only cells whose row or column starts with this: natural or "cos, ReLU", or both, such as "seg, sqcos"."""
+    """Only cells whose row or column starts with this, such as natural or "cos, ReLU", or both, as in "seg, sqcos"."""
 
     jobs: Annotated[str, tyro.conf.arg(metavar="N")] = "auto"
-    """Runs side by side; auto is one, and more on a GPU that processes share by MPS."""
+    """The number of runs in parallel; auto is 1, or more on a GPU that processes share by MPS."""
 
     status: bool = False
-    """Only report the results over all seeds with a record, what is missing, and the differences from the paper."""
+    """Only report results over all seeds with a record, missing cells, and differences from the paper."""
 
     smoke: bool = False
-    """Run everything in a small version on the digits: seconds per run, and meaningless numbers."""
+    """Run small versions of everything on the digits, in seconds per run; the numbers are meaningless."""
 
     runs: options.RunsFolder = None
-    """The folder with the folders of runs."""
+    """The folder that contains the folders of runs."""
 
     records: Annotated[tuple[Path, ...] | None, options.arg("FOLDER...", "results, if it exists")] = None
-    """Folders with records from elsewhere, which count as runs."""
+    """Folders with records from other machines, which count as runs."""
 
     collect: options.OptionalFolder = None
     """Copy the records of these experiments to this folder."""
@@ -66,7 +66,7 @@ class Command(options.DeviceOption, options.JsonOption):
     """The folder of the datasets; missing files are downloaded to a cache."""
 
     compile: bool = False
-    """Use torch.compile, which is worth it for long runs on a GPU."""
+    """Use torch.compile, which pays off in long runs on a GPU."""
 
     def prepare(self) -> Callable[[], int]:
         options.check_at_least(1, "--seeds", self.seeds)
@@ -88,7 +88,7 @@ class Command(options.DeviceOption, options.JsonOption):
         if not tables and not figures:
             why, such = ("--smoke draws no figures: ", "table3") if self.names else ("", "table3, figures")
             raise ValueError(f"{why}name what to reproduce, such as {such} or all")
-        # Fail before hours of work, not after them.
+        # Check the output folders now, not after hours of work.
         if self.collect is not None:
             options.writable(str(self.collect / "record.json"))
         if figures and not self.status:
@@ -101,14 +101,14 @@ class Command(options.DeviceOption, options.JsonOption):
         return tuple(self.records)
 
     def _figures(self) -> list[str]:
-        """The requested figures; a smoke test has none."""
+        """Returns the requested figures; a smoke test has none."""
         asked = [name for name in self.names if name.startswith("figure") or name == "all"]
         found = report.figures.chosen_figures(asked) if asked else []
         return [] if self.smoke else found
 
     def _run(self, work: Reproduction, figures: Sequence[str]) -> int:
         for file, problem in work.index().damaged.items():
-            print(f"dcnet: left out {str(file)!r}, which cannot be read: {visible(problem)}", file=sys.stderr)
+            print(f"dcnet: skipped {str(file)!r}, which cannot be read: {visible(problem)}", file=sys.stderr)
         console, output = resilient_console("dcnet reproduce", stderr=self.json)
         code = 0 if self.status else work.run(console)
         if self.collect is not None:
@@ -118,13 +118,13 @@ class Command(options.DeviceOption, options.JsonOption):
         if self.json:
             print(json.dumps(work.to_json() | drawn, indent=2))
         elif not stopped:
-            # After an interruption, the tables would scroll its message out of sight.
+            # After an interruption, do not print tables, which would hide its message.
             _show_tables(work)
             print("".join(f"{name}: {text}\n" for name, text in drawn.items()), end="")
         return code or output.code
 
     def _draw(self, work: Reproduction, names: Sequence[str]) -> dict[str, str]:
-        """Draws the figures, except with --status; returns for each its file, or what is missing."""
+        """Draws the figures, but with --status only checks them; returns the file of each, or what is missing."""
         texts = {}
         for name in names:
             path = self.out / f"{name}.png"

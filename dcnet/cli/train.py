@@ -22,7 +22,7 @@ AUGMENTATION = ("pad", "flip", "cutout")
 
 
 def by_recipe(metavar: str) -> Any:
-    """The help of an option whose default is the value of the recipe."""
+    """Returns the help settings of an option whose default is the value of the recipe."""
     return options.arg(metavar, "by recipe")
 
 
@@ -40,7 +40,7 @@ class NetworkOptions:
     """One of `dcnet list datasets`."""
 
     train_images: Whole = None
-    """Use this many training images, each class in proportion."""
+    """Use a stratified subset of this many training images."""
 
     model: Name = None
     """One of `dcnet list models`, or timm:<name>."""
@@ -58,31 +58,31 @@ class NetworkOptions:
     """The last layer; normalized is the weight-normalized softmax."""
 
     margin: Spec = None
-    """Use a head with this margin, such as a-softmax or "arcface(m=0.3)"; see `dcnet list margins`."""
+    """Use a head with this margin instead of the classifier: a-softmax, "arcface(m=0.3)", see `dcnet list margins`."""
 
     margin_scale: Annotated[str | None, by_recipe("NUMBER")] = None
-    """The scale of that head: a number, norm or learned."""
+    """The scale of the margin head: a number, norm or learned."""
 
     annealing: Annotated[Literal["auto", "none"] | None, by_recipe("{auto,none}")] = None
-    """The annealing of that margin: auto depends on the angles, none applies the full margin from the start."""
+    """The annealing of the margin: auto depends on the angles, none applies the full margin from the start."""
 
     features: Whole = None
-    """The number of features for that head; 2 can be drawn."""
+    """The number of features of the margin head; 2 or 3 can be drawn."""
 
     feature_snapshots: Whole = None
-    """Store 2 or 3 features of this many test images at each evaluation, for `dcnet plot features --animate`."""
+    """Store the features (2 or 3) of this many test images at each evaluation, for `dcnet plot features --animate`."""
 
     norm_momentum: Decimal = None
     """The weight of the newest batch in the statistics of batch normalization."""
 
     image_size: Whole = None
-    """The side of the crops from a folder of images, and of the input of a vision transformer of timm."""
+    """The side of the crops from a folder of images, and of the input of a timm vision transformer."""
 
     pretrained: Annotated[str | None, by_recipe("RUN")] = None
-    """Start from the weights of this run, or of a file in its folder, such as a checkpoint."""
+    """Start from the weights of this run, or from a file in its folder, such as a checkpoint."""
 
     weights: Annotated[str | None, by_recipe("FILE")] = None
-    """Start a network of timm from this file in timm's naming, .safetensors or .pth; timm for the weights of timm."""
+    """Start a timm network from this file with timm's names, .safetensors or .pth; timm for timm's own weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +113,10 @@ class RecipeOptions:
     schedule: Annotated[
         Literal["step", "plateau", "cosine", "constant"] | None, by_recipe("{step,plateau,cosine,constant}")
     ] = None
-    """The schedule of the learning rate; step multiplies it by 0.1 after one half and three quarters of the steps."""
+    """The learning-rate schedule; step multiplies the rate by 0.1 after one half and three quarters of the steps."""
 
     label_smoothing: Decimal = None
-    """The share of the label that is spread over all classes; not for margin sphereface2."""
+    """The share of the label that is spread over all classes; margin sphereface2 does not support it."""
 
     pad: Whole = None
     """Pad every side by this many pixels and crop at random."""
@@ -125,7 +125,7 @@ class RecipeOptions:
     """Flip images horizontally at random."""
 
     cutout: Whole = None
-    """The side of a gray square at a random place of each image."""
+    """The side of a gray square at a random position in each image."""
 
     adversary: Spec = None
     """Adversarial training: fgsm, "pgd(epsilon=8/255,steps=7)" or "trades(beta=6)"."""
@@ -150,16 +150,16 @@ class RecipeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions(options.DataOptions):
-    """Where and how to compute; the results do not depend on it, except for rounding."""
+    """Where and how to compute; results do not depend on it, except for rounding."""
 
     runs: options.RunsFolder = None
-    """The folder with the folders of runs."""
+    """The folder that contains the folders of runs."""
 
     skip_bad_images: bool = False
-    """Leave out images of a folder that cannot be read; they are named, and noted in the record."""
+    """Skip images of a folder that cannot be read; they are reported, and listed in the record."""
 
     compile: bool = False
-    """Use torch.compile, which takes minutes and is worth it for long runs on a GPU."""
+    """Use torch.compile, which takes minutes and pays off in long runs on a GPU."""
 
     no_graph: bool = False
     """Do not replay steps as a CUDA graph."""
@@ -175,9 +175,9 @@ class MachineOptions(options.DataOptions):
 class Command:
     """Train networks and compare them.
 
-    Without options a small decoupled network learns to read digits, in seconds. Each run has a folder with its record,
-    its curves and its weights; a finished run is not trained again. Ctrl-C stops after the step, and the same command,
-    or --resume, continues to the same weights, to the last bit on the same CPU.
+    Without options, trains a small decoupled network on digits, in seconds. Each run has a folder with its record,
+    its curves and its weights; a finished run is not trained again. After Ctrl-C, the same command or --resume
+    continues; the weights are the same as without the interruption, to the last bit on the same CPU.
 
     Examples:
 
@@ -189,13 +189,13 @@ class Command:
     """
 
     recipe: Annotated[str, tyro.conf.arg(metavar="NAME")] = "digits"
-    """The recipe, which has all values that are not given; see `dcnet list recipes`."""
+    """The recipe, which provides all values that are not given; see `dcnet list recipes`."""
 
     operators: options.Specs = ("tanh-cos",)
-    """One network for each: conv for a plain one, tanh-cos, "seg(slope=0.2)-sqcos+linear", ..."""
+    """Train a network per operator: conv for a plain one, tanh-cos, "seg(slope=0.2)-sqcos+linear", ..."""
 
     seeds: options.Numbers = (0,)
-    """One run of each network for each seed."""
+    """Train each network once per seed."""
 
     resume: Annotated[str | None, options.arg("RUN")] = None
     """Resume this run with its saved config; other training options are ignored."""
@@ -204,7 +204,7 @@ class Command:
     """Train finished runs again."""
 
     plot: options.OptionalFile = None
-    """Draw the curves of all runs into this file, .png or .svg."""
+    """Draw the curves of all runs to this file, .png or .svg."""
 
     json: bool = False
     """Print the results as JSON, and everything else to stderr."""
@@ -223,17 +223,17 @@ class Command:
         return lambda: self._draw(session, session.run())
 
     def _draw(self, session: Session, code: int) -> int:
-        """Draws the finished runs, in the first of several processes."""
+        """Draws the curves of the finished runs, in the first process only; returns the exit code."""
         if self.plot is not None and session.finished and session.is_first:
             report.drawing.save(report.curves.run_curves(session.finished), self.plot)
             session.progress.on_message(f"wrote {self.plot}")
         return code
 
     def _work(self, datasets: dict[str, Data]) -> list[tuple[RunConfig, Run]]:
-        """The configs and their runs; adds datasets that had to be loaded."""
+        """Returns the configs and their runs; adds datasets that were loaded to `datasets`."""
         if self.resume is not None:
             if self.again:
-                raise ValueError("--resume continues a run and --again starts over: give one of them")
+                raise ValueError("--resume and --again exclude each other: give one of them")
             return [_resumed(self.resume, self.machine.runs)]
         options.check_new_runs_folder(self.machine.runs)
         return [self._with_run(config, datasets) for config in self._configs()]
@@ -247,10 +247,10 @@ class Command:
         return _with_data(config, datasets[name], self.machine.runs)
 
     def _configs(self) -> list[RunConfig]:
-        """The configs, each once, even if an operator is given in several spellings."""
+        """Returns the configs without duplicates, even if an operator is given in several spellings."""
         for option, values in {"--operators": self.operators, "--seeds": self.seeds}.items():
             if not values:
-                # Such as from an empty shell variable.
+                # For example, from an empty shell variable.
                 raise ValueError(f"{option} is empty, so there is nothing to train: give one or more")
         changes = self._changes()
         pairs = [(seed, operator) for seed in self.seeds for operator in self.operators]
@@ -261,7 +261,7 @@ class Command:
         return list(dict.fromkeys(configs))
 
     def _changes(self) -> dict[str, Any]:
-        """The values that differ from the recipe."""
+        """Returns the values that replace those of the recipe."""
         changes = _given(self.network) | _given(self.training)
         if "steps" in changes and "epochs" in changes:
             steps, epochs = changes["steps"], changes["epochs"]
@@ -294,14 +294,14 @@ class Command:
 
 
 def _given(options: Any) -> dict[str, Any]:
-    """The options that were given, by name."""
+    """Returns the options that were given, by name."""
     values = {declared.name: getattr(options, declared.name) for declared in fields(options)}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _check_weights(weights: str) -> None:
     if weights != training.config.OWN_WEIGHTS and not Path(weights).is_file():
-        raise ValueError(f"--weights must be a file in timm's naming, or timm; there is no file {weights!r}")
+        raise ValueError(f"--weights must be a file with timm's names, or timm; there is no file {weights!r}")
 
 
 def _number_or_text(text: str) -> float | str:
@@ -312,12 +312,12 @@ def _number_or_text(text: str) -> float | str:
 
 
 def _resumed(name: str, root: Path | None) -> tuple[RunConfig, Run]:
-    """The saved config of a run, and the run."""
+    """Finds the run to resume, and returns its saved config and the run."""
     run = training.find_run(name, root)
     record = run.record()
     if record.status == training.conversion.STATUS:
         raise ValueError(
-            f"the run {name!r} was converted and never trained, so it cannot be resumed: give it to --pretrained"
+            f"the run {name!r} was converted but not trained, so it cannot be resumed: give it to --pretrained"
         )
     training.identity.check_buildable(record, run.folder.name)
     with options.explain_record_errors(run):
@@ -325,9 +325,9 @@ def _resumed(name: str, root: Path | None) -> tuple[RunConfig, Run]:
 
 
 def _with_data(config: RunConfig, dataset: Data, root: Path | None) -> tuple[RunConfig, Run]:
-    """The config with the fingerprint of a user's folder, and its run.
+    """Returns the config with the fingerprint of a user's folder, and its run.
 
-    A run from before configs had fingerprints is used if its record describes the same images.
+    An older run whose config has no fingerprint is returned instead if its record describes the same images.
     """
     identity = training.identity
     own, older = identity.with_data(config, dataset), training.Run.of(config, root)
@@ -338,10 +338,10 @@ def _with_data(config: RunConfig, dataset: Data, root: Path | None) -> tuple[Run
 
 
 def _pretrained(name: str, root: Path | None) -> str:
-    """The folder of a run by its name, or the given path."""
+    """Returns the folder of a run of this name, or the given path."""
     if not name:
-        # Such as from an empty shell variable, which would train from scratch.
-        raise ValueError("--pretrained is '': give a finished run, or a file of weights of one")
+        # For example, from an empty shell variable; the network would be trained from scratch.
+        raise ValueError("--pretrained is '': give a finished run, or a file in its folder")
     names = [run.folder.name for run in training.all_runs(root)]
     if Path(name).exists() or not any(known.startswith(name) or known.endswith(name) for known in names):
         return name

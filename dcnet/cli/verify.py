@@ -31,25 +31,25 @@ FAR, FRR = 1e-3, 1e-2
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
-    """A list of pairs, and where its images are."""
+    """A list of pairs, and the folder of its images."""
 
     pairs: options.OptionalFile = None
-    """A list of pairs: on each line two paths, and 1 or same, or 0 or different."""
+    """A list of pairs: each line has two paths, and 1 or same, or 0 or different."""
 
-    images: Annotated[Path | None, options.arg("FOLDER", "that of the list")] = None
-    """The folder of the paths in --pairs."""
+    images: Annotated[Path | None, options.arg("FOLDER", "the folder of the list")] = None
+    """The folder that the paths in --pairs are relative to."""
 
     lfw: Annotated[
         Path | None, tyro.conf.arg(metavar="FOLDER", aliases=["--data-dir"], help_behavior_hint="(optional)")
     ] = None
-    """Use pairs of LFW: a folder with Person/Person_0001.jpg, or one with such a folder, called lfw-deepfunneled,
-    lfw_funneled or lfw, with the lists in it or beside it."""
+    """Use pairs of LFW: a folder with Person/Person_0001.jpg, or one that contains such a folder, called
+    lfw-deepfunneled, lfw_funneled or lfw. The lists are in it or next to it."""
 
     lfw_list: Annotated[str | None, options.arg("NAME", "pairs")] = None
     """The list of LFW: pairs, pairsDevTrain or pairsDevTest."""
 
     unseen: bool = False
-    """Leave out pairs with an image in a folder that has the name of a class of the run."""
+    """Skip pairs with an image in a folder that has the name of a class of the run."""
 
     def check_pairs(self) -> None:
         """Raises ValueError for options that exclude or need each other."""
@@ -69,19 +69,19 @@ class PairOptions:
         return self.pairs is not None or self.lfw is not None
 
     def read(self, classes: Sequence[str]) -> PairList:
-        """The pairs, of both kinds, with a note if they show classes of the training set."""
+        """Reads the pairs, with a note if they show classes of the training set."""
         files = (self.pairs, self.images, self.lfw, self.lfw_list)
         return verification.verify_run.read_pair_list(classes, *files, self.unseen)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command(options.JsonOption, options.DeviceOption, PairOptions, options.OneRun):
-    """Decide whether two images show the same class or person, whether or not the network was trained on it.
+    """Decide whether two images show the same class or person, which need not be in the training set.
 
-    dcnet verify RUN --calibrate --pairs FILE sets the thresholds of a run by labeled pairs; after that, dcnet verify
-    RUN a.jpg b.jpg prints the same, different, or too close to call. With pairs and without --calibrate it reports the
-    quality on these pairs: accuracy over folds, AUC, EER, TAR@FAR, and a plot of the ROC curve; also recall@k and mAP
-    if each class has its own folder of images.
+    First calibrate: dcnet verify RUN --calibrate --pairs FILE sets the thresholds of a run on labeled pairs. Then
+    dcnet verify RUN a.jpg b.jpg prints the same, different, or too close to call. With pairs and without --calibrate,
+    it reports measures on these pairs: accuracy over folds, AUC, EER, TAR@FAR, and a plot of the ROC curve; also
+    recall@k and mAP if each class has its own folder of images.
 
     Images are compared by the cosine of the features before the last layer, averaged with those of the mirror image.
     """
@@ -92,16 +92,16 @@ class Command(options.JsonOption, options.DeviceOption, PairOptions, options.One
     """Two files such as .png or .jpg."""
 
     calibrate: bool = False
-    """Set the thresholds of the run by the pairs, and store them beside its record."""
+    """Set the thresholds of the run on the pairs, and store them next to its record."""
 
     far: Annotated[float | None, options.arg("RATE", str(FAR))] = None
-    """For --calibrate: the share of different pairs that may be accepted as the same."""
+    """For --calibrate: the share of different pairs that may be accepted as the same (false accept rate)."""
 
     frr: Annotated[float | None, options.arg("RATE", str(FRR))] = None
-    """For --calibrate: the share of same pairs that may be rejected as different."""
+    """For --calibrate: the share of same pairs that may be rejected as different (false reject rate)."""
 
     no_flip: bool = False
-    """For pairs: do not use mirror images, for example for digits; stored with the calibration."""
+    """For pairs: do not use mirror images, for example for digits. Stored with the calibration."""
 
     out: Annotated[Path | None, options.arg("FILE", "in the folder of the run")] = None
     """The plot of the ROC curve, .png or .svg."""
@@ -121,7 +121,7 @@ class Command(options.JsonOption, options.DeviceOption, PairOptions, options.One
             options.writable(str(verifier.calibration_file))
             far, frr = FAR if self.far is None else self.far, FRR if self.frr is None else self.frr
             return lambda: _calibrate(verifier, listed, far, frr, flip)
-        # First, since there may be too few pairs, and `output_file` creates the folder of the picture.
+        # Check the number of pairs before `output_file` creates the folder of the picture.
         folds = verification.measures.Folds.of(listed.pairs)
         picture = options.output_file("--out", self.out or verifier.run.folder / "roc.png")
         return lambda: _report(verifier, listed, folds, picture, flip)
@@ -148,14 +148,14 @@ class Command(options.JsonOption, options.DeviceOption, PairOptions, options.One
             raise ValueError("--calibrate needs labeled pairs: give --pairs FILE or --lfw FOLDER")
         if bool(self.files) == self.listed:
             given = "both" if self.listed else "nothing"
-            raise ValueError(f"give two images, or a list of pairs by --pairs or --lfw, not {given}")
+            raise ValueError(f"give two images, or a list of pairs with --pairs or --lfw, not {given}")
         if self.files and len(self.files) != 2:
-            raise ValueError(f"give two images to compare, not {len(self.files)}; for more, give a list by --pairs")
+            raise ValueError(f"give two images to compare, not {len(self.files)}; for more, use a list with --pairs")
 
 
 @dataclass(frozen=True)
 class Output:
-    """All values for JSON; a sentence, a table and lines for people."""
+    """The output of the command: `values` as JSON, or a sentence, a table and lines for the terminal."""
 
     values: dict[str, Any]
     head: str
@@ -181,7 +181,7 @@ def _verifier(run: Run, device: str) -> RunVerifier:
 
 
 def _batches(paths: Sequence[Path], reader: ImageInput) -> Iterator[Tensor]:
-    """The images as the network takes them, with a progress bar on stderr."""
+    """Yields batches of network inputs, with a progress bar on stderr."""
     errors = console(stderr=True)
     parts = [paths[start : start + BATCH] for start in range(0, len(paths), BATCH)]
     hidden = not errors.is_terminal or len(parts) == 1
@@ -231,7 +231,7 @@ def _stored_line(verifier: RunVerifier, stored: Stored) -> str:
     if before is None:
         return line
     other = f"{before.get('pairs')} other pairs, of {before.get('list_file', before.get('list'))}"
-    return f"{line}, in place of a report on {other}"
+    return f"{line}; it replaces a report on {other}"
 
 
 def _lines(calibration: Calibration) -> list[str]:
@@ -244,7 +244,7 @@ def _notes(notes: Sequence[str]) -> list[str]:
 
 
 def _title(config: dict[str, Any], listed: PairList) -> str:
-    """The title of the plot, in lines that fit it."""
+    """Returns the title of the plot, wrapped to its width."""
     network = [str(config[name]) for name in ("dataset", "model", "operator", "margin") if config.get(name)]
     source = f"pairs: {Path(listed.about['list']).name}"
     return "\n".join(textwrap.fill(line, 100) for line in (", ".join(network), source))

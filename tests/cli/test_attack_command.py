@@ -129,7 +129,7 @@ def test_interrupted_attack_resumes(capsys: Capture, run: Run, monkeypatch: pyte
 def test_other_weights_and_sources_are_measured_again(capsys: Capture, run: Run, source: Run):
     first = answer(capsys, "attack", run.folder, "--source", source.folder, *QUICK)
     call("attack", run.folder, *QUICK)
-    assert "12 of 13 measurements are in the record already" in capsys.readouterr().err
+    assert "12 of 13 measurements are already in the record" in capsys.readouterr().err
     own = answer(capsys, "attack", run.folder, "--source", run.folder, *QUICK)
     assert own["results"]["transfer"]["source"]["run"] == "copied"
     assert own["results"]["transfer"]["accuracies"] != first["results"]["transfer"]["accuracies"]
@@ -137,7 +137,7 @@ def test_other_weights_and_sources_are_measured_again(capsys: Capture, run: Run,
     tensors, notes = read_tensors(run.model_file)
     write_tensors(run.model_file, {name: value * 0.7 for name, value in tensors.items()}, notes)
     assert call("attack", run.folder, *QUICK) == 0
-    assert "are in the record already" not in capsys.readouterr().err
+    assert "are already in the record" not in capsys.readouterr().err
 
 
 def test_other_images_are_measured_again(capsys: Capture, tmp_path: Path):
@@ -149,7 +149,7 @@ def test_other_images_are_measured_again(capsys: Capture, tmp_path: Path):
     Image.new("RGB", (11, 9), "red").save(images / "val" / "dark" / "0.png")
     other = answer(capsys, "attack", *options)
     assert other["results"]["surface"]["gradient"] != first["results"]["surface"]["gradient"]
-    assert "are in the record already" not in capsys.readouterr().err
+    assert "are already in the record" not in capsys.readouterr().err
 
 
 def test_missing_optional_package_gives_a_one_line_error(capsys: Capture, run: Run, monkeypatch: pytest.MonkeyPatch):

@@ -67,7 +67,7 @@ def test_radius_plot_of_a_plain_network_gives_the_reason(capsys: Capture, tmp_pa
     # Radius, mean norm and number of batches of each of ten layers.
     assert len(found["new"]) == 30
     message = complaint(capsys, "convert", tmp_path / "new", "--onnx", tmp_path / "new.onnx")
-    assert "'new' has not seen data since it was converted: train it first" in message
+    assert "'new' was converted but not trained: train it first" in message
     assert not (tmp_path / "new.onnx").exists()
 
 
@@ -83,7 +83,7 @@ def test_calibrated_conversion_keeps_the_outputs_of_the_plain_network(capsys: Ca
     assert accuracies["as-is"] < plain - 30
     spec = Run(tmp_path / "calibrated").record().config["operator"]
     assert printed["as-is"].count("--operators") == 0
-    assert f"train it with --operators '{spec}'" in printed["calibrated"]
+    assert f"train with --operators '{spec}'" in printed["calibrated"]
     assert spec == "tanh(scale=Learnable(per_channel=True))-cos"
 
 
@@ -159,7 +159,7 @@ def test_onnx_file_with_other_outputs_gives_a_one_line_error(
         (["--operator", "tanh-cos"], "the run already has the operator 'tanh-cos'"),
         (["--operator", "tnh-cos"], "unknown magnitude 'tnh'"),
         (["--operator", "ball-cos", "--start", "calibrated"], "not from 'tanh-cos' to 'ball-cos'"),
-        (["--onnx", "a.onnx", "--out", "b"], "--out is for --operator, and cannot be used with --onnx 'a.onnx'"),
+        (["--onnx", "a.onnx", "--out", "b"], "--out needs --operator, and cannot be used with --onnx 'a.onnx'"),
     ],
 )
 def test_wrong_options_are_rejected(options: list[str], message: str, capsys: Capture):

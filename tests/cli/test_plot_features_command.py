@@ -85,7 +85,7 @@ def test_features_are_animated_over_epochs(run: Path, capsys: Capture):
     [
         (["--out", "a.gif"], "--out must be a file such as .png or .svg, not 'a.gif'"),
         (["--animate", "--out", "a.png"], "--out must be a file such as .gif, not 'a.png'"),
-        (["--animate", "--records", "x"], "--animate uses the snapshots of a run and --records its network"),
+        (["--animate", "--records", "x"], "--animate and --records exclude each other"),
     ],
 )
 def test_incompatible_options_are_rejected(run: Path, arguments: list[str], message: str, capsys: Capture):
@@ -98,7 +98,7 @@ def test_plot_features_rejects_input_without_features(run: Path, tmp_path: Path,
     plain = Run.of(config, tmp_path).folder
     Trainer(config, Run(plain), Execution(device="cpu")).run()
     assert "only 2 or 3 features can be drawn, but conv has 26" in complaint(capsys, "plot", "features", plain)
-    assert "has no features to animate: train one with" in complaint(capsys, "plot", "features", plain, "--animate")
+    assert "has no snapshots of features (its status" in complaint(capsys, "plot", "features", plain, "--animate")
     for text in ("{}", "[]", "no json", '{"kind": "features"}'):
         (tmp_path / "bad.json").write_text(text)
         assert "bad.json' is not a record of features" in complaint(capsys, "plot", "features", tmp_path / "bad.json")
@@ -109,4 +109,4 @@ def test_records_option_rejects_features_read_from_a_record(run: Path, tmp_path:
     assert call("plot", "features", run, "--records", tmp_path / "records") == 0
     capsys.readouterr()
     file = tmp_path / "records" / "copied.json"
-    assert "--records is for runs" in complaint(capsys, "plot", "features", file, "--records", tmp_path / "more")
+    assert "--records needs runs" in complaint(capsys, "plot", "features", file, "--records", tmp_path / "more")

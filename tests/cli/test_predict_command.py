@@ -127,10 +127,12 @@ def test_unreadable_image_is_rejected(capsys: Capture, tmp_path: Path):
     for path in bad:
         message = complaint(capsys, "predict", run, path)
         assert f"{str(path)!r} cannot be read as an image: " in message
-    assert complaint(capsys, "predict", run, tmp_path).endswith("; and none of the 1 others can\n")
+    assert complaint(capsys, "predict", run, tmp_path).endswith("; the other 1 cannot be read either\n")
     assert "there is no file or folder" in complaint(capsys, "predict", run, tmp_path / "none.png")
     (tmp_path / "empty").mkdir()
-    assert "empty' has no images, at any depth" in complaint(capsys, "predict", run, tmp_path / "empty")
+    assert "empty' has no images: expected files such as .png or .jpg, at any depth" in complaint(
+        capsys, "predict", run, tmp_path / "empty"
+    )
 
 
 def photos(folder: Path) -> list[Path]:

@@ -43,7 +43,10 @@ def test_page_without_runs_says_what_to_do(tmp_path: Path, monkeypatch: pytest.M
         ([""], "the name of the run is ''"),
         (["nothing-of-that-name"], "there is no run 'nothing-of-that-name'"),
         (["--records", "no-such-folder"], "there is no folder 'no-such-folder'"),
-        (["--runs", "no-such-folder"], "--runs must be a folder with the folders of runs in it, not 'no-such-folder'"),
+        (
+            ["--runs", "no-such-folder"],
+            "--runs must be a folder that contains the folders of runs, not 'no-such-folder'",
+        ),
         (["--out", "page.pdf"], "--out must be a file such as .html or .htm, not 'page.pdf'"),
         (["--out", "/proc/nothing/page.html"], "cannot write '/proc/nothing/page.html'"),
     ],

@@ -48,7 +48,7 @@ def test_finished_measurements_are_not_repeated(tmp_path, capsys):
         (["--lr", "0"], "lr must be positive, not 0"),
         (["--steps", "5"], "--steps 5 and --epochs 2 exclude each other"),
         (["--resume", "nothing"], "no run 'nothing'"),
-        (["--resume", "some", "--again"], "--resume continues a run and --again starts over"),
+        (["--resume", "some", "--again"], "--resume and --again exclude each other"),
         (["--checkpoint-every", "0"], "--checkpoint-every must be 1 or more, not 0"),
         (["--operators", "tanh-cos+linear", "--projection-every", "3"], "needs an unweighted operator"),
         (["--dataset", "cifr10"], "cifar10"),
@@ -174,7 +174,7 @@ def test_runs_that_cannot_be_resumed_are_rejected(tmp_path, capsys):
     )
     capsys.readouterr()
     assert main(["train", "--resume", "x", "--runs", str(tmp_path)]) == 2
-    assert "was converted and never trained, so it cannot be resumed" in capsys.readouterr().err
+    assert "was converted but not trained, so it cannot be resumed" in capsys.readouterr().err
     (tmp_path / "x" / "record.json").write_text('{"config": {}, "status": "running", "curves": {}}')
     assert main(["train", "--resume", "x", "--runs", str(tmp_path)]) == 2
     assert "does not describe its network" in capsys.readouterr().err

@@ -113,10 +113,10 @@ def test_network_without_features_is_rejected(capsys: Capture, run: Run, pairs: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "give two images, or a list of pairs by --pairs or --lfw, not nothing"),
+        ([], "give two images, or a list of pairs with --pairs or --lfw, not nothing"),
         (["a.png"], "give two images to compare, not 1"),
         (["a.png", "b.png", "c.png"], "give two images to compare, not 3"),
-        (["a.png", "b.png", "--pairs", "p.csv"], "give two images, or a list of pairs by --pairs or --lfw, not both"),
+        (["a.png", "b.png", "--pairs", "p.csv"], "give two images, or a list of pairs with --pairs or --lfw, not both"),
         (["a.png", "b.png", "--calibrate"], "--calibrate needs labeled pairs"),
         (["--pairs", "p.csv", "--lfw", "lfw"], "--pairs and --lfw exclude each other"),
         (["--lfw", "lfw", "--images", "."], "--images needs --pairs"),

@@ -53,7 +53,7 @@ def test_replacing_the_report_on_another_list_is_reported(capsys: Capture, run: 
     assert f"{kept}wrote" in printed(capsys, run.folder, "--pairs", pairs)
     other = other_list(pairs, 20)
     options = (run.folder, "--pairs", other, "--images", pairs.parent)
-    assert f"{kept}, in place of a report on 240 other pairs, of {pairs}wrote" in printed(capsys, *options)
+    assert f"{kept}; it replaces a report on 240 other pairs, of {pairs}wrote" in printed(capsys, *options)
     assert f"{kept}wrote" in printed(capsys, *options)
     found = answer(capsys, "verify", run.folder, "--pairs", pairs)
     assert (found["replaced"]["pairs"], found["replaced"]["list_file"]) == (40, str(other))
@@ -70,7 +70,7 @@ def test_lists_of_the_same_name_are_distinguished_by_their_paths(
     monkeypatch.chdir(pairs.parent)
     printed(capsys, run.folder, "--pairs", "pairs.csv", *images)
     monkeypatch.chdir(other.parent)
-    assert f"in place of a report on 240 other pairs, of {pairs}" in printed(
+    assert f"it replaces a report on 240 other pairs, of {pairs}" in printed(
         capsys, run.folder, "--pairs", "pairs.csv", *images
     )
 

@@ -46,7 +46,7 @@ def test_damaged_records_are_reported_and_other_files_ignored(tmp_path, capsys):
     words = ("reproduce", "table1", "--status", "--json", "--runs", tmp_path / "runs", "--records", brought)
     code, seen = run_command(capsys, *words)
     assert code == 0
-    assert seen.err.startswith(f"dcnet: left out {str(cut)!r}, which cannot be read: ")
+    assert seen.err.startswith(f"dcnet: skipped {str(cut)!r}, which cannot be read: ")
     assert seen.err.count("\n") == 1
     assert json.loads(seen.out)["table1"]["cells"][0]["state"] == "missing"
 
@@ -57,7 +57,7 @@ def test_a_record_with_nan_is_reported_and_not_collected(tmp_path, capsys):
     whole, strange = bring(brought, cells[0].config), bring(brought, cells[1].config, loss=float("nan"))
     words = ("--status", "--runs", tmp_path / "runs", "--records", brought, "--collect", tmp_path / "kept")
     code, seen = run_command(capsys, "reproduce", "table1", *words)
-    assert (code, seen.err) == (0, f"dcnet: left out {str(strange)!r}, which cannot be read: JSON has no NaN\n")
+    assert (code, seen.err) == (0, f"dcnet: skipped {str(strange)!r}, which cannot be read: JSON has no NaN\n")
     assert [file.name for file in (tmp_path / "kept").iterdir()] == [whole.name]
 
 
