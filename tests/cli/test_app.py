@@ -23,7 +23,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
         app.main([*arguments])
     assert ended.value.code in (0, None)
-    # Only the words, for any width of the terminal.
+    # Compare only the words, since lines depend on the width of the terminal.
     return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
@@ -201,7 +201,7 @@ def test_python_m_dcnet_runs_the_command():
 
 @pytest.mark.parametrize("world", ["2", ""])
 def test_main_returns_to_a_program_that_calls_it(world: str):
-    """Also in one process of several, where the command `dcnet` ends the process."""
+    """Even in distributed training, where the command `dcnet` ends the process."""
     done = subprocess.run(
         [sys.executable, "-c", "from dcnet.cli.app import main; main(['list', 'margins']); print('continues')"],
         env={**os.environ, "WORLD_SIZE": world},

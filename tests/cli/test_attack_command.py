@@ -26,7 +26,7 @@ NAME = "attack-8/255-30-images-quick"
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch):
-    """Weaker attacks: these tests make many cards."""
+    """Uses weaker attacks, since these tests measure many cards."""
     monkeypatch.setattr(subject, "QUICK", Effort(steps=3, restarts=1, bim_steps=3, queries=5, autoattack=False))
 
 

@@ -23,7 +23,7 @@ ESCAPE = "\x1b]0;owned\x07"
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Outside of this repository, whose records would count."""
+    """Changes to a folder outside of this repository, whose records would count."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -51,7 +51,7 @@ def changed(each: int) -> Iterator[dict[str, Any]]:
 
 
 def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The keys that lead to each value; only the first entry of a list."""
+    """Yields the path of keys to each value; in a list, only to the first entry."""
     inside = (
         list(value.items()) if isinstance(value, dict) else list(enumerate(value if isinstance(value, list) else []))
     )

@@ -1,4 +1,4 @@
-"""`dcnet plot`: pictures in the given file or beside the run, and one-line errors."""
+"""`dcnet plot`: pictures in the given file or in the folder of the run, and one-line errors."""
 
 import json
 import shutil
@@ -115,7 +115,7 @@ def test_run_without_curves_or_weights_is_rejected(run: Path, capsys: Capture):
     assert "does not describe its network" in complaint(capsys, "plot", "radius", run)
 
 
-def test_damaged_weights_are_refused(run: Path, capsys: Capture):
+def test_damaged_weights_are_rejected(run: Path, capsys: Capture):
     weights = run / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-5] ^= 1

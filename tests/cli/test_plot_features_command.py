@@ -16,7 +16,7 @@ from dcnet.training import Execution, Run, Trainer, load_model, recipe
 
 SMALL = {"dataset": "digits", "epochs": 2, "train_images": 60, "batch_size": 20, "evaluate_every": 3}
 Capture = pytest.CaptureFixture[str]
-# The end of the process removes it.
+# Removed at the end of the process.
 _folder = tempfile.TemporaryDirectory(prefix="dcnet-features-")
 
 

@@ -17,7 +17,7 @@ PEOPLE = ("Ada", "Bob", "Cy", "Di")
 
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """test_verify_command.py draws them."""
+    """Disables the plots, which test_verify_command.py tests."""
     monkeypatch.setattr(drawing, "save", lambda figure, path: None)
     monkeypatch.setattr(roc_plots, "roc_plot", lambda *arguments: None)
 

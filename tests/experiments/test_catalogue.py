@@ -24,7 +24,7 @@ from dcnet.training.build import build_model
 from dcnet.training.recipes import command_of
 
 DOCS = Path(__file__).parents[2] / "docs/reproducing.md"
-# Cells and runs behind them.
+# The numbers of cells and of their runs.
 SIZES = {
     "table1": (6, 6),
     "table2": (10, 10),
@@ -65,7 +65,7 @@ def test_the_command_of_every_run_round_trips(every):
         assert command._configs() == [config]
 
 
-def test_some_cells_by_hand():
+def test_configs_of_some_cells():
     cell = get_experiment("table3").cell("seg", "sqcos, no ReLU")
     assert (cell.paper, cell.config.operator, cell.config.activation) == (24.29, "seg-sqcos", "none")
     assert (cell.config.model, cell.config.steps, cell.config.projection_every) == ("cnn9", 42_500, 100)
@@ -82,7 +82,7 @@ def test_tables_share_their_runs():
     assert projected == get_experiment("table5").cell("DCNet-32, tanh-cos", "cifar100").config
 
 
-def test_causes_change_one_part_of_the_recipe():
+def test_ablations_change_one_part_of_the_recipe():
     causes = get_experiment("causes")
     tables = {cell.config for table in select_experiments(["table2", "table3", "table4"]) for cell in table.cells}
     own = {(cell.row, cell.column): cell.config for cell in causes.cells if cell.config not in tables}
@@ -220,7 +220,7 @@ CLASSES, PER_CLASS = 8, 2
 
 @pytest.fixture
 def images(tmp_path):
-    """The gray level of an image is its class, of eight."""
+    """Images of eight classes; the gray level is the class."""
     for part in ("train", "val"):
         for label in range(CLASSES):
             folder = tmp_path / part / f"class{label}"
@@ -231,7 +231,7 @@ def images(tmp_path):
 
 
 class Likes(nn.Module):
-    """Ranks the favorite classes in their order, for every image."""
+    """A network that ranks the same favorite classes first for every image."""
 
     def __init__(self, favorites):
         super().__init__()

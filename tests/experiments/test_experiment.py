@@ -14,7 +14,7 @@ from dcnet.report.experiment_tables import experiment_table
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Outside of this repository, whose records would be used."""
+    """Changes to a folder outside of this repository, whose records would be used."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -44,7 +44,7 @@ def test_invalid_experiments(columns, about, said):
         table(columns, **about)
 
 
-def test_columns_and_rows():
+def test_columns_and_rows_have_their_order():
     assert table(("easy", "hard")).columns == ["easy", "hard"]
     assert table(contest=True).rows == ["a", "b"]
 

@@ -39,13 +39,13 @@ def test_cells_worse_by_more_than_a_point_are_named():
     assert found.to_json() == {"within": 1.0, "cells": 4, "behind": [["b", "cos", 1.01], ["d", "cos", 1.5]]}
 
 
-def test_where_higher_is_better_lower_is_behind():
+def test_lower_numbers_are_behind_if_higher_is_better():
     found = closeness(status("a", 20.0, 25.0), status("b", 20.0, 18.0), higher_is_better=True)
     assert found is not None
     assert found.behind == (("b", "cos", -2.0),)
 
 
-def test_divergence_is_behind_a_number_but_a_number_is_not_behind_divergence():
+def test_only_our_divergence_counts_as_behind_the_paper():
     found = closeness(status("a", 20.0, diverged=1), status("b", "N/C", 90.0), status("c", "N/C", diverged=1))
     assert str(found) == "2 of 3 compared cells are within 1.00 of the paper or better; not a in cos (N/C)."
 
@@ -112,7 +112,7 @@ def test_seed_noise_is_pooled_over_all_cells():
     assert found.apart == pytest.approx(2 * math.sqrt(2) * math.sqrt(8.5 / 3))
 
 
-def test_without_seed_noise_or_a_pair_there_is_no_order():
+def test_the_order_requires_seed_noise_and_a_pair():
     assert order(*column("cos", {"a": (1.0, (1.0,)), "b": (9.0, (2.0,))})) is None
     assert order(*column("cos", {"a": (1.0, (1.0, 5.0)), "b": (2.0, (2.0,))})) is None
     other = CellStatus(Cell("a", "cos", small(), 1.0, metric=("evaluations", "attacks")), (1.0, 1.1), 0, 1)
@@ -130,7 +130,7 @@ def contest(rows: dict[str, tuple[float, ...]], diverged: int = 0, **about):
 
 
 def test_the_best_is_named_with_the_second_and_the_seed_noise():
-    """Deviations of 1 and 2: 10 / 4 for their mean square, 2 / 3 for three runs each, four degrees of freedom."""
+    """Deviations of 1 and 2: pooled variance 10 / 4, factor 2 / 3 for three runs each, four degrees of freedom."""
     found = contest({"last": (80.0, 90.0), "next, ReLU": (18.0, 20.0, 22.0), "best": (11.0, 10.0, 12.0)})
     assert found is not None
     assert (found.best, found.rival, found.by, found.wins) == ("best", "next, ReLU", 9.0, True)
@@ -145,13 +145,13 @@ def test_the_best_is_named_with_the_second_and_the_seed_noise():
     }
 
 
-def test_where_higher_is_better_the_highest_wins():
+def test_the_highest_number_wins_if_higher_is_better():
     found = contest({"low": (1.0, 1.1), "high": (9.0, 9.1), "middle": (5.0, 5.1)}, higher_is_better=True)
     assert found is not None
     assert (found.best, found.rival) == ("high", "middle")
 
 
-def test_within_seed_noise_there_is_no_winner():
+def test_a_difference_within_seed_noise_has_no_winner():
     found = contest({"a": (10.0, 12.0), "b": (11.0, 14.0)})
     assert found is not None
     assert str(found).startswith('"a" is ahead of "b" by 1.50, within seed noise (')
@@ -159,14 +159,14 @@ def test_within_seed_noise_there_is_no_winner():
     assert not found.to_json()["wins"]
 
 
-def test_the_difference_is_that_of_the_numbers_shown():
+def test_the_difference_is_computed_from_rounded_means():
     """10.004 and 10.006 are shown as 10.00 and 10.01."""
     found = contest({"a": (10.003, 10.005), "b": (10.005, 10.007)})
     assert found is not None
     assert found.by == 0.01
 
 
-def test_beyond_the_table_of_t_its_last_value_holds():
+def test_the_last_critical_value_is_used_for_more_degrees_of_freedom():
     found = contest({"a": (10.0, 12.0) * 4, "b": (20.0, 22.0) * 4})
     assert found is not None
     assert found.chance == pytest.approx(2.23 * (8 / 7 * 2 / 8) ** 0.5)
@@ -182,7 +182,7 @@ def test_beyond_the_table_of_t_its_last_value_holds():
         ({"a": (1.0, 2.0), "b": (5.0, 6.0)}, {"diverged": 1}),
     ],
 )
-def test_without_rivals_or_several_runs_of_each_there_is_no_winner(rows, more):
+def test_a_winner_requires_several_rows_with_several_runs_each(rows, more):
     assert contest(rows, **more) is None
 
 
@@ -198,7 +198,7 @@ def test_a_win_is_significant_by_the_t_test_at_5_percent(one, other):
         assert found.wins == (stats.ttest_ind(one, other).pvalue < 0.05)
 
 
-def test_the_table_of_t_is_students():
+def test_critical_values_match_scipy():
     assert pytest.approx([stats.t.ppf(0.975, free) for free in range(1, len(STUDENT) + 1)], abs=0.005) == [*STUDENT]
 
 

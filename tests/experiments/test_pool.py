@@ -34,11 +34,11 @@ def run_alone(config, root):
     return Run.of(config, root)
 
 
-# --- the logic of the pool, with threads in place of processes ---
+# --- the logic of the pool, with threads instead of processes ---
 
 
 class FakeProcess(threading.Thread):
-    """Answers tasks with a function: an outcome and a problem, or None to exit silently."""
+    """A fake worker that answers tasks with a function: it returns outcome and problem, or None to exit silently."""
 
     pid = exitcode = None
 
@@ -116,7 +116,7 @@ def test_a_worker_starts_again_for_tasks_that_had_to_wait(tmp_path):
     assert started(log)[0] == first.label
 
 
-def test_a_worker_that_exits_loses_its_own_task_only(tmp_path):
+def test_if_a_worker_exits_only_its_task_fails(tmp_path):
     lost, other = Task(small()), Task(small(seed=1))
     spawn = fake_workers(lambda task: None if task.config == lost.config else ("done", ""))
     outcomes, finished, log = run_pool([lost, other], tmp_path, 1, spawn=spawn)
@@ -188,7 +188,7 @@ def test_a_broken_pipe_ends_the_worker(tmp_path):
 # --- with processes ---
 
 
-def test_tasks_give_the_same_as_alone_and_one_that_fails_is_one_sentence(tmp_path):
+def test_parallel_tasks_match_separate_runs_and_a_failure_is_one_sentence(tmp_path):
     good = [Task(small(seed=seed)) for seed in range(2)]
     bad = Task(small("conv", pretrained=str(tmp_path / "nowhere")))
     outcomes, finished, log = run_pool([bad, *good], tmp_path)
@@ -248,7 +248,7 @@ class KillsAWorker(ProgressBoard):
 
 
 @pytest.mark.slow
-def test_a_killed_process_loses_its_own_task_only(tmp_path):
+def test_if_a_worker_is_killed_only_its_task_fails(tmp_path):
     killed, other = Task(small(steps=LONG)), Task(small())
     outcomes, finished, log = run_pool([killed, other], tmp_path, jobs=1, board=KillsAWorker)
     assert finished

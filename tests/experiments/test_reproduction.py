@@ -14,7 +14,7 @@ from dcnet.experiments.reproduction import parse_jobs
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Outside of this repository, whose records would be used."""
+    """Changes to a folder outside of this repository, whose records would be used."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -52,7 +52,7 @@ def test_damaged_records_are_reported_and_other_files_ignored(tmp_path, capsys):
 
 
 def test_a_record_with_nan_is_reported_and_not_collected(tmp_path, capsys):
-    """No JSON written from it could contain the NaN."""
+    """NaN could not be written as JSON."""
     brought, cells = tmp_path / "brought", get_experiment("table1").cells
     whole, strange = bring(brought, cells[0].config), bring(brought, cells[1].config, loss=float("nan"))
     words = ("--status", "--runs", tmp_path / "runs", "--records", brought, "--collect", tmp_path / "kept")
@@ -194,14 +194,14 @@ def test_status_uses_all_seeds_by_default(tmp_path, capsys):
         (("figure3", "--out", "/proc/nothing"), "/proc/nothing"),
     ],
 )
-def test_wrong_options_are_one_sentence(words, problem, tmp_path, capsys):
+def test_invalid_options_give_a_one_line_error(words, problem, tmp_path, capsys):
     code, seen = run_command(capsys, "reproduce", *words, "--runs", tmp_path)
     assert code == 2
     assert problem in seen.err
     assert seen.err.count("\n") == 1
 
 
-def test_auto_jobs(tmp_path, monkeypatch):
+def test_auto_jobs_depend_on_mps(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     assert [parse_jobs("auto", device) for device in ("cpu", "cuda")] == [1, 1]
     (tmp_path / "control").touch()

@@ -176,7 +176,7 @@ def test_the_furthest_cell_may_be_better(tmp_path):
 
 
 def test_all_seeds_with_a_record_count(tmp_path):
-    """Also more than wanted, and with gaps; an explicit number selects the first seeds."""
+    """Even if there are more than requested, or gaps; an explicit number selects the first seeds."""
     run_with(tmp_path / "runs", seeded(CONV, 1), 22.0)
     bring(tmp_path / "brought", seeded(CONV, 4), 24.0, name="any-name")
     folders = [tmp_path / "brought"]

@@ -140,7 +140,7 @@ def test_title_mentions_seeds_only_if_there_are_several():
 
 
 def with_error(folder: Path, row: str, column: str, error: float) -> None:
-    """A record of that cell of Table 3."""
+    """Writes a record with this error for a cell of Table 3."""
     (experiment,) = [one for one in EXPERIMENTS if one.name == "table3"]
     config = experiment.cell(row, column).config
     record = {"name": config.name, "hash": config.hash, "status": "done", "results": {"test_error": error}}

@@ -96,7 +96,7 @@ def parsed(spec: str, name: str, settings: dict[str, float]) -> Operator:
     return Operator.parse(spec.replace(name, f"{name}({own})", 1) if own else spec)
 
 
-def test_light_and_dark(opened: chromium.Chromium, shots: Path):
+def test_theme_button_switches_between_light_and_dark(opened: chromium.Chromium, shots: Path):
     ground = "getComputedStyle(document.body).backgroundColor"
     light = opened.value(ground)
     opened.screenshot(shots / "light.png")

@@ -155,7 +155,7 @@ def test_one_shape_has_one_panel_with_all_operators():
     assert [label.get_text() for label in axes.get_xticklabels()] == ["tanh-cos", "seg-sqcos"]
 
 
-def test_network_plots():
+def test_plots_of_networks_have_the_recorded_ratios():
     (axes,) = speed_plots.speed_plot(network()).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["batch 512", "batch 128"]
     assert [bar.get_height() for bar in axes.containers[0]] == [1.2, 1.2]

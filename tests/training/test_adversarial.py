@@ -28,7 +28,7 @@ class Small(nn.Module):
 
 
 class Seen:
-    """The loss of a batch; it records the images that it gets."""
+    """Computes the loss of a batch, and records its images."""
 
     def __init__(self):
         self.images = []
@@ -49,7 +49,7 @@ def target(network):
 
 
 def stepped(network, images, labels, epsilon):
-    """One step of FGSM, image by image."""
+    """Returns images after one step of FGSM, computed image by image."""
     found = []
     for image, label in zip(images, labels, strict=True):
         pixels = image[None].clone().requires_grad_()

@@ -33,7 +33,7 @@ def two_processes(tmp_path_factory):
 
 
 def test_two_processes_have_the_loss_curve_of_one_process(two_processes, tmp_path):
-    """Sums have another order: the losses after 12 steps in float32 agree to about 1e-7, and must agree to 1e-5.
+    """Sums are computed in another order: losses after 12 steps in float32 agree to about 1e-7; the test requires 1e-5.
 
     After so few steps, rounding decides the class of some images: accuracies may differ by two images.
     """

@@ -43,7 +43,7 @@ def test_unknown_names_nulls_and_missing_values_are_kept(more: dict[str, object]
     assert Record.from_json(values).to_json() == values
 
 
-def test_values_by_path():
+def test_value_returns_the_value_at_a_path():
     values = {"evaluations": {"faces": {"auc": 0.5, "ranks": [0.25]}}, "results": {"test_error": 2.0}}
     record = Record.from_json({"config": {}, "status": "done", "curves": {}, **values})
     assert record.value(("evaluations", "faces", "ranks", 0)) == 0.25

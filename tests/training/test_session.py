@@ -47,7 +47,7 @@ def test_ctrl_c_in_any_step_prevents_the_next_run(tmp_path, monkeypatch, capsys,
     assert "1 more run has not started; the same command resumes" in capsys.readouterr().out
 
 
-def test_an_interrupted_again_does_not_suggest_the_same_command(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_run_with_again_does_not_suggest_the_same_command(tmp_path, monkeypatch, capsys):
     interrupting(monkeypatch, 1)
     assert Session(work(tmp_path, tiny(), tiny(seed=1)), ON_CPU, again=True).run() == INTERRUPTED
     assert "1 more run has not started\n" in capsys.readouterr().out

@@ -131,7 +131,7 @@ def test_evaluator_uses_all_images_and_restores_the_mode():
 
 
 class FakeGraph:
-    """Stands for a CUDA graph, and counts its replays."""
+    """A fake CUDA graph that counts its replays."""
 
     capturing = False
 

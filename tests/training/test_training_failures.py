@@ -35,7 +35,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_layer(tmp_path):
 
 
 class Overflows(nn.Module):
-    """A module with an infinite output, in a tuple like that of recurrent layers, or not."""
+    """A module with an infinite output, optionally in a tuple as in recurrent layers."""
 
     def __init__(self, in_tuple):
         super().__init__()
