@@ -142,7 +142,7 @@ def test_embed_rejects_invalid_arguments():
         embed(Small(), [])
     flat = Small()
     flat.features = lambda batch: batch
-    with pytest.raises(ValueError, match=r"`features` must give \[N, D\], not \[5, 3, 4, 6\]"):
+    with pytest.raises(ValueError, match=r"`features` must return \[N, D\], not \[5, 3, 4, 6\]"):
         embed(flat, [images()])
 
 
