@@ -104,7 +104,7 @@ class Curves(options.RunsOptions):
         runs = self.find_runs(self.names)
         # Draw before anything is written, since a record may be damaged.
         figure = self._figure([_record_with_curves(run) for run in runs])
-        return _save(self.out or _beside(runs, "curves.png"), lambda: figure)
+        return _save(self.out or _default_path(runs, "curves.png"), lambda: figure)
 
     def _figure(self, records: list[Record]) -> Figure:
         try:
@@ -120,7 +120,7 @@ def _record_with_curves(run: Run) -> Record:
     return record
 
 
-def _beside(runs: Sequence[Run | None], name: str) -> Path:
+def _default_path(runs: Sequence[Run | None], name: str) -> Path:
     """Returns the path of a file in the folder of a single run, or in the current folder for several."""
     return runs[0].folder / name if len(runs) == 1 and runs[0] is not None else Path(name)
 
@@ -196,7 +196,7 @@ class FeaturePlot(options.RunsOptions):
         records = {} if self.records is None else _records_for(found, self.records)
         # Draw before anything is written, since the networks may have different classes.
         figure = report.feature_plots.feature_plots([one.features for one in found])
-        draw = _save(self.out or _beside([one.run for one in found], "features.png"), lambda: figure)
+        draw = _save(self.out or _default_path([one.run for one in found], "features.png"), lambda: figure)
 
         def work() -> int:
             for path, record in records.items():
@@ -209,7 +209,7 @@ class FeaturePlot(options.RunsOptions):
     def _animation(self) -> Callable[[], int]:
         runs = self.find_runs(self.names)
         frames = [_snapshots(run) for run in runs]
-        path = options.output_file("--out", self.out or _beside(runs, "features.gif"), (".gif",))
+        path = options.output_file("--out", self.out or _default_path(runs, "features.gif"), (".gif",))
 
         def work() -> int:
             write_atomically(path, report.feature_plots.feature_animation(frames))

@@ -89,7 +89,7 @@ def roc_plot(title: str, curve: Roc, scores: Tensor, same: Tensor, found: dict[s
 
 
 def _draw_curve(axes: Axes, curve: Roc, found: dict[str, Any]) -> None:
-    # A log scale has no zero, so a rate of zero is drawn at that of half a pair.
+    # A log scale has no zero, so a rate of zero is drawn as the rate of half a pair.
     least = min(50 / curve.impostors, 1.0)
     far, tar, name = (100 * curve.far).clamp(min=least), 100 * curve.tar, f"ROC, AUC {100 * found['auc']:.2f} %"
     # Draw steps, since there is no threshold between equal scores.

@@ -197,10 +197,10 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
 def recipe(name: str, **changes: Any) -> RunConfig:
     """Returns the config of a recipe with some values replaced; `steps` replaces `epochs` and vice versa.
 
-    If the length of the run changes, the milestones of the learning rate scale with it. For margins without label
-    smoothing, that of the recipe is dropped. Raises ValueError for given values that would have no effect, such as
-    label smoothing with such a margin, or a momentum for Adam. With pretrained weights of timm, pixels are normalized
-    as timm expects.
+    If the length of the run changes, the milestones of the learning rate scale with it. The recipe's label smoothing
+    is dropped for margins that do not support it. Raises ValueError for given values that would have no effect, such
+    as label smoothing with such a margin, or a momentum for Adam. With pretrained weights of timm, pixels are
+    normalized as timm expects.
     """
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)

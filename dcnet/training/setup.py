@@ -109,8 +109,8 @@ class Setup:
         config: what to train.
         folder: the folder of the run, for trackers.
         execution: where and how to compute.
-        dataset: a custom dataset; None for that of the config.
-        model: a custom network; None for that of the config.
+        dataset: a custom dataset; None for the one of the config.
+        model: a custom network; None for the one of the config.
         fresh: whether this is a new run; if not, pretrained weights are not loaded, since `restore_` follows.
     """
 

@@ -125,8 +125,8 @@ class Trainer:
         run: the folder of the run; `Run.of(config, model=model, dataset=dataset)` returns one with the right name.
         execution: where and how to compute.
         callback: notified of progress.
-        dataset: a custom dataset; None for that of the config.
-        model: a custom network, whose inputs are pixels in [0, 1]; None for that of the config.
+        dataset: a custom dataset; None for the one of the config.
+        model: a custom network, whose inputs are pixels in [0, 1]; None for the one of the config.
         again: train again if the run is done or has checkpoints.
         model_name: the name of the custom network; None for the name of its class.
     """
