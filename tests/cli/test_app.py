@@ -1,5 +1,6 @@
 """The command line: help, one-line errors, exit codes."""
 
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -123,7 +124,9 @@ def test_unknown_command_gives_a_one_line_error(
 @pytest.mark.parametrize("option", ["--version", "-V"])
 def test_version_is_that_of_the_package(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main([option]) == 0
-    assert capsys.readouterr().out.startswith(f"dcnet {dcnet.__version__} (torch {torch.__version__}, Python 3.")
+    # The version of the installed package: torch itself adds the build, such as +cu130.
+    torch_version = importlib.metadata.version("torch")
+    assert capsys.readouterr().out.startswith(f"dcnet {dcnet.__version__} (torch {torch_version}, Python 3.")
 
 
 @pytest.mark.parametrize("place", ["dcnet.bench.benchmark.Session.run", "dcnet.cli.bench.Layers.prepare"])
