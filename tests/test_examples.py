@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -26,6 +28,7 @@ def test_extras_named_by_examples_exist():
     assert named <= set(project["optional-dependencies"])
 
 
+@pytest.mark.slow
 def test_int8_keeps_the_accuracy_of_a_folded_network(tmp_path):
     out = tmp_path / "int8.json"
     done = run(EXAMPLES / "quantize_int8.py", "--operator", "tanh-cos", "--epochs", "2", "--out", str(out))

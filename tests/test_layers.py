@@ -53,7 +53,7 @@ def test_compiles_without_graph_breaks(operator):
     torch.testing.assert_close(layer.state_dict(), dict(compiled._orig_mod.state_dict()))
 
 
-@pytest.mark.parametrize("operator", [OPERATORS[0], OPERATORS[2]])
+@pytest.mark.parametrize("operator", [OPERATORS[0], pytest.param(OPERATORS[2], marks=pytest.mark.slow)])
 def test_compiles_with_inductor(operator, device):
     torch.compiler.reset()
     layer = conv(operator).to(device)

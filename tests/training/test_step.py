@@ -56,6 +56,7 @@ def test_the_constraint_is_half_the_regularizer():
     assert Objective(tiny(orthonormal=0.0), model).constraint() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch, while it compiles
 def test_a_compiled_constraint_has_the_eager_gradients_without_recompiling():
     """For channels-last filters of several shapes, with groups, some of them zero."""
