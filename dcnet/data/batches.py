@@ -54,8 +54,9 @@ class Augmentation:
     cutout: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("pad", self.pad, 0)
-        check_whole("cutout", self.cutout, 0)
+        for name in ("pad", "cutout"):
+            # As an int of Python, since the JSON of a config has no integers of NumPy.
+            object.__setattr__(self, name, check_whole(name, getattr(self, name), 0))
         if self.pad_mode not in PAD_MODES:
             raise ValueError(f"pad_mode must be one of {', '.join(PAD_MODES)}, not {self.pad_mode!r}")
 

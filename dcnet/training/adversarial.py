@@ -170,7 +170,7 @@ class PGD(Adversary):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_steps(self.name, self.steps, self.step)
+        object.__setattr__(self, "steps", _checked_steps(self.name, self.steps, self.step))
 
     @property
     def cost(self) -> float:
@@ -197,7 +197,7 @@ class TRADES(Adversary):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_steps(self.name, self.steps, self.step)
+        object.__setattr__(self, "steps", _checked_steps(self.name, self.steps, self.step))
         check_number(f"beta of {self.name}", self.beta, above=0)
 
     @property
@@ -243,6 +243,7 @@ def _prediction_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits, logits.argmax(1))
 
 
-def _check_steps(name: str, steps: Any, step: Any) -> None:
-    check_whole(f"steps of {name}", steps, 1)
+def _checked_steps(name: str, steps: Any, step: Any) -> int:
+    """Checks the number and the size of steps. Returns the number as an int of Python, since a spec has no other."""
     check_number(f"step of {name}", step, above=0)
+    return check_whole(f"steps of {name}", steps, 1)

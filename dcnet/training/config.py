@@ -142,7 +142,8 @@ class RunConfig:
             raise ValueError(f"give either steps or epochs, not steps={self.steps} and epochs={self.epochs}")
         for name, least in LEAST.items():
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), least)
+                # As an int of Python, since JSON has no integers of NumPy.
+                object.__setattr__(self, name, check_whole(name, getattr(self, name), least))
         for name in ("lr", "width"):
             check_number(name, getattr(self, name), above=0)
         for name in ("weight_decay", "log_floor", "orthonormal"):

@@ -5,11 +5,13 @@ import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dcnet.cli.app import parse
 from dcnet.data import Augmentation
 from dcnet.training import RECIPES, RunConfig, config_of, recipe
+from dcnet.training.adversarial import PGD
 from dcnet.training.recipes import command_of
 from dcnet.training.schedules import SCHEDULES, Cosine, Plateau, Steps
 
@@ -103,6 +105,20 @@ def test_milestones_scale_with_the_length_of_the_run():
     assert shares == pytest.approx((20_000 / 42_500, 30_000 / 42_500, 37_500 / 42_500))
     assert recipe("paper-cifar", steps=425, schedule=Cosine()).schedule == Cosine()
     assert recipe("paper-cifar", steps=1).schedule == Steps((1, 1, 1))
+
+
+def test_integers_of_numpy_are_stored_as_those_of_python():
+    given = {"seed": 3, "epochs": 2, "batch_size": 16, "evaluate_every": 5}
+    expected = recipe("digits", augmentation=Augmentation(pad=2, cutout=4), adversary="pgd(steps=3)", **given)
+    found = recipe(
+        "digits",
+        augmentation=Augmentation(pad=np.int64(2), cutout=np.int64(4)),
+        adversary=PGD(steps=np.int64(3)),
+        **{name: np.int64(value) for name, value in given.items()},
+    )
+    assert found == expected
+    assert found.hash == expected.hash
+    assert config_of(json.loads(json.dumps(found.described()))) == expected
 
 
 def test_long_names_are_truncated_to_a_valid_folder_name():
