@@ -81,7 +81,9 @@ def create_model(
         norm_momentum: momentum of batch normalization, as in torch: the weight of the newest batch. With the authors'
             0.001, evaluation is meaningless for thousands of batches.
     """
-    given = {option: value for option, value in locals().items() if option != "name"}
+    # A copy: a comprehension over locals() fails in Python 3.12 under a debugger, which adds its variables to them.
+    given = dict(locals())
+    del given["name"]
     prefix, _, rest = name.partition(":")
     if rest and prefix in prefixes:
         return prefixes[prefix](rest, **given)

@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import pickle
+import sys
 
 import pytest
 import torch
@@ -352,3 +353,18 @@ def test_networks_and_prefixes_can_be_registered(monkeypatch: pytest.MonkeyPatch
         register_prefix("own")(small)
     with pytest.raises(ValueError, match="'cnn9' is taken"):
         register("cnn9")(networks["resnet32"].build)
+
+
+def test_networks_can_be_created_under_a_debugger():
+    """A trace function updates the dictionary of locals(), so that nothing may iterate over it."""
+
+    def trace(frame, event, argument):
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        model = small("cnn9", operator="tanh-cos")
+    finally:
+        sys.settrace(before)
+    assert model(images()).shape == (4, CLASSES)
