@@ -187,7 +187,7 @@ def attacks_today() -> Experiment:
         for attack in ("clean", "fgsm", "pgd", "autoattack")
         for network, operator in OPERATORS.items()
     ]
-    title = f"Modern attacks, CIFAR-10, epsilon {EPSILON * 255:g}/255, accuracy in % on {MODERN_IMAGES:,} test images"
+    title = f"Modern attacks: CIFAR-10, epsilon {EPSILON * 255:g}/255, accuracy in % on {MODERN_IMAGES:,} test images"
     return Experiment("attacks_today", title, tuple(cells), higher_is_better=True)
 
 
