@@ -2,8 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -65,27 +65,35 @@ def find_bad_layer(model: nn.Module, images: Tensor) -> str:
         if not parameter.isfinite().all():
             return f"the parameter {name!r} has values that are not finite"
     if bad := _bad_outputs(model, images):
-        name = next(name for name, module in model.named_modules() if module is bad[0]) or type(bad[0]).__name__
-        return f"the output of the layer {name!r} is the first that is not finite"
+        return f"the output of the layer {bad[0]!r} is the first that is not finite"
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             return f"all outputs are finite, but the gradient of {name!r} is not"
     return "all outputs and gradients of layers are finite, so it is the loss itself"
 
 
-def _bad_outputs(model: nn.Module, images: Tensor) -> list[nn.Module]:
-    """Returns the modules with an output that is not finite, in the order of their calls."""
-    found, known = list[nn.Module](), set(model.modules())
+def _bad_outputs(model: nn.Module, images: Tensor) -> list[str]:
+    """Returns the names of the modules with an output that is not finite, in the order of their calls."""
+    found: list[str] = []
+    with ExitStack() as hooks:
+        # Containers are checked as well, since their forward may compute something between their children.
+        # Each module has its own hook, since torch.compile fails with one hook for all.
+        for name, module in model.named_modules():
+            hook = _record_bad_output(name or type(module).__name__, found)
+            hooks.enter_context(module.register_forward_hook(hook))
+        model(images)
+    return found
+
+
+def _record_bad_output(name: str, found: list[str]) -> Callable[[nn.Module, object, object], None]:
+    """Returns a hook that appends the name to `found` if the output of its module is not finite."""
 
     def check(module: nn.Module, inputs: object, output: object) -> None:
         tensors = (value for value in tree_leaves(output) if isinstance(value, Tensor))
-        if module in known and not all(value.isfinite().all() for value in tensors):
-            found.append(module)
+        if not all(value.isfinite().all() for value in tensors):
+            found.append(name)
 
-    # Containers are checked as well, since their forward may compute something between their children.
-    with nn.modules.module.register_module_forward_hook(check):
-        model(images)
-    return found
+    return check
 
 
 class Clock:

@@ -61,6 +61,15 @@ def test_find_bad_layer_names_layers_with_any_kind_of_output(in_tuple):
     assert "output of the layer 'Overflows' is" in find_bad_layer(Overflows(in_tuple), torch.ones(2, 4))
 
 
+@pytest.mark.parametrize("called", [False, True])
+def test_find_bad_layer_names_a_layer_of_a_compiled_network(called):
+    """A hook for all modules at once would fail in torch.compile."""
+    network, x = torch.compile(nn.Sequential(nn.Linear(4, 4), Overflows(False)), backend="eager"), torch.ones(2, 4)
+    if called:
+        network(x)
+    assert "output of the layer '_orig_mod" in find_bad_layer(network, x)
+
+
 def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path, monkeypatch):
     run, _ = train(tiny(), tmp_path)
     kept = weights(run)
