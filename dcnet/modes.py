@@ -15,6 +15,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        # Call train() first, since some layers override it: those of LoRA merge their weights for evaluation.
+        for module, mode in modes:
+            if module.training != mode:
+                module.train(mode)
         for module, mode in modes:
             module.training = mode
 

@@ -1,15 +1,38 @@
-"""Snapshots of features during training, also of interrupted runs."""
+"""Evaluation during training, and snapshots of features, also of interrupted runs."""
 
 import dataclasses
 
 import pytest
 import torch
 from helpers.small_runs import ON_CPU, InterruptsAt, tiny, train
+from torch import nn
 
 from dcnet.data import load_dataset
 from dcnet.training import Execution, load_model
 from dcnet.training.checkpoints import write_tensors
-from dcnet.training.evaluation import read_history
+from dcnet.training.evaluation import Evaluator, read_history
+
+
+class Merging(nn.Linear):
+    """A layer with merged weights in evaluation mode, as those of LoRA."""
+
+    merged = False
+
+    def train(self, mode=True):
+        self.merged = not mode
+        return super().train(mode)
+
+
+def test_evaluation_restores_the_mode_of_every_layer():
+    """Layers may override train(); a layer that was in evaluation mode stays in it."""
+    layers = [Merging(4, 4), Merging(4, 4), nn.Dropout()]
+    model = nn.Sequential(*layers)
+    layers[1].eval()
+    reading = Evaluator(model, torch.device("cpu"))([(torch.ones(2, 4), torch.zeros(2, dtype=torch.int64))])
+    assert reading.bad_step is None
+    assert [layer.training for layer in (model, *layers)] == [True, True, False, True]
+    assert [layer.merged for layer in layers[:2]] == [False, True]
+
 
 SMALL = {"margin": "a-softmax", "features": 2, "feature_snapshots": 40}
 
