@@ -38,6 +38,7 @@ def test_int8_keeps_the_accuracy_of_a_folded_network(tmp_path):
     assert row["int8"]["bytes"] < row["float32"]["bytes"] / 2
 
 
+@pytest.mark.slow
 def test_custom_magnitude_passes_its_checks_and_trains():
     done = run(EXAMPLES / "custom_magnitude.py")
     assert done.returncode == 0, done.stderr

@@ -289,6 +289,7 @@ def test_half_precision_and_autocast_compute_in_float32(regularizer):
     torch.testing.assert_close(value, expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # warnings of torch.compile
 @pytest.mark.parametrize("regularizer", EVERY)
 def test_compiles_without_graph_breaks(regularizer):

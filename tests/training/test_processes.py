@@ -102,6 +102,7 @@ def limit_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
 
 
+@pytest.mark.slow
 def test_a_failed_write_is_reported_and_loses_nothing(tmp_path):
     """The limit is above the size of the weights, and below that of a checkpoint with the optimizer state."""
     _, err = finish(dcnet_train(tmp_path, "--checkpoint-every", "5", preexec_fn=limit_files), code=1)
