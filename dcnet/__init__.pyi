@@ -5,6 +5,7 @@ from dcnet import robustness as robustness
 from dcnet import training as training
 from dcnet import verification as verification
 from dcnet.convert import decouple, recouple
+from dcnet.fuse import fuse, fusion_report, unfuse
 from dcnet.inference.fold_network import fold
 from dcnet.layers import (
     DecoupledConv1d,
@@ -64,6 +65,8 @@ __all__ = [
     "export",
     "fold",
     "functional",
+    "fuse",
+    "fusion_report",
     "is_plain",
     "linear",
     "losses",
@@ -74,6 +77,7 @@ __all__ = [
     "regularizers",
     "sync_norms",
     "testing",
+    "unfuse",
     "update_norms",
     "weighting",
 ]

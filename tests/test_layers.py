@@ -441,4 +441,4 @@ def test_sizes_can_be_numpy_integers():
     x, weight, two = torch.randn(2, 3, 7, 7), torch.randn(4, 3, 3, 3), np.int64(2)
     found = dcnet.functional.decoupled_conv2d(x, weight, None, two, two, two, operator="tanh-cos")
     assert torch.equal(found, dcnet.functional.decoupled_conv2d(x, weight, None, 2, 2, 2, operator="tanh-cos"))
-    assert kernels.dispatch._sizes(weight, two, two, two) == ((2, 2), (2, 2), (2, 2))
+    assert kernels.dispatch.sizes(weight, two, two, two) == ((2, 2), (2, 2), (2, 2))

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "dcnet"
 # From the bottom up; a module may import from its own floor and from those below.
 FLOORS = [
     ["registry", "files", "terminal", "table", "device_functions", "environment", "exit_codes", "interrupts", "lazy"],
-    ["checks", "clamp", "modes", "tracing"],
+    ["checks", "clamp", "modes", "tracing", "inlining"],
     ["parameters"],
     ["spec"],
     ["component"],
@@ -27,7 +27,7 @@ FLOORS = [
     ["layers"],
     ["presets", "testing"],
     ["convert", "losses", "network_norms", "optim", "regularizers"],
-    ["inference"],
+    ["inference", "chains", "fuse"],
     ["export"],
     ["models"],
     ["data"],

@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeGuard
 
+import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.utils._pytree import tree_leaves
 
 from dcnet.convert.selection import TWINS, is_unmodified
+from dcnet.fuse import fuse, unfuse
 from dcnet.inference.folded_layers import Layer, PlainLayer, fold_layer
 from dcnet.layers import Decoupled
 from dcnet.tracing import has_hooks
@@ -42,12 +44,13 @@ def fold(model: nn.Module) -> nn.Module:
     A layer keeps its normalization if it is called more than once, if its output is used elsewhere, or if it has hooks.
     These stay unchanged: a layer that still blends with the plain one, a layer whose filters are read by other modules,
     a subclass that computes something else, everything below a module whose `forward` depends on the class of its
-    submodules, and modules that stay in training mode when `eval` is called.
+    submodules, and modules that stay in training mode when `eval` is called. If there is a GPU, `dcnet.fuse` runs the
+    layers of the copy with the additions and activations after them.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, not {model!r}")
     check_mean_norms(model)
-    copied = copy.deepcopy(model).eval().requires_grad_(False)
+    copied = unfuse(copy.deepcopy(model)).eval().requires_grad_(False)
     graphs = _trace_all(_parents(copied))
     pairs = list(_pairs(copied, graphs))
     replacements = _replacements(copied, graphs, pairs)
@@ -57,7 +60,8 @@ def fold(model: nn.Module) -> nn.Module:
     kept = {module for parent in _changed_by_folding(graphs, before) for module in parent.modules()}
     kept.update(module for pair in pairs if not kept.isdisjoint(pair) for module in pair)
     _change({module: was for module, was in before.items() if module in kept})
-    return copied.eval()
+    copied.eval()
+    return fuse(copied) if torch.cuda.is_available() else copied
 
 
 def check_mean_norms(model: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -124,22 +124,38 @@ class FoldedLinear(Folded):
 class FoldedConv(Folded):
     """A DecoupledConv1d, 2d or 3d for inference."""
 
+    is_folded = True
+
     def __init__(self, layer: DecoupledConv1d | DecoupledConv2d | DecoupledConv3d, norm: _BatchNorm | None = None):
         super().__init__(layer, norm)
         self.padding_mode, self.ends = layer.padding_mode, layer._reversed_padding_repeated_twice
         padding = layer.padding if layer.padding_mode == "zeros" else (0,)
         self.window = (layer.stride, padding, layer.dilation, layer.groups)
-        self._table: tuple[Any, Tensor] | None = None
+        self._kept: dict[str, tuple[Any, Any]] = {}
 
     def table(self) -> Tensor:
         """Constants and factors as the kernels read them; rebuilt if a buffer was changed or moved."""
+        table: Tensor = self._keep("table", self._make_table, list(self.buffers()))
+        return table
+
+    def rows(self, prelu: Tensor | None) -> Tensor | None:
+        """Bias and slopes of PReLU as the kernels read them; rebuilt if one was changed or moved."""
+        given = [tensor for tensor in (self.bias, prelu) if tensor is not None]
+        rows: Tensor | None = self._keep("rows", lambda: self._make_rows(prelu), given)
+        return rows
+
+    def _make_rows(self, prelu: Tensor | None) -> Tensor | None:
+        return kernels.folded_rows(self.bias, prelu, len(self.weight))
+
+    def _keep(self, name: str, make: Callable[[], Any], sources: Sequence[Tensor]) -> Any:
+        """The result of `make`, which is called again if one of the tensors was changed or moved."""
         # A compiler cannot read addresses, and tensors of inference mode have no version counter.
-        if not kernels.is_plain_eager(self.weight) or any(buffer.is_inference() for buffer in self.buffers()):
-            return self._make_table()
-        state = tuple((buffer.data_ptr(), buffer._version) for buffer in self.buffers())
-        if self._table is None or self._table[0] != state:
-            self._table = (state, self._make_table())
-        return self._table[1]
+        if not kernels.is_plain_eager(self.weight) or any(tensor.is_inference() for tensor in sources):
+            return make()
+        state = tuple((tensor.data_ptr(), tensor._version) for tensor in sources)
+        if name not in self._kept or self._kept[name][0] != state:
+            self._kept[name] = (state, make())
+        return self._kept[name][1]
 
     def _make_table(self) -> Tensor:
         names = [name for name in self.operator.slots if name not in self.fixed]

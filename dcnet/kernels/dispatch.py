@@ -46,12 +46,17 @@ def use_kernels(on: bool) -> Iterator[None]:
         _enabled = before
 
 
+def enabled() -> bool:
+    """Whether the fused kernels are turned on."""
+    return _enabled
+
+
 def fits(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size | str, groups: int, options: Options) -> bool:
     """Whether the fused kernels support this convolution and are faster than eager PyTorch."""
     if not _enabled or not isinstance(x, Tensor) or not x.is_cuda or x.dim() != 4 or sharing(options) is not None:
         return False
     supported = _supports_operator(options) and _supports_constants(options, w)
-    return supported and _supports_tensors(x, w, bias, padding, groups) and not _is_traced()
+    return supported and _supports_tensors(x, w, bias, padding, groups) and not is_traced()
 
 
 def _supports_operator(options: Options) -> bool:
@@ -122,7 +127,7 @@ modern._dynamo_marked_constant = True  # type: ignore[attr-defined]
 exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _is_traced() -> bool:
+def is_traced() -> bool:
     """Whether torch's own operations are needed: by export, tracing, a functorch transform or forward-mode autograd."""
     if exporting() or torch._C._get_tracing_state() is not None:
         return True
@@ -149,9 +154,9 @@ def conv2d(
         return _with_filters(op, x, w, bias, options.get("eps", 1e-4), (stride, padding, dilation, groups))
     mean = mean_kind(op.decay, running, options.get("training", False))
     tracked = options.get("num_batches_tracked") if running is not None else None
-    sizes = _sizes(w, stride, padding, dilation)
-    settings = (running, tracked, str(op), options.get("eps", 1e-4), *sizes, groups, mean)
-    constants = _stored(op, options, w)
+    window = sizes(w, stride, padding, dilation)
+    settings = (running, tracked, str(op), options.get("eps", 1e-4), *window, groups, mean)
+    constants = stored(op, options, w)
     if is_plain_eager(x):
         x = x.to(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else x
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, w, bias, *constants)):
@@ -180,9 +185,9 @@ def folded(
     x: Tensor, w: Tensor, bias: Tensor | None, table: Tensor, op: Operator, eps: float, window: Sequence[Any]
 ) -> Tensor:
     """Inference with a folded layer. Call it only if `fits_folded` is true."""
-    *sizes, groups = window
+    *given, groups = window
     run = folded_conv2d if is_plain_eager(x) else torch.ops.dcnet.folded_conv2d.default
-    return run(x, w, bias, table, str(op), eps, *_sizes(w, *sizes), groups)
+    return run(x, w, bias, table, str(op), eps, *sizes(w, *given), groups)
 
 
 def _with_filters(op: Operator, x: Tensor, w: Tensor, bias: Tensor | None, eps: float, window: Any) -> Tensor:
@@ -201,7 +206,7 @@ def is_plain_eager(x: Tensor) -> bool:
     return type(x) in (Tensor, torch.nn.Parameter) and torch._C._len_torch_dispatch_stack() == 0
 
 
-def _stored(op: Operator, options: Options, w: Tensor) -> list[Tensor]:
+def stored(op: Operator, options: Options, w: Tensor) -> list[Tensor]:
     """The learned constants in the order of the operator; initial values for those that are not given."""
     given = options.get("constants") or {}
     return [
@@ -209,7 +214,7 @@ def _stored(op: Operator, options: Options, w: Tensor) -> list[Tensor]:
     ]
 
 
-def _sizes(w: Tensor, stride: Size, padding: Size | str, dilation: Size) -> tuple[Sizes, Sizes, Sizes]:
+def sizes(w: Tensor, stride: Size, padding: Size | str, dilation: Size) -> tuple[Sizes, Sizes, Sizes]:
     """Stride, padding and dilation, each of height and width."""
     dilation = each_dimension(dilation, 2)
     pads = tuple(before for before, _ in padding_ends(padding, w.shape[2:], dilation))

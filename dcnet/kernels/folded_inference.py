@@ -1,17 +1,18 @@
-"""Inference with folded layers: norms, convolution, and one in-place pass over the output."""
+"""Inference with folded layers and blocks: norms, convolution, and one in-place pass over the output."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.library import Library
 
-from dcnet.kernels.launch import Memory, aligned, device_guard, raw_stream
+from dcnet.kernels.fused_block import BlockPasses, BlockSettings
+from dcnet.kernels.launch import Memory, SideStream, aligned, device_guard, raw_stream
 from dcnet.kernels.passes import NO_MEAN, NO_UPDATE, Passes, Settings
 from dcnet.kernels.plan import Plan, Window, plan_of
 from dcnet.operator import Operator
@@ -81,7 +82,99 @@ def folded_conv2d(
     return product
 
 
+class FoldedBlock(NamedTuple):
+    """The arguments of a folded block: activation(layer(x) + residual), with the layer folded.
+
+    `rows` are those of a block with the bias as offset, see `fused_block.ROWS`; None without a bias and without PReLU.
+    """
+
+    x: Tensor
+    squares: Tensor | None
+    filters: Tensor
+    table: Tensor
+    rows: Tensor | None
+    residual: Tensor | None
+    operator: str
+    eps: float
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    activation: int
+    hands_on: bool
+
+    @property
+    def window(self) -> Window:
+        return Window.of(self.x, self.filters, self.stride, self.padding, self.dilation, 1)
+
+    def passes(self) -> BlockPasses:
+        settings = Settings(self.x.device, self.x.dtype, self.filters.stride(), False, self.eps, NO_MEAN, NO_UPDATE)
+        block = BlockSettings(
+            bias=self.rows is not None,
+            activation=self.activation,
+            residual=self.residual is not None,
+            hands_on=self.hands_on,
+        )
+        return _block_passes(self.operator, self.window, settings, block)
+
+
+@functools.lru_cache(maxsize=1024)
+def _block_passes(spec: str, window: Window, settings: Settings, block: BlockSettings) -> BlockPasses:
+    return BlockPasses(_folded_plan(spec), window, settings, block)
+
+
+def folded_rows(bias: Tensor | None, prelu: Tensor | None, filters: int) -> Tensor | None:
+    """The rows of a folded block; None if it needs none."""
+    source = bias if prelu is None else prelu
+    if source is None:
+        return None
+    like = torch.ones(filters, dtype=torch.float32, device=source.device)
+    zeros = torch.zeros_like(like)
+    offset = zeros if bias is None else bias.float()
+    slope = zeros if prelu is None else prelu.float().expand_as(like)
+    return torch.stack([like, offset, slope, zeros, like, offset])
+
+
+def folded_block(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The output of a folded block and its sums of squares over channels, which are empty unless handed on."""
+    given = FoldedBlock(*arguments)
+    window, passes = given.window, given.passes()
+    x, residual = given.x.contiguous(memory_format=window.format), given.residual
+    residual = residual if residual is None else residual.contiguous(memory_format=window.format)
+    memory = Memory(passes.places * (given.squares is None), passes.patches, passes.norm_sums)
+    with device_guard(x):
+        squares, norm, sums = memory.places(memory.allocate(x.device))
+        ok, stream = aligned(x, given.squares, given.table, given.rows, residual), raw_stream(x.device)
+        if given.squares is None:
+            passes.squares(x, squares, stream=stream, aligned=ok)
+        with SideStream(x.device) as side:
+            source = squares if given.squares is None else given.squares
+            passes.norms(source, norm, sums, stream=raw_stream(x.device), aligned=ok)
+        product = window.convolve(x, given.filters)
+        side.join()
+        onward = _empty_squares(given, window)
+        table, rows = given.table, given.table if given.rows is None else given.rows
+        outs = (product if residual is None else residual, product, onward if given.hands_on else table)
+        passes.output(product, norm, table, sums, table, table, table, rows, *outs, stream=stream, aligned=ok)
+    return product, onward
+
+
+def _empty_squares(given: FoldedBlock, window: Window) -> Tensor:
+    size = (window.batch, *window.out) if given.hands_on else 0
+    return given.x.new_empty(size, dtype=torch.float32)
+
+
+def _block_shapes(*arguments: Any) -> tuple[Tensor, Tensor]:
+    given = FoldedBlock(*arguments)
+    return given.window.empty_output(given.x), _empty_squares(given, given.window)
+
+
 _LIBRARY = Library("dcnet", "FRAGMENT")
+_LIBRARY.define(
+    "folded_block(Tensor x, Tensor? squares, Tensor filters, Tensor table, Tensor? rows, Tensor? residual, "
+    "str operator, float eps, SymInt[] stride, SymInt[] padding, SymInt[] dilation, int activation, bool hands_on) "
+    "-> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
 _LIBRARY.define(
     "folded_conv2d(Tensor x, Tensor filters, Tensor? bias, Tensor table, str operator, float eps, SymInt[] stride, "
     "SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor",
@@ -97,4 +190,6 @@ def _shape(
 
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("folded_conv2d", folded_conv2d, _key)
+    _LIBRARY.impl("folded_block", folded_block, _key)
 torch.library.register_fake("dcnet::folded_conv2d", _shape, lib=_LIBRARY)
+torch.library.register_fake("dcnet::folded_block", _block_shapes, lib=_LIBRARY)

@@ -90,7 +90,7 @@ def multiprocessors(device: torch.device) -> int:
 
 
 @functools.cache
-def _side_stream(device: int) -> torch.cuda.Stream:
+def _side_stream(device: int, number: int = 0) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)
 
 
@@ -117,9 +117,9 @@ class SideStream:
     before its tensors are released, so their memory can be reused safely.
     """
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, number: int = 0):
         self.device = device
-        self.side = _side_stream(device.index) if capturing(device) else None
+        self.side = _side_stream(device.index, number) if capturing(device) else None
         self.main: torch.cuda.Stream | None = None
 
     def __enter__(self) -> SideStream:

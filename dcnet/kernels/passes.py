@@ -68,6 +68,9 @@ class Settings:
 class Passes:
     """The launches of one convolution, and the sizes of their partial sums."""
 
+    # The scale of the gradient by the norms; see `spread_kernel`.
+    norm_scale = 1.0
+
     def __init__(self, plan: Plan, window: Window, settings: Settings):
         self.plan, self.window, self.settings = plan, window, settings
         self.inputs = window.pieces(window.channels, window.pixels)
@@ -162,7 +165,13 @@ class Passes:
     def _spread(self) -> Launch:
         window, count = self.window, self.mean_sums
         sizes = (window.pixels, window.outs, window.out[0], window.size[1], window.out[1])
-        flags = {**self._window_flags, "MEAN": self.settings.mean, "SUMS": power_of_two(count), "BLOCK": PLACES}
+        flags = {
+            **self._window_flags,
+            "MEAN": self.settings.mean,
+            "SUMS": power_of_two(count),
+            "SCALE": self.norm_scale,
+        }
+        flags["BLOCK"] = PLACES
         numbers = (count, self.patches, self.places, *sizes)
         return Launch(spread_kernel, (-(-self.places // PLACES),), numbers, 4, **flags)
 

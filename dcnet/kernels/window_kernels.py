@@ -162,9 +162,13 @@ def spread_kernel(
     DILATION: constexpr,
     MEAN: constexpr,
     SUMS: constexpr,
+    SCALE: constexpr,
     BLOCK: constexpr,
 ) -> None:
-    """The factor of x in the gradient of x: the sum of (dn + d mean / count) / n over all patches with the pixel."""
+    """SCALE times the factor of x in its gradient: the sum of (dn + d mean / count) / n over all patches of the pixel.
+
+    With a scale of 1/2, this is the gradient of the sum of squares.
+    """
     HIGH: constexpr = KERNEL[0]
     WIDE: constexpr = KERNEL[1]
     by_mean = 0.0
@@ -186,4 +190,4 @@ def spread_kernel(
             total += tl.load(norm_gradient + patch, mask=inside, other=0.0)
             if MEAN == 1:
                 total += tl.where(inside, by_mean / tl.load(norm + patch, mask=inside, other=1.0), 0.0)
-    tl.store(factor + place, total, mask=there)
+    tl.store(factor + place, SCALE * total, mask=there)

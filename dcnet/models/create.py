@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from dcnet.fuse import fuse
 from dcnet.models.blocks import Network
 from dcnet.models.settings import Settings
 from dcnet.operator import Operator
@@ -63,7 +64,7 @@ def create_model(
     norm_eps: float | None = None,
     norm_momentum: float | None = None,
 ) -> Network:
-    """A new network with any operator in its convolutions.
+    """A new network with any operator in its convolutions; on a machine with a GPU its blocks are fused, see `fuse`.
 
     None means the default of the network or, if it has none, that of `Settings`.
 
@@ -86,10 +87,17 @@ def create_model(
     del given["name"]
     prefix, _, rest = name.partition(":")
     if rest and prefix in prefixes:
-        return prefixes[prefix](rest, **given)
-    entry = networks[name]
-    asked = {key: value for key, value in given.items() if value is not None}
-    return entry.build(Settings(**{**entry.defaults, **asked}))
+        network = prefixes[prefix](rest, **given)
+    else:
+        entry = networks[name]
+        asked = {key: value for key, value in given.items() if value is not None}
+        network = entry.build(Settings(**{**entry.defaults, **asked}))
+    return fuse(network) if _has_gpu() else network
+
+
+def _has_gpu() -> bool:
+    """Whether the network may run on a GPU; without memory for its parameters it never runs."""
+    return torch.cuda.is_available() and torch.get_default_device().type != "meta"
 
 
 def count_parameters(name: str, operator: str, num_classes: int) -> int:

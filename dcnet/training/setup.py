@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dcnet.environment import commit, default_workers, environment
+from dcnet.fuse import fuse
 from dcnet.network_norms import sync_norms
 from dcnet.optim import WeightedGradients, WeightProjection
 from dcnet.training.build import (
@@ -175,7 +176,7 @@ class Setup:
         return network
 
     def _place(self, model: nn.Module) -> nn.Module:
-        """Moves the network to its device, in the memory layout that is fastest there."""
+        """Moves the network to its device, in the memory layout and with the fused blocks that are fastest there."""
         if self.processes > 1:
             sync_norms(model)
         if self.device.type != "cuda":
@@ -183,6 +184,8 @@ class Setup:
         # Concerns float32 matrix products, such as those between filters.
         torch.set_float32_matmul_precision("highest" if self.config.precision == "float32" else "high")
         torch.backends.cudnn.benchmark = True
+        if self.accelerator.distributed_type != DistributedType.FSDP:
+            fuse(model)
         return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @property

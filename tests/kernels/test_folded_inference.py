@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from helpers.kernel_comparison import DEVICE, alternating, quiet_numpy
+from helpers.kernel_comparison import DEVICE, alternating, assert_close, quiet_numpy
 from helpers.operators import all_operators, pairwise_operators
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dcnet
+from dcnet import kernels
+from dcnet.eager import ConvPatches
 from dcnet.inference.folded_layers import FoldedConv
 from dcnet.kernels import dispatch
 from dcnet.kernels.plan import has_device_functions
@@ -205,3 +207,45 @@ def test_operation_passes_opcheck(bias, groups, last):
         fakes = [fake.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in given]
         found, promised = (torch.ops.dcnet.folded_conv2d.default(*arguments) for arguments in (given, fakes))
         assert (found.shape, found.stride(), found.dtype) == (promised.shape, promised.stride(), promised.dtype)
+
+
+# --- blocks ---
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("activation", [None, nn.ReLU(), nn.PReLU(8, 0.3), nn.PReLU(1, 0.3)], ids=str)
+@pytest.mark.parametrize("given", [False, True])
+def test_blocks_of_folded_layers(activation, residual, given):
+    layer, x = (
+        folded_layer("tanh-sqcos+product", bias=True, groups=1, last=True),
+        torch.randn(2, 6, 7, 5, device=DEVICE),
+    )
+    activation = activation if activation is None else activation.to(DEVICE)
+    added = torch.randn_like(layer(x)) if residual else None
+    squares = x.square().sum(1) if given else None
+    with torch.no_grad():
+        wanted = layer.combine(ConvPatches(2, x, layer.weight, *layer.window))
+        wanted = wanted if added is None else wanted + added
+        wanted = wanted if activation is None else activation(wanted)
+        output, onward, _ = kernels.block(x, squares, layer, None, activation, added, True)
+    assert_close({"output": output, "squares": onward}, {"output": wanted, "squares": wanted.square().sum(1)}, 1e-5)
+
+
+def test_compiled_blocks_of_folded_layers():
+    layer, x = folded_layer("ball-cos", bias=False, groups=1, last=False), torch.randn(2, 6, 7, 5, device=DEVICE)
+    call = torch.compile(kernels.block, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        arguments = (x, None, layer, None, nn.ReLU(), torch.randn_like(layer(x)), True)
+        found, wanted = call(*arguments), kernels.block(*arguments)
+    assert_close(dict(enumerate(found)), dict(enumerate(wanted)), 1e-6)
+
+
+def test_rows_follow_the_bias_and_the_slopes():
+    layer, prelu = folded_layer("ball-cos", bias=False, groups=1, last=False), nn.PReLU(8).to(DEVICE)
+    before = layer.rows(prelu.weight)
+    assert layer.rows(prelu.weight) is before
+    with torch.no_grad():
+        prelu.weight.fill_(0.5)
+    assert layer.rows(prelu.weight)[2].tolist() == [0.5] * 8
+    layer.bias.add_(1)
+    assert torch.equal(layer.rows(prelu.weight)[1], layer.bias)

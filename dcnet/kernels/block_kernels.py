@@ -1,0 +1,627 @@
+"""Kernels of a fused block: convolution, batch normalization, residual and activation share their passes.
+
+The output of the convolution, y = a h(b n) g(z / n), is never stored: every pass computes it again from z. The rows of
+a block have one number per channel: scale and offset in v = scale y + offset, the slope of PReLU, and the mean of y.
+"""
+
+from dcnet.device_functions import Block, at_least, at_most, constexpr, device_function, tl
+from dcnet.kernels.device_helpers import channel_constants, chunk_of, keep_means, mean_norm, split, tile
+from dcnet.kernels.pointwise_kernels import inverse_norm, parts, store_sums
+
+# NORM is 0 without normalization, 1 with statistics of the batch, 2 with running statistics. ACTIVATION is 0 without
+# one, 1 for ReLU, 2 for PReLU.
+
+
+@device_function
+def channel_rows(rows: Block, channels: Block, COUNT: constexpr, CHUNKS: constexpr, WIDTH: constexpr) -> Block:
+    """The first rows of a block, chunk by chunk, each [1, channels]."""
+    values: Block = ()
+    for chunk in tl.static_range(CHUNKS):
+        column = chunk * WIDTH + tl.arange(0, WIDTH)
+        for i in tl.static_range(COUNT):
+            row = tl.load(rows + i * channels + column, mask=column < channels, other=0.0)
+            values = values + (row[None, :],)
+    return values
+
+
+@device_function
+def fetch(pointer: Block, inside: Block, FULL: constexpr) -> Block:
+    """The elements of a tile in float32; FULL tiles need no mask."""
+    if FULL:
+        found = tl.load(pointer)
+    else:
+        found = tl.load(pointer, mask=inside, other=0.0)
+    return found.to(tl.float32)
+
+
+@device_function
+def fetch_product(pointer: Block, inside: Block, FULL: constexpr) -> Block:
+    """Inner products in float32; those beyond the range of float16 are clamped to it."""
+    z = fetch(pointer, inside, FULL)
+    if pointer.dtype.element_ty == tl.float16:
+        z = at_most(at_least(z, -65504.0), 65504.0)
+    return z
+
+
+@device_function
+def put(pointer: Block, value: Block, inside: Block, FULL: constexpr) -> None:
+    """Stores a tile in the dtype of its tensor."""
+    if FULL:
+        tl.store(pointer, value.to(pointer.dtype.element_ty))
+    else:
+        tl.store(pointer, value.to(pointer.dtype.element_ty), mask=inside)
+
+
+@device_function
+def normalized(y: Block, rows: Block, CHUNK: constexpr, AFFINE: constexpr) -> Block:
+    """v = scale y + offset."""
+    if AFFINE:
+        v = rows[4 * CHUNK] * y + rows[4 * CHUNK + 1]
+    else:
+        v = y
+    return v
+
+
+@device_function
+def activated(v: Block, rows: Block, CHUNK: constexpr, ACTIVATION: constexpr) -> Block:
+    if ACTIVATION == 1:
+        x = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    elif ACTIVATION == 2:
+        x = tl.where(v > 0, v, rows[4 * CHUNK + 2] * v)
+    else:
+        x = v
+    return x
+
+
+@device_function
+def magnitude_times_angle(
+    z: Block,
+    n: Block,
+    inverse: Block,
+    constants: Block,
+    CHUNK: constexpr,
+    MAGNITUDE: constexpr,
+    ANGLE: constexpr,
+    COUNTS: constexpr,
+    WEIGHTED: constexpr,
+    FAST: constexpr,
+) -> Block:
+    """y = a h(b n) g(z / n)."""
+    own, angular, outer = split(constants, CHUNK, COUNTS)
+    if WEIGHTED:
+        h = outer[0] * MAGNITUDE(outer[1] * n, *own, FAST)[0]
+    else:
+        h = MAGNITUDE(n, *own, FAST)[0]
+    return h * ANGLE(z * inverse, *angular, FAST)[0]
+
+
+@device_function
+def statistics_kernel(
+    product: Block,
+    norm: Block,
+    table: Block,
+    sums: Block,
+    running: Block,
+    tracked: Block,
+    kept: Block,
+    batches: Block,
+    partial: Block,
+    count: Block,
+    of: Block,
+    decay: Block,
+    images: Block,
+    pixels: Block,
+    image_stride: Block,
+    pixel_stride: Block,
+    channel_stride: Block,
+    channels: Block,
+    MAGNITUDE: constexpr,
+    ANGLE: constexpr,
+    COUNTS: constexpr,
+    KNOWN: constexpr,
+    RELATIVE: constexpr,
+    WEIGHTED: constexpr,
+    MEAN: constexpr,
+    UPDATE: constexpr,
+    COUNTED: constexpr,
+    COUNTS_BATCH: constexpr,
+    SUMS: constexpr,
+    ONE: constexpr,
+    FULL: constexpr,
+    CHUNKS: constexpr,
+    BLOCK: constexpr,
+    WIDTH: constexpr,
+    STAGES: constexpr,
+    FAST: constexpr,
+) -> None:
+    """Sums of y - p and (y - p)^2 over positions, one row each per program; the last row is the pivot p.
+
+    p is y at the first position of every channel. Without it, the variance of a channel would lose its digits if its
+    mean is much larger. COUNTS_BATCH: also counts the batch for the running statistics.
+    """
+    if COUNTS_BATCH and tl.program_id(0) == 0:
+        tl.store(batches, tl.load(batches) + 1)
+    mean = mean_norm(sums, running, count, of, MEAN, SUMS)
+    if (MEAN > 0) & (tl.program_id(0) == 0):
+        keep_means(mean, running, tracked, kept, decay, UPDATE, COUNTED)
+    constants = channel_constants(table, mean, channels, channels, KNOWN, RELATIVE, CHUNKS, WIDTH)
+    first = tl.load(norm)
+    totals: Block = ()
+    pivots: Block = ()
+    for chunk in tl.static_range(CHUNKS):
+        column = chunk * WIDTH + tl.arange(0, WIDTH)
+        at_first = fetch_product(product + column * channel_stride, column < channels, FULL)[None, :]
+        pivot = magnitude_times_angle(
+            at_first, first, inverse_norm(first, product), constants, chunk, MAGNITUDE, ANGLE, COUNTS, WEIGHTED, FAST
+        )
+        pivots = pivots + (pivot + tl.zeros([1, WIDTH], tl.float32),)
+        totals = totals + (tl.zeros([BLOCK, WIDTH], tl.float32), tl.zeros([BLOCK, WIDTH], tl.float32))
+    blocks = tl.cdiv(pixels, BLOCK)
+    for t in tl.range(tl.program_id(0), images * blocks, tl.num_programs(0), num_stages=STAGES):
+        position, there, start = tile(t, blocks, pixels, image_stride, pixel_stride, 0, ONE, BLOCK)
+        n = tl.load(norm + position, mask=there, other=1.0)[:, None]
+        inverse = inverse_norm(n, product)
+        added: Block = ()
+        for chunk in tl.static_range(CHUNKS):
+            elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
+            z = fetch_product(product + start + elements, inside, FULL)
+            y = magnitude_times_angle(z, n, inverse, constants, chunk, MAGNITUDE, ANGLE, COUNTS, WEIGHTED, FAST)
+            apart = y - pivots[chunk]
+            if not FULL:
+                apart = tl.where(there[:, None], apart, 0.0)
+            added = added + (totals[2 * chunk] + apart, totals[2 * chunk + 1] + apart * apart)
+        totals = added
+    for chunk in tl.static_range(CHUNKS):
+        column = chunk * WIDTH + tl.arange(0, WIDTH)
+        row = partial + 2 * tl.program_id(0) * channels + column
+        tl.store(row, tl.sum(totals[2 * chunk], 0), mask=column < channels)
+        tl.store(row + channels, tl.sum(totals[2 * chunk + 1], 0), mask=column < channels)
+        if tl.program_id(0) == 0:
+            last = partial + 2 * tl.num_programs(0) * channels + column
+            tl.store(last, tl.sum(pivots[chunk], 0), mask=column < channels)
+
+
+@device_function
+def program_sums(
+    partial: Block,
+    channel: Block,
+    inside: Block,
+    programs: Block,
+    channels: Block,
+    ROW: constexpr,
+    ROWS: constexpr,
+    PROGRAMS: constexpr,
+) -> Block:
+    """One sum of each channel over all programs, in a fixed order."""
+    program = tl.arange(0, PROGRAMS)
+    places = (program[:, None] * ROWS + ROW) * channels + channel[None, :]
+    return tl.sum(tl.load(partial + places, mask=(program < programs)[:, None] & inside[None, :], other=0.0), 0)
+
+
+@device_function
+def rows_kernel(
+    partial: Block,
+    gamma: Block,
+    beta: Block,
+    bias: Block,
+    prelu: Block,
+    running_mean: Block,
+    running_var: Block,
+    batches: Block,
+    rows: Block,
+    updated: Block,
+    programs: Block,
+    channels: Block,
+    count: Block,
+    eps: Block,
+    momentum: Block,
+    NORM: constexpr,
+    AFFINE: constexpr,
+    BIAS: constexpr,
+    PRELU: constexpr,
+    UPDATE: constexpr,
+    CUMULATIVE: constexpr,
+    PROGRAMS: constexpr,
+    WIDTH: constexpr,
+) -> None:
+    """The rows of a block from the statistics of its batch, or from running ones; updates the running statistics.
+
+    A bias of the convolution is part of the shift. Statistics of the batch contain it, so there it cancels.
+    """
+    channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    inside = channel < channels
+    mean = tl.zeros([WIDTH], tl.float32)
+    shift = tl.zeros([WIDTH], tl.float32)
+    scale = tl.full([WIDTH], 1.0, tl.float32)
+    inverse = tl.full([WIDTH], 1.0, tl.float32)
+    if BIAS:
+        shift = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    if NORM == 1:
+        pivot = tl.load(partial + 2 * programs * channels + channel, mask=inside, other=0.0)
+        apart = program_sums(partial, channel, inside, programs, channels, 0, 2, PROGRAMS) / count
+        square = program_sums(partial, channel, inside, programs, channels, 1, 2, PROGRAMS) / count
+        mean = pivot + apart
+        variance = tl.maximum(square - apart * apart, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        inverse = 1 / tl.sqrt(variance + eps)
+        if UPDATE > 0:
+            share = momentum
+            if CUMULATIVE:
+                share = 1.0 / tl.load(batches).to(tl.float32)
+            before = tl.load(running_mean + channel, mask=inside, other=0.0).to(tl.float32)
+            spread = tl.load(running_var + channel, mask=inside, other=0.0).to(tl.float32)
+            before = before + share * (mean + shift - before)
+            spread = spread + share * (variance * (count / (count - 1)) - spread)
+            if UPDATE == 1:
+                tl.store(updated + channel, before, mask=inside)
+                tl.store(updated + channels + channel, spread, mask=inside)
+            else:
+                tl.store(running_mean + channel, before.to(running_mean.dtype.element_ty), mask=inside)
+                tl.store(running_var + channel, spread.to(running_var.dtype.element_ty), mask=inside)
+        shift = tl.zeros([WIDTH], tl.float32)
+    if NORM == 2:
+        mean = tl.load(running_mean + channel, mask=inside, other=0.0).to(tl.float32) - shift
+        variance = tl.load(running_var + channel, mask=inside, other=1.0).to(tl.float32)
+        inverse = 1 / tl.sqrt(variance + eps)
+        shift = tl.zeros([WIDTH], tl.float32)
+    scale = inverse
+    if AFFINE:
+        scale = inverse * tl.load(gamma + channel, mask=inside, other=0.0).to(tl.float32)
+        shift = tl.load(beta + channel, mask=inside, other=0.0).to(tl.float32)
+    tl.store(rows + channel, scale, mask=inside)
+    tl.store(rows + channels + channel, shift - scale * mean, mask=inside)
+    if PRELU > 0:
+        slope = tl.load(prelu + channel * (PRELU - 1), mask=inside, other=0.0).to(tl.float32)
+        tl.store(rows + 2 * channels + channel, slope, mask=inside)
+    tl.store(rows + 3 * channels + channel, mean, mask=inside)
+    tl.store(rows + 4 * channels + channel, inverse, mask=inside)
+    tl.store(rows + 5 * channels + channel, shift, mask=inside)
+
+
+@device_function
+def block_kernel(
+    product: Block,
+    norm: Block,
+    table: Block,
+    sums: Block,
+    running: Block,
+    tracked: Block,
+    kept: Block,
+    rows: Block,
+    residual: Block,
+    output: Block,
+    squares: Block,
+    count: Block,
+    of: Block,
+    decay: Block,
+    images: Block,
+    pixels: Block,
+    image_stride: Block,
+    pixel_stride: Block,
+    channel_stride: Block,
+    channels: Block,
+    MAGNITUDE: constexpr,
+    ANGLE: constexpr,
+    COUNTS: constexpr,
+    KNOWN: constexpr,
+    RELATIVE: constexpr,
+    WEIGHTED: constexpr,
+    MEAN: constexpr,
+    UPDATE: constexpr,
+    COUNTED: constexpr,
+    SUMS: constexpr,
+    FIRST: constexpr,
+    AFFINE: constexpr,
+    ACTIVATION: constexpr,
+    RESIDUAL: constexpr,
+    HANDS_ON: constexpr,
+    ONE: constexpr,
+    FULL: constexpr,
+    CHUNKS: constexpr,
+    BLOCK: constexpr,
+    WIDTH: constexpr,
+    STAGES: constexpr,
+    FAST: constexpr,
+) -> None:
+    """The output of the block, and its sum of squares over channels, which the next block needs for its norms.
+
+    FIRST: no pass over the product was before this one, so that it has to form the mean norm.
+    """
+    if FIRST:
+        mean = mean_norm(sums, running, count, of, MEAN, SUMS)
+        if (MEAN > 0) & (tl.program_id(0) == 0):
+            keep_means(mean, running, tracked, kept, decay, UPDATE, COUNTED)
+    else:
+        mean = 1.0
+        if MEAN > 0:
+            mean = tl.load(kept)
+    constants = channel_constants(table, mean, channels, channels, KNOWN, RELATIVE, CHUNKS, WIDTH)
+    ROWS: constexpr = 4 * AFFINE
+    known = channel_rows(rows, channels, ROWS, CHUNKS, WIDTH)
+    blocks = tl.cdiv(pixels, BLOCK)
+    for t in tl.range(tl.program_id(0), images * blocks, tl.num_programs(0), num_stages=STAGES):
+        position, there, start = tile(t, blocks, pixels, image_stride, pixel_stride, 0, ONE, BLOCK)
+        n = tl.load(norm + position, mask=there, other=1.0)[:, None]
+        inverse = inverse_norm(n, product)
+        square = tl.zeros([BLOCK, WIDTH], tl.float32)
+        for chunk in tl.static_range(CHUNKS):
+            elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
+            z = fetch_product(product + start + elements, inside, FULL)
+            y = magnitude_times_angle(z, n, inverse, constants, chunk, MAGNITUDE, ANGLE, COUNTS, WEIGHTED, FAST)
+            v = normalized(y, known, chunk, AFFINE)
+            if RESIDUAL:
+                v = v + fetch(residual + start + elements, inside, FULL)
+            x = activated(v, known, chunk, ACTIVATION).to(output.dtype.element_ty)
+            put(output + start + elements, x, inside, FULL)
+            square += x.to(tl.float32) * x.to(tl.float32)
+        if HANDS_ON:
+            tl.store(squares + position, tl.sum(square, 1), mask=there)
+
+
+@device_function
+def block_gradient(
+    d: Block,
+    v: Block,
+    by_square: Block,
+    rows: Block,
+    CHUNK: constexpr,
+    ACTIVATION: constexpr,
+    HANDED: constexpr,
+) -> Block:
+    """The gradients of the activation's output and input, from that of the output without its sum of squares."""
+    if HANDED:
+        d = d + by_square * activated(v, rows, CHUNK, ACTIVATION)
+    if ACTIVATION == 1:
+        inner = tl.where(v > 0, d, 0.0)
+    elif ACTIVATION == 2:
+        inner = tl.where(v > 0, d, rows[4 * CHUNK + 2] * d)
+    else:
+        inner = d
+    return d, inner
+
+
+@device_function
+def sums_kernel(
+    gradient: Block,
+    second: Block,
+    squares_gradient: Block,
+    product: Block,
+    norm: Block,
+    table: Block,
+    kept: Block,
+    rows: Block,
+    output: Block,
+    inner_gradient: Block,
+    partial: Block,
+    images: Block,
+    pixels: Block,
+    image_stride: Block,
+    pixel_stride: Block,
+    channel_stride: Block,
+    channels: Block,
+    MAGNITUDE: constexpr,
+    ANGLE: constexpr,
+    COUNTS: constexpr,
+    KNOWN: constexpr,
+    RELATIVE: constexpr,
+    WEIGHTED: constexpr,
+    MEAN: constexpr,
+    AFFINE: constexpr,
+    ACTIVATION: constexpr,
+    RESIDUAL: constexpr,
+    HANDED: constexpr,
+    TWO: constexpr,
+    ONE: constexpr,
+    FULL: constexpr,
+    CHUNKS: constexpr,
+    BLOCK: constexpr,
+    WIDTH: constexpr,
+    STAGES: constexpr,
+    FAST: constexpr,
+) -> None:
+    """Sums over positions that the gradient of the normalization needs, per program: of dv, dv (y - mean), and dslope.
+
+    With a residual, v is not computed again: the output has its sign. dv is also the gradient of the residual and is
+    stored. TWO: the gradient of the output is the sum of two tensors, as its users returned them; dv is stored, too.
+    """
+    mean = 1.0
+    if MEAN > 0:
+        mean = tl.load(kept)
+    constants = channel_constants(table, mean, channels, channels, KNOWN, RELATIVE, CHUNKS, WIDTH)
+    COUNT: constexpr = 4 * AFFINE
+    known = channel_rows(rows, channels, COUNT, CHUNKS, WIDTH)
+    ROWS: constexpr = 3 if ACTIVATION == 2 else 2
+    totals: Block = ()
+    for _ in tl.static_range(CHUNKS * ROWS):
+        totals = totals + (tl.zeros([BLOCK, WIDTH], tl.float32),)
+    blocks = tl.cdiv(pixels, BLOCK)
+    for t in tl.range(tl.program_id(0), images * blocks, tl.num_programs(0), num_stages=STAGES):
+        position, there, start = tile(t, blocks, pixels, image_stride, pixel_stride, 0, ONE, BLOCK)
+        n = tl.load(norm + position, mask=there, other=1.0)[:, None]
+        inverse = inverse_norm(n, product)
+        by_square = n
+        if HANDED:
+            by_square = 2 * tl.load(squares_gradient + position, mask=there, other=0.0)[:, None]
+        added: Block = ()
+        for chunk in tl.static_range(CHUNKS):
+            elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
+            d = fetch(gradient + start + elements, inside, FULL)
+            if TWO:
+                d += fetch(second + start + elements, inside, FULL)
+            z = fetch_product(product + start + elements, inside, FULL)
+            y = magnitude_times_angle(z, n, inverse, constants, chunk, MAGNITUDE, ANGLE, COUNTS, WEIGHTED, FAST)
+            v = normalized(y, known, chunk, AFFINE)
+            if RESIDUAL:
+                v = fetch(output + start + elements, inside, FULL)
+            d, inner = block_gradient(d, v, by_square, known, chunk, ACTIVATION, HANDED)
+            if RESIDUAL or TWO:
+                rounded = inner.to(inner_gradient.dtype.element_ty)
+                put(inner_gradient + start + elements, rounded, inside, FULL)
+                inner = rounded.to(tl.float32)
+            u = y
+            if AFFINE:
+                u = y - known[4 * chunk + 3]
+            added = added + (totals[ROWS * chunk] + inner, totals[ROWS * chunk + 1] + inner * u)
+            if ACTIVATION == 2:
+                added = added + (totals[ROWS * chunk + 2] + tl.where(v > 0, 0.0, d * v),)
+        totals = added
+    for chunk in tl.static_range(CHUNKS):
+        column = chunk * WIDTH + tl.arange(0, WIDTH)
+        for i in tl.static_range(ROWS):
+            row = partial + (ROWS * tl.program_id(0) + i) * channels + column
+            tl.store(row, tl.sum(totals[ROWS * chunk + i], 0), mask=column < channels)
+
+
+@device_function
+def rows_gradient_kernel(
+    partial: Block,
+    rows: Block,
+    gamma_gradient: Block,
+    beta_gradient: Block,
+    bias_gradient: Block,
+    prelu_gradient: Block,
+    coefficients: Block,
+    programs: Block,
+    channels: Block,
+    count: Block,
+    NORM: constexpr,
+    AFFINE: constexpr,
+    BIAS: constexpr,
+    PRELU: constexpr,
+    PROGRAMS: constexpr,
+    WIDTH: constexpr,
+) -> None:
+    """Gradients of the parameters of the block, and the coefficients in dy = scale dv - first - second v.
+
+    The gradient of the normalization, dy = scale (dv - mean of dv - yhat mean of dv yhat), has this form.
+    """
+    channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    inside = channel < channels
+    ROWS: constexpr = 3 if PRELU > 0 else 2
+    scale = tl.load(rows + channel, mask=inside, other=0.0)
+    inverse = tl.load(rows + 4 * channels + channel, mask=inside, other=0.0)
+    total = program_sums(partial, channel, inside, programs, channels, 0, ROWS, PROGRAMS)
+    product = program_sums(partial, channel, inside, programs, channels, 1, ROWS, PROGRAMS)
+    if NORM == 1:
+        second = inverse * inverse * product / count
+        shift = tl.load(rows + 5 * channels + channel, mask=inside, other=0.0)
+        tl.store(coefficients + channel, scale * total / count - second * shift, mask=inside)
+        tl.store(coefficients + channels + channel, second, mask=inside)
+    if AFFINE:
+        by_gamma = (inverse * product).to(gamma_gradient.dtype.element_ty)
+        tl.store(gamma_gradient + channel, by_gamma, mask=inside)
+        tl.store(beta_gradient + channel, total.to(beta_gradient.dtype.element_ty), mask=inside)
+    if BIAS:
+        by_bias = tl.zeros([WIDTH], tl.float32)
+        if NORM != 1:
+            by_bias = scale * total
+        tl.store(bias_gradient + channel, by_bias.to(bias_gradient.dtype.element_ty), mask=inside)
+    if PRELU > 0:
+        by_slope = program_sums(partial, channel, inside, programs, channels, 2, ROWS, PROGRAMS)
+        tl.store(prelu_gradient + channel, by_slope.to(prelu_gradient.dtype.element_ty), mask=inside)
+
+
+@device_function
+def block_back_kernel(
+    gradient: Block,
+    squares_gradient: Block,
+    product: Block,
+    norm: Block,
+    table: Block,
+    kept: Block,
+    rows: Block,
+    coefficients: Block,
+    product_gradient: Block,
+    norm_gradient: Block,
+    sums: Block,
+    mean_sums: Block,
+    images: Block,
+    pixels: Block,
+    image_stride: Block,
+    pixel_stride: Block,
+    channel_stride: Block,
+    channels: Block,
+    MAGNITUDE: constexpr,
+    ANGLE: constexpr,
+    COUNTS: constexpr,
+    KNOWN: constexpr,
+    RELATIVE: constexpr,
+    SUMMED: constexpr,
+    WEIGHTED: constexpr,
+    MEAN: constexpr,
+    NORM: constexpr,
+    AFFINE: constexpr,
+    ACTIVATION: constexpr,
+    DIRECT: constexpr,
+    HANDED: constexpr,
+    ONE: constexpr,
+    FULL: constexpr,
+    CHUNKS: constexpr,
+    BLOCK: constexpr,
+    WIDTH: constexpr,
+    STAGES: constexpr,
+    FAST: constexpr,
+) -> None:
+    """From the gradient of the output: dz, dn / n of every position, and sums over positions per channel constant.
+
+    DIRECT: `gradient` is dv already.
+    """
+    mean = 1.0
+    if MEAN > 0:
+        mean = tl.load(kept)
+    constants = channel_constants(table, mean, channels, channels, KNOWN, RELATIVE, CHUNKS, WIDTH)
+    COUNT: constexpr = 4 * AFFINE
+    known = channel_rows(rows, channels, COUNT, CHUNKS, WIDTH)
+    FOUND: constexpr = 2 if NORM == 1 else 0
+    found = channel_rows(coefficients, channels, FOUND, CHUNKS, WIDTH)
+    ROWS: constexpr = len(SUMMED) + 2 * WEIGHTED
+    totals: Block = ()
+    for _ in tl.static_range(CHUNKS * ROWS):
+        totals = totals + (tl.zeros([BLOCK, WIDTH], tl.float32),)
+    blocks = tl.cdiv(pixels, BLOCK)
+    for t in tl.range(tl.program_id(0), images * blocks, tl.num_programs(0), num_stages=STAGES):
+        position, there, start = tile(t, blocks, pixels, image_stride, pixel_stride, 0, ONE, BLOCK)
+        n = tl.load(norm + position, mask=there, other=1.0)[:, None]
+        inverse = inverse_norm(n, product)
+        by_square = n
+        if HANDED and not DIRECT:
+            by_square = 2 * tl.load(squares_gradient + position, mask=there, other=0.0)[:, None]
+        at_position = tl.zeros([BLOCK, WIDTH], tl.float32)
+        added: Block = ()
+        for chunk in tl.static_range(CHUNKS):
+            elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
+            own, angular, outer = split(constants, chunk, COUNTS)
+            d = fetch(gradient + start + elements, inside, FULL)
+            z = fetch_product(product + start + elements, inside, FULL)
+            h, g, size, g_value, cosine = parts(
+                z, n, inverse, own, angular, outer, MAGNITUDE, ANGLE, False, WEIGHTED, FAST
+            )
+            v = normalized(size * g_value, known, chunk, AFFINE)
+            if not DIRECT:
+                d = block_gradient(d, v, by_square, known, chunk, ACTIVATION, HANDED)[1]
+            if AFFINE:
+                d = known[4 * chunk] * d
+            if NORM == 1:
+                d = d - found[2 * chunk] - found[2 * chunk + 1] * v
+                if not FULL:
+                    d = tl.where(there[:, None], d, 0.0)
+            dz = d * size * g[1] * inverse
+            put(product_gradient + start + elements, dz, inside, FULL)
+            by_h = d * g_value
+            by_argument = by_h * h[1]
+            if WEIGHTED:
+                by_h = by_h * outer[0]
+                by_argument = by_argument * (outer[0] * outer[1])
+            at_position += by_argument - dz * cosine
+            for i in tl.static_range(len(SUMMED)):
+                if SUMMED[i] < COUNTS[0]:
+                    term = by_h * h[2 + SUMMED[i]]
+                else:
+                    term = d * size * g[2 + SUMMED[i] - COUNTS[0]]
+                added = added + (totals[chunk * ROWS + i] + term,)
+            if WEIGHTED:
+                added = added + (totals[chunk * ROWS + len(SUMMED)] + d * h[0] * g_value,)
+                added = added + (totals[chunk * ROWS + len(SUMMED) + 1] + by_h * h[1] * n,)
+        by_norm = tl.sum(at_position, 1)[:, None] * inverse
+        tl.store(norm_gradient + position[:, None], by_norm, mask=there[:, None])
+        totals = added
+    store_sums(totals, table, sums, mean_sums, channels, channels, SUMMED, RELATIVE, ROWS, MEAN, CHUNKS, WIDTH)

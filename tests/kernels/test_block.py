@@ -1,0 +1,386 @@
+"""Fused blocks compared with their modules in float64: outputs, all gradients, squares and running statistics."""
+
+import copy
+
+import pytest
+import torch
+from helpers.kernel_comparison import (
+    DEVICE,
+    HALVES,
+    ON_GPU,
+    TOLERANCE,
+    alternating,
+    assert_close,
+    assert_same_bits,
+    fused_operators,
+    images,
+    make_layer,
+    one_of_each,
+    quiet_numpy,
+)
+from helpers.operators import operator_params
+from torch import nn
+
+from dcnet import kernels
+
+FILTERS = 5
+
+
+class Modules(nn.Module):
+    """The modules of a block: activation(norm(layer(x)) + residual)."""
+
+    def __init__(self, layer, norm=None, activation=None):
+        super().__init__()
+        self.layer, self.norm, self.activation = layer, norm, activation
+
+    def forward(self, x, residual=None):
+        """The output and its squares, by the modules one by one."""
+        y = self.layer(x)
+        y = y if self.norm is None else self.norm(y)
+        y = y if residual is None else y + residual
+        y = y if self.activation is None else self.activation(y)
+        return y, y.square().sum(1)
+
+
+def batch_norm(filters=FILTERS, **settings):
+    """A batch normalization with different values in every channel, as after training."""
+    norm = nn.BatchNorm2d(filters, **settings)
+    with torch.no_grad():
+        if norm.affine:
+            norm.weight.uniform_(0.5, 1.5)
+            norm.bias.normal_()
+        if norm.running_mean is not None:
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 2)
+            norm.num_batches_tracked.fill_(3)
+    return norm.to(DEVICE)
+
+
+def make_block(operator="tanh-cos", norm=True, activation="relu", dtype=torch.float32, channels=3, **settings):
+    settings = {"padding": 1, "bias": False, **settings}
+    layer = make_layer(operator, channels, FILTERS, dtype=dtype, **settings)
+    norm = batch_norm() if norm is True else norm
+    activations = {"relu": nn.ReLU(), "prelu": nn.PReLU(FILTERS, 0.3), "shared": nn.PReLU(init=0.3)}
+    return Modules(layer, norm, activations.get(activation)).to(DEVICE)
+
+
+def by_kernels(block, x, squares, residual):
+    return kernels.block(x, squares, block.layer, block.norm, block.activation, residual, True)[:2]
+
+
+def by_modules(block, x, squares, residual):
+    return block(x, residual)
+
+
+def results(run, block, x, residual, cotangents, squares=None):
+    """Output, squares, every gradient and every buffer, by name."""
+    tensors = {"input": x, "residual": residual, "given": squares, **dict(block.named_parameters())}
+    wanted = {name: value for name, value in tensors.items() if value is not None and value.requires_grad}
+    output, onward = run(block, x, squares, residual)
+    sums = (output.double() * cotangents[0]).sum() + (onward.double() * cotangents[1]).sum()
+    gradients = torch.autograd.grad(sums, list(wanted.values()))
+    buffers = {name: value.clone() for name, value in block.named_buffers()}
+    found = {"output": output.detach(), "squares": onward.detach(), **dict(zip(wanted, gradients, strict=True))}
+    return {**found, **buffers}
+
+
+def doubled(tensor):
+    return None if tensor is None else tensor.detach().double().requires_grad_(tensor.requires_grad)
+
+
+def cotangents_for(block, x, residual):
+    with torch.no_grad():
+        output, squares = copy.deepcopy(block).double()(x.double(), doubled(residual))
+    return torch.randn_like(output), 0.1 * torch.randn_like(squares)
+
+
+def expected(block, x, residual, cotangents):
+    return results(by_modules, copy.deepcopy(block).double(), doubled(x), doubled(residual), cotangents)
+
+
+def residual_for(block, x):
+    with torch.no_grad():
+        return torch.randn_like(copy.deepcopy(block.layer)(x)).requires_grad_()
+
+
+def check(block, x, residual=None, tolerance=None, run=by_kernels):
+    """Checks that the fused block gives the results of its modules in float64."""
+    x.requires_grad_()
+    cotangents = cotangents_for(block, x, residual)
+    wanted = expected(block, x, residual, cotangents)
+    flipped = [cotangent * torch.randn_like(cotangent).sign() for cotangent in cotangents]
+    others = expected(block, x, residual, flipped)
+    # A sum may happen to cancel: the size of a result is that with other signs of the cotangent, if larger.
+    scale = {name: max(value.double().norm(), others[name].double().norm()).item() for name, value in wanted.items()}
+    found = results(run, block, x, residual, cotangents)
+    assert_close(found, wanted, tolerance or TOLERANCE[x.dtype], {name: max(s, 1e-3) for name, s in scale.items()})
+    assert found["output"].dtype == x.dtype
+
+
+@pytest.mark.parametrize("operator", operator_params(fused_operators()))
+def test_every_operator(operator):
+    check(make_block(operator), images(2, 3, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("operator", "residual", "activation", "norm"),
+    alternating(
+        one_of_each(),
+        [(True, "relu", True), (False, "prelu", True), (False, "shared", None), (True, "none", None)],
+    ),
+)
+def test_combinations(operator, residual, activation, norm):
+    block, x = make_block(operator, norm, activation, bias=norm is None), images(2, 3, 4, 5)
+    check(block, x, residual_for(block, x) if residual else None)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("residual", [False, True])
+def test_half_precision(dtype, residual):
+    """Without an activation: a rounded value at its kink would change a gradient by all of it."""
+    block, x = make_block(activation="none", dtype=dtype), images(2, 3, 6, 5, dtype=dtype)
+    check(block, x, residual_for(block, x) if residual else None, 2 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        {"momentum": None},
+        {"momentum": 1.0},
+        {"track_running_stats": False},
+        {"affine": False},
+        {"eps": 0.1},
+    ],
+    ids=str,
+)
+def test_settings_of_the_normalization(norm):
+    check(make_block(norm=batch_norm(**norm)), images(2, 3, 4, 5))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("residual", [False, True])
+def test_running_statistics_are_used_in_evaluation(bias, residual):
+    block, x = make_block(bias=bias), images(2, 3, 4, 5)
+    block(x)
+    check(block.eval(), x, residual_for(block, x) if residual else None)
+
+
+def test_a_frozen_normalization_in_training():
+    block, x = make_block(), images(2, 3, 4, 5)
+    block.norm.eval()
+    check(block, x)
+
+
+def test_evaluation_without_running_statistics():
+    check(make_block(norm=batch_norm(track_running_stats=False)), images(2, 3, 4, 5))
+    block, x = make_block(norm=batch_norm(track_running_stats=False)), images(2, 3, 4, 5)
+    block.norm.eval()
+    check(block, x)
+
+
+def test_a_bias_before_the_normalization():
+    """It moves the running mean, and cancels in the output."""
+    block, x = make_block(bias=True), images(2, 3, 4, 5)
+    before = block.norm.running_mean.clone()
+    check(block, x)
+    assert not torch.equal(before, block.norm.running_mean)
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        {"stride": 2},
+        {"kernel": 1, "padding": 0},
+        {"kernel": 5, "padding": 2},
+        {"padding": 0, "dilation": 2},
+        {"padding": "same"},
+        {"stride": (2, 1), "padding": (0, 1)},
+    ],
+    ids=str,
+)
+def test_windows(window):
+    block, x = make_block(**window), images(2, 3, 7, 6)
+    check(block, x, residual_for(block, x))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("shape", [(1, 3, 2, 5), (3, 3, 9, 7), (2, 3, 40, 33)], ids=str)
+def test_layouts_and_sizes(shape, last):
+    block, x = make_block(), images(*shape)
+    if last:
+        block, x = block.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    check(block, x, residual_for(block, x))
+
+
+@pytest.mark.parametrize("filters", [48, 33])
+def test_chunks_of_channels(filters):
+    layer = make_layer("seg-sqcos+product", 3, filters, padding=1, bias=False).to(memory_format=torch.channels_last)
+    block = Modules(layer, batch_norm(filters), nn.ReLU())
+    check(block, images(2, 3, 5, 5).contiguous(memory_format=torch.channels_last))
+
+
+def test_a_mean_far_from_zero():
+    """The variance of a channel keeps its digits if its mean is much larger."""
+    block, x = make_block("sphere-cos", activation="none", channels=40), images(2, 40, 6, 6)
+    with torch.no_grad():
+        x.mul_(1e-3).add_(1)
+        block.layer.weight.abs_()
+    check(block, x, tolerance=3e-3)
+
+
+def test_given_squares():
+    """The gradient of the norms goes to the squares instead of the input."""
+    block, x = make_block(), images(2, 3, 4, 5).requires_grad_()
+    cotangents = cotangents_for(block, x, None)
+    wanted = results(by_kernels, copy.deepcopy(block), x, None, cotangents)
+    squares = x.detach().square().sum(1).requires_grad_()
+    found = results(by_kernels, block, x, None, cotangents, squares)
+    found["input"] = found["input"] + 2 * x.detach() * found.pop("given").unsqueeze(1)
+    assert_close(found, wanted, 1e-6)
+
+
+def two_blocks(first, second, hands):
+    """The second block also adds its input, as in a residual network."""
+
+    def run(x):
+        y, squares = by_kernels(first, x, None, None)
+        return by_kernels(second, y, squares if hands else None, y)
+
+    return run
+
+
+def test_squares_are_handed_from_block_to_block():
+    first, second = make_block(), make_block("ball-sqcos", channels=FILTERS)
+    x, found = images(2, 3, 4, 5).requires_grad_(), []
+    parameters = [x, *first.parameters(), *second.parameters()]
+    for hands in (True, False):
+        torch.manual_seed(1)
+        output, squares = two_blocks(first, second, hands)(x)
+        loss = (output * torch.randn_like(output)).sum() + squares.sum()
+        found.append(torch.autograd.grad(loss, parameters))
+    assert_close(dict(enumerate(found[0])), dict(enumerate(found[1])), 1e-5)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("norm", [True, None])
+def test_two_users_of_the_output(norm, residual):
+    """The backward pass adds the gradients of both."""
+
+    def run(block, x, squares, residual):
+        modules = (block.layer, block.norm, block.activation)
+        output, onward, again = kernels.block(x, squares, *modules, residual, True)
+        assert again.data_ptr() == output.data_ptr()
+        return 0.7 * output + 0.3 * again, onward
+
+    block, x = make_block(norm=norm), images(2, 3, 4, 5)
+    check(block, x, residual_for(block, x) if residual else None, run=run)
+
+
+def test_squares_that_nobody_uses():
+    block, x = make_block(), images(2, 3, 4, 5).requires_grad_()
+    output, _ = by_kernels(block, x, None, None)
+    (found,) = torch.autograd.grad(output.square().sum(), [x])
+    (wanted,) = torch.autograd.grad(copy.deepcopy(block)(x)[0].square().sum(), [x])
+    assert_close({"x": found}, {"x": wanted}, 1e-4)
+
+
+def test_only_squares_have_a_gradient():
+    block, x = make_block(), images(2, 3, 4, 5).requires_grad_()
+    (found,) = torch.autograd.grad(by_kernels(block, x, None, None)[1].sum(), [x])
+    (wanted,) = torch.autograd.grad(copy.deepcopy(block)(x)[1].sum(), [x])
+    assert_close({"x": found}, {"x": wanted}, 1e-4)
+
+
+def test_without_a_gradient_the_result_is_the_same():
+    block, x = make_block(), images(2, 3, 4, 5)
+    residual = residual_for(block, x)
+    wanted = by_kernels(copy.deepcopy(block), x.clone().requires_grad_(), None, residual)
+    with torch.no_grad():
+        found = by_kernels(block, x, None, residual)
+    assert_same_bits(dict(enumerate(found)), {i: value.detach() for i, value in enumerate(wanted)})
+
+
+def test_results_are_the_same_each_time():
+    block, x = make_block(), images(4, 3, 33, 17).requires_grad_()
+    cotangents = cotangents_for(block, x, None)
+    first = results(by_kernels, copy.deepcopy(block), x, None, cotangents)
+    assert_same_bits(results(by_kernels, copy.deepcopy(block), x, None, cotangents), first)
+
+
+@pytest.mark.parametrize("part", ["layer", "norm", "input"])
+def test_parts_without_a_gradient(part):
+    block, x = make_block(), images(2, 3, 4, 5)
+    if part != "input":
+        getattr(block, part).requires_grad_(False)
+    cotangents = cotangents_for(block, x, None)
+    x.requires_grad_(part != "input")
+    assert_close(results(by_kernels, block, x, None, cotangents), wanted_before(block, x, cotangents), 1e-4)
+
+
+def wanted_before(block, x, cotangents):
+    """The expected results; the buffers of the block were updated by the fused block already, so they are left out."""
+    fresh = copy.deepcopy(block).double()
+    found = results(by_modules, fresh, doubled(x), None, cotangents)
+    return {**found, **{name: value.clone() for name, value in block.named_buffers()}}
+
+
+@quiet_numpy
+@pytest.mark.parametrize("factor", [0.0, 1e-20, 1e18])
+def test_extreme_inputs_stay_finite(factor):
+    block = make_block("tanh-cos")
+    x = (images(2, 3, 4, 5) * factor).requires_grad_()
+    output, squares = by_kernels(block, x, None, None)
+    gradients = torch.autograd.grad(output.sum() + squares.sum(), [x, *block.parameters()])
+    assert all(tensor.isfinite().all() for tensor in (output, squares, *gradients))
+
+
+def test_a_gradient_that_is_differentiated_again():
+    block, x = make_block("ball-cos", activation="prelu"), images(2, 3, 4, 5).requires_grad_()
+
+    def second(run):
+        output, squares = run(copy.deepcopy(block), x, None, None)
+        (first,) = torch.autograd.grad(output.sin().sum() + 0.1 * squares.sum(), [x], create_graph=True)
+        return torch.autograd.grad(first.square().sum(), [x])[0]
+
+    assert_close({"x": second(by_kernels)}, {"x": second(by_modules)}, 1e-4)
+
+
+def test_a_residual_cannot_be_differentiated_again():
+    block, x = make_block(), images(2, 3, 4, 5).requires_grad_()
+    output, _ = by_kernels(block, x, None, residual_for(block, x))
+    with pytest.raises(RuntimeError, match="unfuse"):
+        torch.autograd.grad(output.sum(), [x], create_graph=True)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_compiled(residual):
+    """As a custom operation, with the running statistics returned and copied."""
+    block, x = make_block(bias=True), images(2, 3, 4, 5)
+
+    def run(block, x, squares, residual):
+        call = torch.compile(by_kernels, backend="aot_eager", fullgraph=True)
+        return call(block, x, squares, residual)
+
+    check(block, x, residual_for(block, x) if residual else None, run=run)
+
+
+def test_compiled_with_given_squares():
+    first, second = make_block(activation="prelu"), make_block("ball-sqcos", activation="none", channels=FILTERS)
+    x = images(2, 3, 4, 5).requires_grad_()
+    parameters, found = [x, *first.parameters(), *second.parameters()], []
+    run = two_blocks(first, second, True)
+    for call in (run, torch.compile(run, backend="aot_eager", fullgraph=True)):
+        output, squares = call(x)
+        found.append(torch.autograd.grad((output.sin() + squares.unsqueeze(1)).sum(), parameters))
+    assert_close(dict(enumerate(found[0])), dict(enumerate(found[1])), 1e-5)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+def test_autocast_takes_float32_inputs():
+    block, x = make_block(), images(2, 3, 6, 5)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert kernels.fits_block(x, None, block.layer, block.norm, block.activation, None)
+        output, squares = by_kernels(block, x, None, None)
+    assert output.dtype == torch.bfloat16
+    assert squares.dtype == torch.float32
+    assert_close({"y": output}, {"y": copy.deepcopy(block).double()(x.double())[0]}, 2e-2)
