@@ -1,5 +1,6 @@
 from dcnet.bench import (
     benchmark,
+    block_costs,
     cluster_estimate,
     correctness,
     cuda_meter,
@@ -13,6 +14,7 @@ from dcnet.bench import (
 
 __all__ = [
     "benchmark",
+    "block_costs",
     "cluster_estimate",
     "correctness",
     "cuda_meter",

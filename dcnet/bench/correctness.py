@@ -13,7 +13,6 @@ from dcnet.bench.shapes import naive_conv2d
 from dcnet.layers import DecoupledConv2d
 from dcnet.modes import full_precision
 
-Layer = nn.Conv2d
 Results = dict[str, Tensor]
 
 # Largest allowed ||found - expected|| / ||expected|| of the output or a gradient of a layer, by dtype.
@@ -41,10 +40,11 @@ class Gradients:
         return cls(*[made.to(x).contiguous(memory_format=torch.channels_last) for made in (random, leaning)])
 
 
-def results(layer: Layer, call: Callable[[Tensor], Tensor], x: Tensor, gradients: Gradients) -> Results:
+def results(layer: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor, gradients: Gradients) -> Results:
     """The output and the gradients of the input, the filters and every learned constant, by name."""
     parameters = dict(layer.named_parameters())
-    direct = {"x": x, **{name: value for name, value in parameters.items() if name in ("weight", "bias")}}
+    weights = {name: value for name, value in parameters.items() if name.rpartition(".")[2] in ("weight", "bias")}
+    direct = {"x": x, **weights}
     constants = {name: value for name, value in parameters.items() if name not in direct}
     found: Results = {}
     for wanted, gradient in ((direct, gradients.random), (constants, gradients.leaning)):
@@ -65,14 +65,14 @@ class Reference:
     gradients: Gradients
     expected: Results
 
-    def errors(self, layer: Layer, call: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    def errors(self, layer: nn.Module, call: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """||found - expected|| / ||expected|| of the output and every gradient."""
         found = results(layer, call, self.x, self.gradients)
         return {name: relative_error(found[name], value) for name, value in self.expected.items()}
 
 
-def make_reference(layer: Layer, x: Tensor) -> Reference:
-    """The expected results of the layer, computed with the naive formulation in float64."""
+def make_reference(layer: nn.Module, x: Tensor) -> Reference:
+    """The expected results in float64: of a layer by the naive formulation, of a network by its modules."""
     exact = copy.deepcopy(layer).double()
     point = x.detach().double().requires_grad_()
     # Also turns off the algorithm search of cuDNN, which would take longer than the convolution in float64.
@@ -88,12 +88,14 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).norm() / size)
 
 
-def worst(errors: Mapping[str, float], tolerance: float) -> str | None:
-    """A message about the largest error if it is above the tolerance or NaN."""
-    if all(error <= tolerance for error in errors.values()):
+def worst(errors: Mapping[str, float], tolerance: float | Mapping[str, float]) -> str | None:
+    """A message about the error that is above its tolerance by the largest factor, or NaN."""
+    limits = tolerance if isinstance(tolerance, Mapping) else dict.fromkeys(errors, tolerance)
+    if all(error <= limits[name] for name, error in errors.items()):
         return None
-    name = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
-    return f"{name} is off by {errors[name]:.1e} (tolerance {tolerance:.0e})"
+    excess = {name: math.inf if math.isnan(error) else error / limits[name] for name, error in errors.items()}
+    name = max(excess, key=lambda name: excess[name])
+    return f"{name} is off by {errors[name]:.1e} (tolerance {limits[name]:.0e})"
 
 
 def finite(errors: Mapping[str, float]) -> dict[str, float | None]:
@@ -101,7 +103,7 @@ def finite(errors: Mapping[str, float]) -> dict[str, float | None]:
     return {name: error if math.isfinite(error) else None for name, error in errors.items()}
 
 
-def _naive_output(layer: Layer, x: Tensor) -> Tensor:
+def _naive_output(layer: nn.Module, x: Tensor) -> Tensor:
     return naive_conv2d(layer, x) if isinstance(layer, DecoupledConv2d) else layer(x)
 
 

@@ -1,7 +1,7 @@
 """Times forward and backward of single layers and nn.Conv2d in turns, if their results are correct."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,9 +19,9 @@ from dcnet.operator import PLAIN
 
 @dataclass(frozen=True)
 class Case:
-    """A layer in one variant."""
+    """A layer, or several layers in sequence, in one variant."""
 
-    layer: nn.Conv2d
+    layer: nn.Module
     call: Callable[[Tensor], Tensor]
 
 
@@ -93,8 +93,7 @@ class LayerBenchmark(Benchmark[LayerConfig]):
                 self.meter.free()
 
     def summary(self, results: list[Row]) -> dict[str, Any]:
-        names = dict.fromkeys((row["operator"], row["variant"]) for row in results)
-        return {"means": [mean_row(*name, results) for name in names]}
+        return {"means": mean_rows(results)}
 
     def _measure_group(self, shape: Shape, operator: str, steps: Steps) -> list[Row]:
         # Layers of all groups share one code object, and torch.compile limits recompilations.
@@ -105,7 +104,7 @@ class LayerBenchmark(Benchmark[LayerConfig]):
         x, gradient = (random_images(shape.images, self.meter.device, self.dtype, seed) for seed in (1, 2))
         references: dict[bool, correctness.Reference] = {}
         check = functools.partial(self._checked, shape, x[: self.config.check_batch], references)
-        self._time(group, group.make(check), x.requires_grad_(), gradient)
+        time_cases(group, group.make(check), x.requires_grad_(), gradient)
         return list(rows.values())
 
     def _checked(self, shape: Shape, x: Tensor, references: dict[bool, correctness.Reference], row: Row) -> Case:
@@ -120,17 +119,25 @@ class LayerBenchmark(Benchmark[LayerConfig]):
         self.note_errors(row, errors, ["output"] if row["variant"].startswith("naive") else None)
         return case
 
-    def _time(self, group: Group, cases: dict[str, Case], x: Tensor, gradient: Tensor) -> None:
-        forward = {name: functools.partial(case.call, x) for name, case in cases.items()}
-        training = {name: functools.partial(run_training, case, x, gradient) for name, case in cases.items()}
-        group.measure_memory(forward, training)
-        group.time(forward, "forward")
-        group.time(training, "training")
+
+def time_cases(group: Group, cases: Mapping[str, Case], x: Tensor, gradient: Tensor) -> None:
+    """Stores memory and times of both passes in the rows of the group."""
+    forward = {name: functools.partial(case.call, x) for name, case in cases.items()}
+    training = {name: functools.partial(run_training, case, x, gradient) for name, case in cases.items()}
+    group.measure_memory(forward, training)
+    group.time(forward, "forward")
+    group.time(training, "training")
 
 
 def run_training(case: Case, x: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
     """Forward, and backward to the input and all parameters."""
     return torch.autograd.grad(case.call(x), [x, *case.layer.parameters()], gradient)
+
+
+def mean_rows(results: list[Row]) -> list[Row]:
+    """A row of means for each operator and variant."""
+    names = dict.fromkeys((row["operator"], row["variant"]) for row in results)
+    return [mean_row(*name, results) for name in names]
 
 
 def mean_row(operator: str, variant: str, results: list[Row]) -> Row:

@@ -5,6 +5,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,16 +15,21 @@ from dcnet.bench import correctness
 from dcnet.bench.benchmark import Benchmark, Config, Group, Row, Steps
 from dcnet.bench.correctness import placed, random_images
 from dcnet.bench.meter import Clock, Meter
+from dcnet.fuse import unfuse
 from dcnet.inference.fold_network import fold
 from dcnet.models import create_model
 from dcnet.operator import PLAIN
+from dcnet.report.network_tables import FORWARD, STEPS
 
 CLASSES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig(Config):
-    """Training steps of a network are timed with each operator, batch size and mode."""
+    """Training steps of a network are timed with each operator, batch size and mode.
+
+    With `fuse`, blocks of decoupled networks are fused on a GPU, as `create_model` does.
+    """
 
     model: str
     width: float
@@ -31,6 +37,7 @@ class NetworkConfig(Config):
     batches: list[int]
     modes: list[str]
     precision: str
+    fuse: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,9 @@ class NetworkBenchmark(Benchmark[NetworkConfig]):
                 yield self._measure_group(mode, batch, steps)
                 self.meter.free()
 
+    def summary(self, results: list[Row]) -> dict[str, Any]:
+        return {"fastest": STEPS.fastest(results)}
+
     def _measure_group(self, mode: str, batch: int, steps: Steps) -> list[Row]:
         torch._dynamo.reset()
         about = {"model": self.config.model, "mode": mode, "batch": batch}
@@ -108,7 +118,7 @@ class NetworkBenchmark(Benchmark[NetworkConfig]):
         config, device = self.config, self.meter.device
         kind = torch.bfloat16 if config.precision == "pure" else torch.float32
         model = create_model(config.model, operator, CLASSES, width=config.width, image_size=config.size)
-        model = placed(model, device, kind)
+        model = placed(model if config.fuse else unfuse(model), device, kind)
         images = random_images((batch, 3, config.size, config.size), device, kind, seed=1)
         labels = torch.randint(CLASSES, (batch,)).to(device)
         # A learning rate so small that the network hardly changes, even after many timed steps.
@@ -176,6 +186,9 @@ class InferenceBenchmark(Benchmark[InferenceConfig]):
         for network in self.config.networks:
             yield self._measure_group(network, steps)
             self.meter.free()
+
+    def summary(self, results: list[Row]) -> dict[str, Any]:
+        return {"fastest": FORWARD.fastest(results)}
 
     def _measure_group(self, network: str, steps: Steps) -> list[Row]:
         torch._dynamo.reset()

@@ -120,6 +120,48 @@ SHAPES = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class Blocks(BenchOptions):
+    """Time blocks of convolution, batch normalization and ReLU, plain and decoupled.
+
+    Plain blocks run eager and compiled; decoupled ones run eager, compiled, and with dcnet.fuse. All are timed in
+    turns, forward and forward + backward, and are compared with the compiled plain blocks. Blocks whose output or
+    gradients differ from those in float64 are reported but not timed, and the exit code is 1.
+    """
+
+    operators: options.Specs = ("tanh-cos",)
+    """Operators such as tanh-cos or "seg(slope=0.2)-sqcos+linear"."""
+
+    shapes: Annotated[tuple[str, ...], by_device("SHAPE ...")] = ()
+    """Inputs such as N32xC64x32: 32 images, 64 channels, 32x32 pixels. All blocks have as many filters as channels."""
+
+    blocks: options.Number = 4
+    """The number of blocks, one after the other."""
+
+    dtype: Dtype = None
+    """The dtype of filters and images: float32 on the cpu, bfloat16 on cuda. Batch normalization has float32
+    parameters."""
+
+    check_batch: Annotated[int | None, options.arg("N", "all")] = None
+    """The number of images to compare with float64; fewer are faster, but are compiled separately."""
+
+    def prepare(self) -> Callable[[], int]:
+        device = self.chosen_device()
+        options.check_at_least(1, "--blocks", self.blocks)
+        options.check_at_least(1, "--check-batch", self.check_batch)
+        config = bench.block_costs.BlockConfig(
+            **self.common(device, self.operators),
+            shapes=_once(str(bench.shapes.Shape.parse(text)) for text in self.shapes or BLOCK_SHAPES[device]),
+            blocks=self.blocks,
+            dtype=self.dtype or DTYPES[device],
+            check_batch=self.check_batch,
+        )
+        return self.session(bench.block_costs.BlockBenchmark, config)
+
+
+BLOCK_SHAPES = {"cpu": ("N32xC64x16",), "cuda": ("N512xC96x32", "N512xC192x16", "N512xC384x8")}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Network(BenchOptions):
     """Time training steps of a network, plain and decoupled.
 
@@ -149,6 +191,9 @@ class Network(BenchOptions):
     size: options.Number = 32
     """Height and width of the images."""
 
+    fuse: bool = True
+    """Run the blocks of decoupled networks fused on cuda, as dcnet.create_model does."""
+
     def prepare(self) -> Callable[[], int]:
         device = self.chosen_device()
         cuda = device == "cuda"
@@ -160,6 +205,7 @@ class Network(BenchOptions):
             batches=_once(self.batch or ((512, 128) if cuda else (32,))),
             modes=_once(self.mode or (("eager", "graph", "compile") if cuda else ("eager",))),
             precision=self.precision or ("autocast" if cuda else "float32"),
+            fuse=self.fuse,
         )
         options.check_above_zero("--width", config.width)
         options.check_at_least(8, "--size", config.size)
@@ -290,4 +336,4 @@ def _once(items: Iterable[Item]) -> list[Item]:
     return list(dict.fromkeys(items))
 
 
-COMMANDS = {"heads": Heads, "inference": Inference, "layers": Layers, "network": Network}
+COMMANDS = {"blocks": Blocks, "heads": Heads, "inference": Inference, "layers": Layers, "network": Network}

@@ -57,6 +57,9 @@ class Folded(Opaque):
             factor, bias = factor * scale, shift if bias is None else bias * scale + shift
         absorbed = op.angle.homogeneous and (op.angle.identity or bool((factor >= 0).all()))
         self.operator, self.eps = op, layer.eps
+        # Whether a factor of the filters is left, or their norms scale those of the patches.
+        argument = op.weighting.argument(w_norm, torch.ones_like(w_norm))
+        self.is_weighted = not absorbed or bool((argument != 1).any())
         vars(self).update({name: getattr(layer, name) for name in GEOMETRY if hasattr(layer, name)})
         self.coefficients = coefficients(op, own)
         self.fixed = {name: value for name, value in constants.items() if not isinstance(value, Tensor)}

@@ -80,7 +80,7 @@ class FusedFunction(torch.autograd.Function):
         given = BlockCall.of(tensors, others)
         ctx.fused, ctx.others = given.fused(in_place=True), given._replace(prepared=None).others
         output, squares, product, unit, state = ctx.fused.block_forward(given.call, given.extras, given.prepared)
-        ctx.save_for_backward(*_without(tensors), product, unit, state, output if given.settings.residual else None)
+        ctx.save_for_backward(*_without(tensors), product, unit, state, output if given.settings.needs_output else None)
         ctx.set_materialize_grads(False)
         return output, squares, output.detach()
 
@@ -261,10 +261,10 @@ class _Operation(torch.autograd.Function):
         with torch._C._AutoDispatchBelowAutograd():
             output, squares, product, unit, state, updated = torch.ops.dcnet.block.default(*arguments)
         ctx.set_materialize_grads(False)
-        ctx.residual, ctx.others = arguments[_RESIDUAL] is not None, arguments[_COUNT + MOST_LEARNED :]
-        ctx.given = arguments[_SQUARES] is not None
+        ctx.has_squares, ctx.has_residual = arguments[_SQUARES] is not None, arguments[_RESIDUAL] is not None
+        ctx.others = arguments[_COUNT + MOST_LEARNED :]
         ctx.mark_non_differentiable(product, unit, state, updated)
-        saved = (product, unit, state, output if ctx.residual else None)
+        saved = (product, unit, state, output if _call_of(arguments).settings.needs_output else None)
         ctx.save_for_backward(*_without(arguments[: _COUNT + MOST_LEARNED]), *saved)
         return output, squares, product, unit, state, updated
 
@@ -275,8 +275,8 @@ class _Operation(torch.autograd.Function):
         if gradients[0] is None and gradients[1] is None:
             return none
         # The backward pass needs the presence of squares and residual only, not their values.
-        tensors[_SQUARES] = state if ctx.given else None
-        tensors[_RESIDUAL] = output
+        tensors[_SQUARES] = state if ctx.has_squares else None
+        tensors[_RESIDUAL] = product if ctx.has_residual else None
         needed = ctx.needs_input_grad
         found = torch.ops.dcnet.block_backward.default(
             *tensors, *ctx.others, *gradients[:2], product, unit, state, output, needed[0], needed[2]

@@ -58,6 +58,7 @@ class FoldedLayer(Protocol):
     """A folded convolution, as `dcnet.inference.folded_layers.FoldedConv`."""
 
     is_folded: bool
+    is_weighted: bool
     weight: Tensor
     bias: Tensor | None
     operator: Operator
@@ -220,7 +221,7 @@ def _folded(
     window = dispatch.sizes(layer.weight, *layer.window[:3])
     given = (x, squares, layer.weight, layer.table(), layer.rows(prelu), residual)
     run = folded_block if dispatch.is_plain_eager(x) else torch.ops.dcnet.folded_block.default
-    output, onward = run(*given, str(layer.operator), layer.eps, *window, code, hands_on)
+    output, onward = run(*given, layer.is_weighted, str(layer.operator), layer.eps, *window, code, hands_on)
     return output, onward if hands_on else None, output
 
 

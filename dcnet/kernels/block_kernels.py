@@ -4,9 +4,18 @@ The output of the convolution, y = a h(b n) g(z / n), is never stored: every pas
 a block have one number per channel: scale and offset in v = scale y + offset, the slope of PReLU, and the mean of y.
 """
 
-from dcnet.device_functions import Block, at_least, at_most, constexpr, device_function, tl
+from dcnet.device_functions import Block, constexpr, device_function, tl
 from dcnet.kernels.device_helpers import channel_constants, chunk_of, keep_means, mean_norm, split, tile
-from dcnet.kernels.pointwise_kernels import inverse_norm, parts, store_sums
+from dcnet.kernels.pointwise_kernels import (
+    gradients,
+    inverse_norm,
+    load_product,
+    load_tile,
+    magnitude_times_angle,
+    parts,
+    store_sums,
+    store_tile,
+)
 
 # NORM is 0 without normalization, 1 with statistics of the batch, 2 with running statistics. ACTIVATION is 0 without
 # one, 1 for ReLU, 2 for PReLU.
@@ -22,34 +31,6 @@ def channel_rows(rows: Block, channels: Block, COUNT: constexpr, CHUNKS: constex
             row = tl.load(rows + i * channels + column, mask=column < channels, other=0.0)
             values = values + (row[None, :],)
     return values
-
-
-@device_function
-def fetch(pointer: Block, inside: Block, FULL: constexpr) -> Block:
-    """The elements of a tile in float32; FULL tiles need no mask."""
-    if FULL:
-        found = tl.load(pointer)
-    else:
-        found = tl.load(pointer, mask=inside, other=0.0)
-    return found.to(tl.float32)
-
-
-@device_function
-def fetch_product(pointer: Block, inside: Block, FULL: constexpr) -> Block:
-    """Inner products in float32; those beyond the range of float16 are clamped to it."""
-    z = fetch(pointer, inside, FULL)
-    if pointer.dtype.element_ty == tl.float16:
-        z = at_most(at_least(z, -65504.0), 65504.0)
-    return z
-
-
-@device_function
-def put(pointer: Block, value: Block, inside: Block, FULL: constexpr) -> None:
-    """Stores a tile in the dtype of its tensor."""
-    if FULL:
-        tl.store(pointer, value.to(pointer.dtype.element_ty))
-    else:
-        tl.store(pointer, value.to(pointer.dtype.element_ty), mask=inside)
 
 
 @device_function
@@ -71,28 +52,6 @@ def activated(v: Block, rows: Block, CHUNK: constexpr, ACTIVATION: constexpr) ->
     else:
         x = v
     return x
-
-
-@device_function
-def magnitude_times_angle(
-    z: Block,
-    n: Block,
-    inverse: Block,
-    constants: Block,
-    CHUNK: constexpr,
-    MAGNITUDE: constexpr,
-    ANGLE: constexpr,
-    COUNTS: constexpr,
-    WEIGHTED: constexpr,
-    FAST: constexpr,
-) -> Block:
-    """y = a h(b n) g(z / n)."""
-    own, angular, outer = split(constants, CHUNK, COUNTS)
-    if WEIGHTED:
-        h = outer[0] * MAGNITUDE(outer[1] * n, *own, FAST)[0]
-    else:
-        h = MAGNITUDE(n, *own, FAST)[0]
-    return h * ANGLE(z * inverse, *angular, FAST)[0]
 
 
 @device_function
@@ -150,7 +109,7 @@ def statistics_kernel(
     pivots: Block = ()
     for chunk in tl.static_range(CHUNKS):
         column = chunk * WIDTH + tl.arange(0, WIDTH)
-        at_first = fetch_product(product + column * channel_stride, column < channels, FULL)[None, :]
+        at_first = load_product(product + column * channel_stride, column < channels, FULL)[None, :]
         pivot = magnitude_times_angle(
             at_first, first, inverse_norm(first, product), constants, chunk, MAGNITUDE, ANGLE, COUNTS, WEIGHTED, FAST
         )
@@ -164,7 +123,7 @@ def statistics_kernel(
         added: Block = ()
         for chunk in tl.static_range(CHUNKS):
             elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
-            z = fetch_product(product + start + elements, inside, FULL)
+            z = load_product(product + start + elements, inside, FULL)
             y = magnitude_times_angle(z, n, inverse, constants, chunk, MAGNITUDE, ANGLE, COUNTS, WEIGHTED, FAST)
             apart = y - pivots[chunk]
             if not FULL:
@@ -345,13 +304,13 @@ def block_kernel(
         square = tl.zeros([BLOCK, WIDTH], tl.float32)
         for chunk in tl.static_range(CHUNKS):
             elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
-            z = fetch_product(product + start + elements, inside, FULL)
+            z = load_product(product + start + elements, inside, FULL)
             y = magnitude_times_angle(z, n, inverse, constants, chunk, MAGNITUDE, ANGLE, COUNTS, WEIGHTED, FAST)
             v = normalized(y, known, chunk, AFFINE)
             if RESIDUAL:
-                v = v + fetch(residual + start + elements, inside, FULL)
+                v = v + load_tile(residual + start + elements, inside, FULL)
             x = activated(v, known, chunk, ACTIVATION).to(output.dtype.element_ty)
-            put(output + start + elements, x, inside, FULL)
+            store_tile(output + start + elements, x, inside, FULL)
             square += x.to(tl.float32) * x.to(tl.float32)
         if HANDS_ON:
             tl.store(squares + position, tl.sum(square, 1), mask=there)
@@ -444,18 +403,18 @@ def sums_kernel(
         added: Block = ()
         for chunk in tl.static_range(CHUNKS):
             elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
-            d = fetch(gradient + start + elements, inside, FULL)
+            d = load_tile(gradient + start + elements, inside, FULL)
             if TWO:
-                d += fetch(second + start + elements, inside, FULL)
-            z = fetch_product(product + start + elements, inside, FULL)
+                d += load_tile(second + start + elements, inside, FULL)
+            z = load_product(product + start + elements, inside, FULL)
             y = magnitude_times_angle(z, n, inverse, constants, chunk, MAGNITUDE, ANGLE, COUNTS, WEIGHTED, FAST)
             v = normalized(y, known, chunk, AFFINE)
             if RESIDUAL:
-                v = fetch(output + start + elements, inside, FULL)
+                v = load_tile(output + start + elements, inside, FULL)
             d, inner = block_gradient(d, v, by_square, known, chunk, ACTIVATION, HANDED)
             if RESIDUAL or TWO:
                 rounded = inner.to(inner_gradient.dtype.element_ty)
-                put(inner_gradient + start + elements, rounded, inside, FULL)
+                store_tile(inner_gradient + start + elements, rounded, inside, FULL)
                 inner = rounded.to(tl.float32)
             u = y
             if AFFINE:
@@ -571,8 +530,8 @@ def block_back_kernel(
     constants = channel_constants(table, mean, channels, channels, KNOWN, RELATIVE, CHUNKS, WIDTH)
     COUNT: constexpr = 4 * AFFINE
     known = channel_rows(rows, channels, COUNT, CHUNKS, WIDTH)
-    FOUND: constexpr = 2 if NORM == 1 else 0
-    found = channel_rows(coefficients, channels, FOUND, CHUNKS, WIDTH)
+    BATCH: constexpr = 2 if NORM == 1 else 0
+    means = channel_rows(coefficients, channels, BATCH, CHUNKS, WIDTH)
     ROWS: constexpr = len(SUMMED) + 2 * WEIGHTED
     totals: Block = ()
     for _ in tl.static_range(CHUNKS * ROWS):
@@ -590,38 +549,24 @@ def block_back_kernel(
         for chunk in tl.static_range(CHUNKS):
             elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
             own, angular, outer = split(constants, chunk, COUNTS)
-            d = fetch(gradient + start + elements, inside, FULL)
-            z = fetch_product(product + start + elements, inside, FULL)
-            h, g, size, g_value, cosine = parts(
-                z, n, inverse, own, angular, outer, MAGNITUDE, ANGLE, False, WEIGHTED, FAST
-            )
-            v = normalized(size * g_value, known, chunk, AFFINE)
+            d = load_tile(gradient + start + elements, inside, FULL)
+            z = load_product(product + start + elements, inside, FULL)
+            found = parts(z, n, inverse, own, angular, outer, MAGNITUDE, ANGLE, False, WEIGHTED, FAST)
+            v = normalized(found[2] * found[3], known, chunk, AFFINE)
             if not DIRECT:
                 d = block_gradient(d, v, by_square, known, chunk, ACTIVATION, HANDED)[1]
             if AFFINE:
                 d = known[4 * chunk] * d
             if NORM == 1:
-                d = d - found[2 * chunk] - found[2 * chunk + 1] * v
+                d = d - means[2 * chunk] - means[2 * chunk + 1] * v
                 if not FULL:
                     d = tl.where(there[:, None], d, 0.0)
-            dz = d * size * g[1] * inverse
-            put(product_gradient + start + elements, dz, inside, FULL)
-            by_h = d * g_value
-            by_argument = by_h * h[1]
-            if WEIGHTED:
-                by_h = by_h * outer[0]
-                by_argument = by_argument * (outer[0] * outer[1])
-            at_position += by_argument - dz * cosine
-            for i in tl.static_range(len(SUMMED)):
-                if SUMMED[i] < COUNTS[0]:
-                    term = by_h * h[2 + SUMMED[i]]
-                else:
-                    term = d * size * g[2 + SUMMED[i] - COUNTS[0]]
-                added = added + (totals[chunk * ROWS + i] + term,)
-            if WEIGHTED:
-                added = added + (totals[chunk * ROWS + len(SUMMED)] + d * h[0] * g_value,)
-                added = added + (totals[chunk * ROWS + len(SUMMED) + 1] + by_h * h[1] * n,)
-        by_norm = tl.sum(at_position, 1)[:, None] * inverse
-        tl.store(norm_gradient + position[:, None], by_norm, mask=there[:, None])
+            dz, by_norm, terms = gradients(d, n, inverse, found, outer, SUMMED, COUNTS, WEIGHTED)
+            store_tile(product_gradient + start + elements, dz, inside, FULL)
+            at_position += by_norm
+            for i in tl.static_range(ROWS):
+                added = added + (totals[chunk * ROWS + i] + terms[i],)
+        whole = tl.sum(at_position, 1)[:, None] * inverse
+        tl.store(norm_gradient + position[:, None], whole, mask=there[:, None])
         totals = added
     store_sums(totals, table, sums, mean_sums, channels, channels, SUMMED, RELATIVE, ROWS, MEAN, CHUNKS, WIDTH)

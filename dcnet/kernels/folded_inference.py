@@ -45,8 +45,10 @@ def _folded_plan(spec: str) -> Plan:
     """The plan of an operator whose constants, including the mean norm, are all in a table."""
     plan = plan_of(spec)
     rows = len(plan.relative)
+    # A relative radius, fixed or not, is in the table times the mean norm.
+    known = tuple(None if relative else value for relative, value in zip(plan.relative, plan.known, strict=True))
     return dataclasses.replace(
-        plan, weighted=True, decay=None, relative=(False,) * rows, known=(None,) * rows, learned=(), summed=()
+        plan, weighted=True, decay=None, relative=(False,) * rows, known=known, learned=(), summed=()
     )
 
 
@@ -85,7 +87,8 @@ def folded_conv2d(
 class FoldedBlock(NamedTuple):
     """The arguments of a folded block: activation(layer(x) + residual), with the layer folded.
 
-    `rows` are those of a block with the bias as offset, see `fused_block.ROWS`; None without a bias and without PReLU.
+    `weighted` says whether a and b of the table differ from 1. `rows` are those of a block with the bias as offset, see
+    `fused_block.ROWS`; None without a bias and without PReLU.
     """
 
     x: Tensor
@@ -94,6 +97,7 @@ class FoldedBlock(NamedTuple):
     table: Tensor
     rows: Tensor | None
     residual: Tensor | None
+    weighted: bool
     operator: str
     eps: float
     stride: Sequence[int]
@@ -114,12 +118,16 @@ class FoldedBlock(NamedTuple):
             residual=self.residual is not None,
             hands_on=self.hands_on,
         )
-        return _block_passes(self.operator, self.window, settings, block)
+        kinds = tuple(None if tensor is None else tensor.dtype for tensor in (self.rows, self.residual))
+        return _block_passes(self.operator, self.weighted, self.window, settings, block, *kinds)
 
 
 @functools.lru_cache(maxsize=1024)
-def _block_passes(spec: str, window: Window, settings: Settings, block: BlockSettings) -> BlockPasses:
-    return BlockPasses(_folded_plan(spec), window, settings, block)
+def _block_passes(
+    spec: str, weighted: bool, window: Window, settings: Settings, block: BlockSettings, *kinds: Any
+) -> BlockPasses:
+    """The passes of a folded block, cached by all arguments; `kinds` are further dtypes of the call."""
+    return BlockPasses(dataclasses.replace(_folded_plan(spec), weighted=weighted), window, settings, block)
 
 
 def folded_rows(bias: Tensor | None, prelu: Tensor | None, filters: int) -> Tensor | None:
@@ -171,8 +179,8 @@ def _block_shapes(*arguments: Any) -> tuple[Tensor, Tensor]:
 _LIBRARY = Library("dcnet", "FRAGMENT")
 _LIBRARY.define(
     "folded_block(Tensor x, Tensor? squares, Tensor filters, Tensor table, Tensor? rows, Tensor? residual, "
-    "str operator, float eps, SymInt[] stride, SymInt[] padding, SymInt[] dilation, int activation, bool hands_on) "
-    "-> (Tensor, Tensor)",
+    "bool weighted, str operator, float eps, SymInt[] stride, SymInt[] padding, SymInt[] dilation, int activation, "
+    "bool hands_on) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _LIBRARY.define(

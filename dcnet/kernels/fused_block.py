@@ -93,6 +93,11 @@ class BlockSettings:
         return self.norm == BATCH_NORM or self.affine or self.bias or self.activation == PRELU or self.residual
 
     @property
+    def needs_output(self) -> bool:
+        """Whether the backward pass needs the output: with a residual, v cannot be computed from z alone."""
+        return self.residual and (self.activation != NO_ACTIVATION or self.hands_on)
+
+    @property
     def slopes(self) -> int:
         """0 without PReLU, 1 for a shared slope, 2 for one per channel."""
         return 0 if self.activation != PRELU else 1 if self.shared else 2
@@ -130,10 +135,8 @@ class BlockPasses(Passes):
         return Launch(prepare_kernel, (self.window.filters, 1), numbers, 4, **self._filter_flags, **sizes)
 
     def _block_pass(self, kernel: Any, tiling: Tiling, numbers: Sequence[float], **flags: Any) -> Launch:
-        """A pass over the output; a flag says whether all tiles are full, so that no element needs a mask."""
-        block, width, _ = self._tiles(tiling, self.outputs)
-        full = self.outputs[1] % block == 0 and self.outputs[-1] % width == 0
-        functions = {**self._operator_flags, "ANGLE": self.plan.angle, "FULL": full}
+        """A pass over the output."""
+        functions = {**self._operator_flags, "ANGLE": self.plan.angle}
         return self._pass(kernel, tiling, self.outputs, numbers, **functions, **flags)
 
     @property

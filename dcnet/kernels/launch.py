@@ -50,7 +50,7 @@ class Launch:
     """One kernel for one convolution, with its grid, numbers and compile-time flags.
 
     Triton inspects every argument of every call to find the compiled variant. Here only addresses change between
-    calls, so the variant compiled by the first call is kept and run directly. Addresses that are not multiples of 16
+    calls, so the variant compiled by the first call is kept and run directly, without hooks. Addresses that are not multiples of 16
     need another variant and go through Triton; `aligned` says that there are none.
     """
 
@@ -63,12 +63,14 @@ class Launch:
 
     def __call__(self, *given: Any, stream: int | None, aligned: bool) -> None:
         if self.runner is not None and aligned:
-            self.runner(*[g.address if type(g) is Place else g for g in given], *self.rest, stream=stream)
+            run, *fixed = self.runner
+            run(*self.grid, stream, *fixed, *[g.address if type(g) is Place else g for g in given], *self.rest)
             return
         tensors = [g.tensor() if type(g) is Place else g for g in given]
         compiled = self.kernel[self.grid](*tensors, *self.numbers, num_warps=self.warps, **self.flags)
         if aligned and not INTERPRETED:
-            self.runner = compiled[self.grid]
+            # Triton's own runner calls this, too, after it has prepared metadata for the hooks of profilers.
+            self.runner = (compiled.run, compiled.function, compiled.packed_metadata, None, None, None)
 
 
 def aligned(*tensors: Tensor | None) -> bool:

@@ -103,6 +103,7 @@ class Passes:
         chunks = -(-pieces[-1] // width)
         grid = (self._programs(tiling, pieces), self.window.groups)
         sizes = {"ONE": self.window.channels_last, "BLOCK": block, "STAGES": tiling.stages}
+        flags["FULL"] = pieces[1] % block == 0 and pieces[-1] % width == 0
         return Launch(kernel, grid, numbers, tiling.warps, **flags, **sizes, WIDTH=width, CHUNKS=chunks)
 
     @property

@@ -8,12 +8,31 @@ from dcnet.kernels.device_helpers import channel_constants, chunk_of, keep_means
 
 
 @device_function
-def load_product(product: Block, inside: Block) -> Block:
+def load_tile(pointer: Block, inside: Block, FULL: constexpr) -> Block:
+    """The elements of a tile in float32; if all tiles are FULL, no element needs a mask."""
+    if FULL:
+        found = tl.load(pointer)
+    else:
+        found = tl.load(pointer, mask=inside, other=0.0)
+    return found.to(tl.float32)
+
+
+@device_function
+def load_product(pointer: Block, inside: Block, FULL: constexpr) -> Block:
     """Inner products in float32; those beyond the range of float16 are clamped to it."""
-    z = tl.load(product, mask=inside, other=0.0).to(tl.float32)
-    if product.dtype.element_ty == tl.float16:
+    z = load_tile(pointer, inside, FULL)
+    if pointer.dtype.element_ty == tl.float16:
         z = at_most(at_least(z, -65504.0), 65504.0)
     return z
+
+
+@device_function
+def store_tile(pointer: Block, value: Block, inside: Block, FULL: constexpr) -> None:
+    """Stores a tile in the dtype of its tensor."""
+    if FULL:
+        tl.store(pointer, value.to(pointer.dtype.element_ty))
+    else:
+        tl.store(pointer, value.to(pointer.dtype.element_ty), mask=inside)
 
 
 @device_function
@@ -23,6 +42,28 @@ def inverse_norm(n: Block, product: Block) -> Block:
     if product.dtype.element_ty == tl.float16:
         inverse = tl.where(n < float("inf"), inverse, float("nan"))
     return inverse
+
+
+@device_function
+def magnitude_times_angle(
+    z: Block,
+    n: Block,
+    inverse: Block,
+    constants: Block,
+    CHUNK: constexpr,
+    MAGNITUDE: constexpr,
+    ANGLE: constexpr,
+    COUNTS: constexpr,
+    WEIGHTED: constexpr,
+    FAST: constexpr,
+) -> Block:
+    """y = a h(b n) g(z / n)."""
+    own, angular, outer = split(constants, CHUNK, COUNTS)
+    if WEIGHTED:
+        h = outer[0] * MAGNITUDE(outer[1] * n, *own, FAST)[0]
+    else:
+        h = MAGNITUDE(n, *own, FAST)[0]
+    return h * ANGLE(z * inverse, *angular, FAST)[0]
 
 
 @device_function
@@ -58,6 +99,7 @@ def apply_kernel(
     COUNTED: constexpr,
     SUMS: constexpr,
     ONE: constexpr,
+    FULL: constexpr,
     CHUNKS: constexpr,
     BLOCK: constexpr,
     WIDTH: constexpr,
@@ -79,18 +121,13 @@ def apply_kernel(
         inverse = inverse_norm(n, product)
         for chunk in tl.static_range(CHUNKS):
             elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
-            own, angular, outer = split(constants, chunk, COUNTS)
-            z = load_product(product + start + elements, inside)
-            if WEIGHTED:
-                h = outer[0] * MAGNITUDE(outer[1] * n, *own, FAST)[0]
-            else:
-                h = MAGNITUDE(n, *own, FAST)[0]
-            y = h * ANGLE(z * inverse, *angular, FAST)[0]
+            z = load_product(product + start + elements, inside, FULL)
+            y = magnitude_times_angle(z, n, inverse, constants, chunk, MAGNITUDE, ANGLE, COUNTS, WEIGHTED, FAST)
             if BIAS:
                 column = chunk * WIDTH + tl.arange(0, WIDTH)
                 offset = tl.load(bias + tl.program_id(1) * channels + column, mask=column < channels, other=0.0)
                 y = y + offset.to(tl.float32)[None, :]
-            tl.store(output + start + elements, y.to(output.dtype.element_ty), mask=inside)
+            store_tile(output + start + elements, y, inside, FULL)
 
 
 @device_function
@@ -122,6 +159,7 @@ def back_kernel(
     BIAS: constexpr,
     MEAN: constexpr,
     ONE: constexpr,
+    FULL: constexpr,
     CHUNKS: constexpr,
     BLOCK: constexpr,
     WIDTH: constexpr,
@@ -150,37 +188,23 @@ def back_kernel(
         place = tl.program_id(1) * positions + position
         n = tl.load(norm + place, mask=there, other=1.0)[:, None]
         inverse = inverse_norm(n, saved)
-        at_position = tl.zeros([BLOCK], tl.float32)
+        at_position = tl.zeros([BLOCK, WIDTH], tl.float32)
         added: Block = ()
         for chunk in tl.static_range(CHUNKS):
             elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
             own, angular, outer = split(constants, chunk, COUNTS)
-            d = tl.load(gradient + start + elements, mask=inside, other=0.0).to(tl.float32)
-            v = load_product(saved + start + elements, inside)
-            h, g, size, g_value, cosine = parts(
-                v, n, inverse, own, angular, outer, MAGNITUDE, ANGLE, FROM_OUTPUT, WEIGHTED, FAST
-            )
-            by_cosine = d * size * g[1]
-            dz = (by_cosine * inverse).to(product_gradient.dtype.element_ty)
-            tl.store(product_gradient + start + elements, dz, mask=inside)
-            by_h = d * g_value
-            by_argument = by_h * h[1]
-            if WEIGHTED:
-                by_h = by_h * outer[0]
-                by_argument = by_argument * (outer[0] * outer[1])
-            at_position += tl.sum(by_argument - by_cosine * cosine * inverse, 1)
-            for i in tl.static_range(len(SUMMED)):
-                if SUMMED[i] < COUNTS[0]:
-                    term = by_h * h[2 + SUMMED[i]]
-                else:
-                    term = d * size * g[2 + SUMMED[i] - COUNTS[0]]
-                added = added + (totals[chunk * ROWS + i] + term,)
-            if WEIGHTED:
-                added = added + (totals[chunk * ROWS + len(SUMMED)] + d * h[0] * g_value,)
-                added = added + (totals[chunk * ROWS + len(SUMMED) + 1] + by_h * h[1] * n,)
+            d = load_tile(gradient + start + elements, inside, FULL)
+            v = load_product(saved + start + elements, inside, FULL)
+            found = parts(v, n, inverse, own, angular, outer, MAGNITUDE, ANGLE, FROM_OUTPUT, WEIGHTED, FAST)
+            dz, by_norm, terms = gradients(d, n, inverse, found, outer, SUMMED, COUNTS, WEIGHTED)
+            store_tile(product_gradient + start + elements, dz, inside, FULL)
+            at_position += by_norm
+            for i in tl.static_range(len(SUMMED) + 2 * WEIGHTED):
+                added = added + (totals[chunk * ROWS + i] + terms[i],)
             if BIAS:
                 added = added + (totals[chunk * ROWS + ROWS - 1] + d,)
-        tl.store(norm_gradient + place[:, None], at_position[:, None] * inverse, mask=there[:, None])
+        whole = tl.sum(at_position, 1)[:, None] * inverse
+        tl.store(norm_gradient + place[:, None], whole, mask=there[:, None])
         totals = added
     store_sums(totals, table, sums, mean_sums, channels, total, SUMMED, RELATIVE, ROWS, MEAN, CHUNKS, WIDTH)
 
@@ -216,6 +240,36 @@ def parts(
         g = ANGLE(cosine, *angular, FAST)
         g_value = g[0]
     return h, g, size, g_value, cosine
+
+
+@device_function
+def gradients(
+    d: Block,
+    n: Block,
+    inverse: Block,
+    found: Block,
+    outer: Block,
+    SUMMED: constexpr,
+    COUNTS: constexpr,
+    WEIGHTED: constexpr,
+) -> Block:
+    """From dy and `parts`: dz, the element's share of dn, and its terms of the sums over positions."""
+    h, g, size, g_value, cosine = found
+    dz = d * size * g[1] * inverse
+    by_h = d * g_value
+    by_argument = by_h * h[1]
+    if WEIGHTED:
+        by_h = by_h * outer[0]
+        by_argument = by_argument * (outer[0] * outer[1])
+    terms: Block = ()
+    for i in tl.static_range(len(SUMMED)):
+        if SUMMED[i] < COUNTS[0]:
+            terms = terms + (by_h * h[2 + SUMMED[i]],)
+        else:
+            terms = terms + (d * size * g[2 + SUMMED[i] - COUNTS[0]],)
+    if WEIGHTED:
+        terms = terms + (d * h[0] * g_value, by_h * h[1] * n)
+    return dz, by_argument - dz * cosine, terms
 
 
 @device_function
@@ -261,6 +315,7 @@ def add_kernel(
     channel_stride: Block,
     channels: Block,
     ONE: constexpr,
+    FULL: constexpr,
     CHUNKS: constexpr,
     BLOCK: constexpr,
     WIDTH: constexpr,
@@ -275,7 +330,6 @@ def add_kernel(
         by_norm = tl.load(factor + tl.program_id(1) * images * pixels + position, mask=there, other=0.0)[:, None]
         for chunk in tl.static_range(CHUNKS):
             elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
-            x = tl.load(input + start + elements, mask=inside, other=0.0).to(tl.float32)
-            dx = tl.load(input_gradient + start + elements, mask=inside, other=0.0).to(tl.float32)
-            dx = (dx + by_norm * x).to(input_gradient.dtype.element_ty)
-            tl.store(input_gradient + start + elements, dx, mask=inside)
+            x = load_tile(input + start + elements, inside, FULL)
+            dx = load_tile(input_gradient + start + elements, inside, FULL)
+            store_tile(input_gradient + start + elements, dx + by_norm * x, inside, FULL)

@@ -1,5 +1,6 @@
 """Charts of benchmark records: times relative to the plain layer or network, and costs of heads."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,12 +10,17 @@ from matplotlib.figure import Figure
 from dcnet.operator import PLAIN
 from dcnet.report.chart import Axis, BarChart, BarGroup, Line, LineChart
 from dcnet.report.drawing import draw_bars, draw_lines, legend_below, literal
-from dcnet.report.speed_tables import VARIANTS, Record, form, spell, where
+from dcnet.report.speed_cells import Record, Row, count_blocks, form, spell, where
+from dcnet.report.speed_tables import BLOCKS, LAYERS, Variants
 
-Row = Mapping[str, Any]
 GIB_OF_MIB = 1 / 1024
 # What the times of each benchmark are relative to.
-BASES = {"layers": "nn.Conv2d", "network": "plain network", "inference": "folded plain network"}
+BASES = {
+    "layers": LAYERS.title,
+    "blocks": BLOCKS.title,
+    "network": "plain network",
+    "inference": "folded plain network",
+}
 HEADS = {
     "linear": "nn.Linear and cross entropy",
     "margin": "MarginSoftmax",
@@ -38,7 +44,7 @@ def speed_plot(record: Record) -> Figure:
     groups = _unique(group.name for chart in charts for group in chart.groups)
     series = _unique(name for chart in charts for name in chart.series)
     bars = len(groups) * len(series)
-    width = max(7.0, 2.0 + 0.5 * bars) if len(series) < 4 else 2.0 + 0.36 * bars
+    width = max(7.0, 2.0 + (0.5 if len(series) < 4 else 0.36) * bars)
     figure = Figure(figsize=(width, 1.6 + 2.3 * len(charts)), layout="constrained")
     rows = figure.subplots(len(charts), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     highest = max(value for chart in charts for group in chart.groups for value in group.values.values())
@@ -67,17 +73,17 @@ def speed_charts(record: Record) -> list[BarChart]:
 Bar = tuple[str, str, str, float]
 
 
-def _layer_bars(record: Record) -> Iterator[Bar]:
-    """Yields the bars of layers: a panel per operator, a group per shape, and a series per variant.
+def _variant_bars(record: Record, variants: Variants) -> Iterator[Bar]:
+    """Yields the bars of layers or blocks: a panel per operator, a group per shape, and a series per variant.
 
     With a single shape, there is one panel with a group per operator. With a single variant and several shapes, there
     is one panel with a series per operator.
     """
-    rows = [row for row in record["results"] if row["variant"] != PLAIN and "ratio" in row.get("training", {})]
+    rows = [row for row in record["results"] if row["variant"] != variants.base and "ratio" in row.get("training", {})]
     several = len(record["config"]["shapes"]) > 1
     one_variant = several and len({row["variant"] for row in rows}) == 1
     for row in rows:
-        operator, shape, variant = row["operator"], spell(row["shape"]), VARIANTS[row["variant"]]
+        operator, shape, variant = row["operator"], spell(row["shape"]), variants.names[row["variant"]]
         names = (operator, shape, variant) if several else (shape, operator, variant)
         yield (*((variant, shape, operator) if one_variant else names), row["training"]["ratio"])
 
@@ -95,7 +101,8 @@ def _inference_bars(record: Record) -> Iterator[Bar]:
 
 
 BARS: dict[str, Callable[[Record], Iterator[Bar]]] = {
-    "layers": _layer_bars,
+    "layers": functools.partial(_variant_bars, variants=LAYERS),
+    "blocks": functools.partial(_variant_bars, variants=BLOCKS),
     "network": _network_bars,
     "inference": _inference_bars,
 }
@@ -106,6 +113,7 @@ def speed_title(record: Record) -> str:
     config = record["config"]
     what = {
         "layers": "Forward and backward of one layer",
+        "blocks": f"Forward and backward of {count_blocks(record)}",
         "network": f"Training step of {config.get('model')}",
         "inference": "Forward pass in evaluation",
     }[record["benchmark"]]

@@ -1,14 +1,30 @@
 """Tables of benchmark records, for the terminal and for the docs."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dcnet.operator import PLAIN
+from dcnet.report.network_tables import inference_table, network_table
+from dcnet.report.speed_cells import (
+    Record,
+    Row,
+    count_blocks,
+    matches,
+    memory_heading,
+    mib_of,
+    place,
+    problem,
+    setting,
+    spell,
+    three_digits,
+    two_digits,
+    unique,
+    where,
+    without_empty,
+)
 from dcnet.table import Column, Table
-
-Record = Mapping[str, Any]
-Row = Mapping[str, Any]
 
 # The timed variants of a layer; all are compared with "conv", the layer of torch.
 VARIANTS = {
@@ -18,84 +34,82 @@ VARIANTS = {
     "naive": "naive",
     "naive-compiled": "naive, compiled",
 }
+# The timed variants of a series of blocks; all are compared with "plain-compiled".
+BLOCK_VARIANTS = {
+    "plain": "plain",
+    "plain-compiled": "plain, compiled",
+    "unfused": "dcnet, not fused",
+    "unfused-compiled": "dcnet, not fused, compiled",
+    "fused": "dcnet, fused",
+}
 HEADS = {"linear": "`nn.Linear`", "margin": "`MarginSoftmax`", "sharded": "one share", "sampled": "{:.0%} sampled"}
 LAYER_FLOOR = "floor: lower bound, if each byte is moved once and each product computed at the device's peak speed"
 HEAD_FLOOR = "floor: lower bound, if each byte is moved once per pass and each product computed at peak speed"
-
-
-def spell(shape: str) -> str:
-    """Formats the shape `N512xC64x32` of a record as `N512 C64 32x32`, with the filter size if it is not 3x3."""
-    batch, channels, *sizes = shape.split("x")
-    sides = [size for size in sizes if not size.startswith("K")]
-    kernels = [size[1:] for size in sizes if size.startswith("K")]
-    text = f"{batch} {channels} {sides[0]}x{sides[-1]}"
-    return f"{text}, {kernels[0]}x{kernels[0]} filters" if kernels else text
-
-
-def where(record: Record) -> str:
-    """Returns the device: the name of the GPU, or the number of CPU threads."""
-    config, environment = record["config"], record["environment"]
-    if config["device"] == "cuda":
-        return str(environment.get("gpu", "GPU"))
-    return f"CPU, {config['threads']} thread" + ("" if config["threads"] == 1 else "s")
-
-
-def form(row: Record) -> str:
-    """Describes the form of a network in evaluation: trained or folded, and compiled or not."""
-    return ("folded" if row["folded"] else "trained") + (", compiled" if row["compiled"] else "")
-
-
-def problem(row: Record) -> str:
-    """Returns in one word why a row has no time; empty if it has one."""
-    return next((name for name in ("skipped", "wrong", "failed") if row.get(name)), "")
-
-
-def two_digits(ratio: float | None) -> str:
-    """Formats a ratio with two decimals; empty if it is unknown."""
-    return "" if ratio is None else f"{ratio:.2f}"
-
-
-def three_digits(ms: float) -> str:
-    """Formats milliseconds with three significant digits."""
-    return f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" if ms >= 1 else f"{ms:.3f}"
+NOT_FUSED = "The fused variant ran module by module: there is no GPU, or no fused block for this operator."
 
 
 def terminal_tables(record: Record) -> list[Table]:
     """Returns the tables that `dcnet bench` prints, the summary last."""
     match record["benchmark"]:
         case "layers":
-            return _layer_tables(record)
+            return _variant_tables(record, LAYERS)
+        case "blocks":
+            return _variant_tables(record, BLOCKS)
         case "network":
-            return [_network_table(record)]
+            return [network_table(record)]
         case "inference":
-            return [_inference_table(record)]
+            return [inference_table(record)]
     batches = [_batch_details(record, batch) for batch in record["config"]["batches"]]
     return [*batches, *_estimates(record)]
 
 
-# Layers.
+# Layers and blocks.
 
 
-def _layer_tables(record: Record) -> list[Table]:
+@dataclass(frozen=True)
+class Variants:
+    """The names of the timed variants, the one that all are compared with, and how titles and headings call it."""
+
+    names: Mapping[str, str]
+    base: str
+    title: str
+    heading: str
+
+
+LAYERS = Variants(VARIANTS, PLAIN, "nn.Conv2d", "x conv")
+BLOCKS = Variants(BLOCK_VARIANTS, "plain-compiled", "plain, compiled", "x plain compiled")
+
+
+def _variant_tables(record: Record, variants: Variants) -> list[Table]:
     """Returns a table per shape, and one of means over shapes if there are several."""
-    made = [_shape_details(record, shape) for shape in _unique(record["results"], "shape")]
-    return [*made, _means(record)] if len(made) > 1 else made
+    made = [_shape_details(record, shape, variants) for shape in unique(record["results"], "shape")]
+    return [*made, _means(record, variants)] if len(made) > 1 else made
 
 
-def _shape_details(record: Record, shape: str) -> Table:
-    on_gpu = record["config"]["device"] == "cuda"
-    headings = ["operator", "variant", "fwd, ms", "x conv", "fwd+bwd, ms", "x conv", *_on_gpu(on_gpu, "launches")]
-    floors = record["floors_ms"][shape]
-    rows = [["", "floor", three_digits(floors["forward"]), "", three_digits(floors["training"])]]
-    sections = []
-    for operator in _unique(record["results"], "operator"):
+def _shape_details(record: Record, shape: str, variants: Variants) -> Table:
+    on_gpu, x = record["config"]["device"] == "cuda", variants.heading
+    headings = ["operator", "variant", "fwd, ms", x, "fwd+bwd, ms", x, *_on_gpu(on_gpu, "launches")]
+    rows, sections = _floor_rows(record, shape), []
+    for operator in unique(record["results"], "operator"):
         sections.append(len(rows))
-        for row in [row for row in record["results"] if _is(row, operator=operator, shape=shape)]:
-            name = operator if row["variant"] == PLAIN else ""
-            rows.append([name, VARIANTS[row["variant"]], *_layer_cells(row, on_gpu)])
-    title = f"{spell(shape)}, {record['config']['dtype']}, {where(record)}"
-    headings.append(_memory_heading(record))
-    return Table.of_rows(headings, rows, names=2, title=title, notes=[LAYER_FLOOR], sections=sections)
+        own = [row for row in record["results"] if matches(row, operator=operator, shape=shape)]
+        for at, row in enumerate(own):
+            rows.append(["" if at else operator, variants.names[row["variant"]], *_layer_cells(row, on_gpu)])
+    parts = [count_blocks(record), spell(shape), record["config"]["dtype"], where(record)]
+    headings.append(memory_heading(record))
+    notes = [LAYER_FLOOR] if "floors_ms" in record else _fusion_notes(record)
+    title = ", ".join(part for part in parts if part)
+    return Table.of_rows(headings, rows, names=2, title=title, notes=notes, sections=sections)
+
+
+def _floor_rows(record: Record, shape: str) -> list[list[str]]:
+    floors = record.get("floors_ms", {}).get(shape)
+    return [["", "floor", three_digits(floors["forward"]), "", three_digits(floors["training"])]] if floors else []
+
+
+def _fusion_notes(record: Record) -> list[str]:
+    """Returns a note if a fused variant had no fused block."""
+    return [NOT_FUSED] if any(row.get("fused_blocks") == 0 for row in record["results"]) else []
 
 
 def _layer_cells(row: Row, on_gpu: bool) -> list[str]:
@@ -106,22 +120,23 @@ def _layer_cells(row: Row, on_gpu: bool) -> list[str]:
         for name in ("forward", "training")
         for cell in (three_digits(row[name]["ms"]), two_digits(row[name]["ratio"]))
     ]
-    return [*times, *_on_gpu(on_gpu, str(row["training"].get("launches"))), f"{_mib(row):.1f}"]
+    return [*times, *_on_gpu(on_gpu, str(row["training"].get("launches"))), f"{mib_of(row):.1f}"]
 
 
-def _means(record: Record) -> Table:
+def _means(record: Record, variants: Variants) -> Table:
     on_gpu = record["config"]["device"] == "cuda"
     headings = ["operator", "variant", "fwd", "fwd+bwd", *_on_gpu(on_gpu, "from host", "launches"), "memory"]
     rows: list[list[str]] = []
     sections: list[int] = []
-    for operator in _unique(record["means"], "operator"):
+    for operator in unique(record["means"], "operator"):
         sections.append(len(rows))
-        for mean in [one for one in record["means"] if one["operator"] == operator and one["variant"] != PLAIN]:
+        own = [one for one in record["means"] if one["operator"] == operator]
+        for mean in [one for one in own if one["variant"] != variants.base]:
             training = mean["training"]
             more = _on_gpu(on_gpu, training.get("host_ratio"), training.get("launches_ratio"))
             ratios = [mean["forward"].get("ratio"), training.get("ratio"), *more, mean["memory_ratio"]]
-            rows.append([operator, VARIANTS[mean["variant"]], *map(two_digits, ratios)])
-    title = f"x nn.Conv2d, geometric mean, {record['config']['dtype']}, {where(record)}"
+            rows.append([operator, variants.names[mean["variant"]], *map(two_digits, ratios)])
+    title = f"x {variants.title}, geometric mean, {record['config']['dtype']}, {where(record)}"
     return Table.of_rows(headings, rows, names=2, title=title, sections=sections)
 
 
@@ -143,7 +158,7 @@ def _shape_table(record: Record, shape: str) -> Table:
     mib = statistics.median(row["kept_mib"] for row in plain)
     base = f"x `nn.Conv2d`, which takes {three_digits(ms)} ms and keeps {mib:.0f} MiB"
     headings = ["operator", *(VARIANTS[variant] for variant in variants), "kept by dcnet, MiB"]
-    return Table.of_rows(headings, lines, code=["operator"], title=f"{base}; {spell(shape)}{_setting(record)}")
+    return Table.of_rows(headings, lines, code=["operator"], title=f"{base}; {spell(shape)}{setting(record)}")
 
 
 def layers_cuda(record: Record) -> str:
@@ -155,14 +170,14 @@ def layers_cuda(record: Record) -> str:
     lines = []
     for operator in config["operators"]:
         for variant in [name for name in ("eager", "compiled") if name in config["variants"]]:
-            rows = {row["shape"]: row for row in record["results"] if _is(row, operator=operator, variant=variant)}
+            rows = {row["shape"]: row for row in record["results"] if matches(row, operator=operator, variant=variant)}
             naive = means.get((operator, {"eager": "naive", "compiled": "naive-compiled"}[variant]))
             ratios = [_training_ratio(rows[shape]) for shape in config["shapes"]]
             lines.append([operator, VARIANTS[variant], *ratios, *_mean_cells(means[operator, variant], naive)])
     headings = ["operator", "form", *map(spell, config["shapes"]), "mean", "forward", "launches", "memory", "naive"]
     if not any(line[-1] for line in lines):
         headings, lines = headings[:-1], [line[:-1] for line in lines]
-    title = f"Forward and backward, x `nn.Conv2d`, by CUDA graphs{_setting(record)}"
+    title = f"Forward and backward, x `nn.Conv2d`, by CUDA graphs{setting(record)}"
     return Table.of_rows(headings, lines, names=2, code=["operator"], title=title).markdown_section()
 
 
@@ -172,90 +187,24 @@ def _mean_cells(mean: Row, naive: Row | None) -> list[str]:
     return [two_digits(ratio) for ratio in (*ratios, mean["memory_ratio"], other.get("ratio"))]
 
 
-# Networks.
+def blocks(record: Record) -> str:
+    """Returns a table of forward and backward of blocks: ms and the ratio to the compiled plain ones, by shape."""
+    config, lines = record["config"], []
+    for mean in record["means"]:
+        named = {"operator": mean["operator"], "variant": mean["variant"]}
+        rows = {row["shape"]: row for row in record["results"] if matches(row, **named)}
+        times = [_time_and_ratio(rows[shape]) for shape in config["shapes"]]
+        operator = PLAIN if mean["variant"].startswith("plain") else mean["operator"]
+        lines.append([operator, BLOCK_VARIANTS[mean["variant"]], *times, *_mean_cells(mean, None)[:-1]])
+    headings = ["operator", "form", *map(spell, config["shapes"]), "mean", "forward", "launches", "memory"]
+    clock = ", by CUDA graphs" if config["device"] == "cuda" else ""
+    title = f"Forward and backward of {count_blocks(record)}, ms (x {BLOCKS.title}){clock}{setting(record)}"
+    table = Table.of_rows(headings, lines, names=2, code=["operator"], title=title, notes=_fusion_notes(record))
+    return without_empty(table, "launches").markdown_section()
 
 
-def network(record: Record) -> str:
-    """Returns the table of training steps, of decoupled networks compared with the plain one."""
-    return _network_table(record).markdown_section()
-
-
-def _network_table(record: Record) -> Table:
-    config, rows = record["config"], []
-    for row in [row for row in record["results"] if row["operator"] != PLAIN]:
-        (plain,) = [
-            base for base in record["results"] if _is(base, operator=PLAIN, mode=row["mode"], batch=row["batch"])
-        ]
-        rows.append([row["operator"], str(row["batch"]), row["mode"], *_network_cells(row, plain)])
-    columns = [
-        Column("operator", wraps=True, code=True),
-        Column("batch", "right"),
-        Column("mode"),
-        *(Column(name, "right") for name in ("plain, ms", "decoupled, ms", "ratio", "images/s")),
-        Column(_memory_heading(record), "right", detail=True),
-        Column("memory", "right"),
-    ]
-    title = f"Training step of {config['model']}, width {config['width']:g}, {config['precision']}, {_place(record)}"
-    return Table(columns, rows, title)
-
-
-def _network_cells(row: Row, plain: Row) -> list[str]:
-    if found := problem(row) or problem(plain):
-        return [found] * 6
-    times = [three_digits(entry["training"]["ms"]) for entry in (plain, row)]
-    ratios = [two_digits(ratio) for ratio in (row["training"]["ratio"], row["memory_ratio"])]
-    return [*times, ratios[0], f"{row['images_per_s']:,.0f}", f"{_mib(row):.0f}", ratios[1]]
-
-
-def inference(record: Record) -> str:
-    """Returns the table of forward passes in evaluation, of trained and folded networks."""
-    return _inference_table(record).markdown_section()
-
-
-def _inference_table(record: Record) -> Table:
-    config, rows = record["config"], []
-    for trained in [row for row in record["results"] if not row["folded"]]:
-        same = {name: trained[name] for name in ("network", "operator", "compiled")}
-        (folded,) = [row for row in record["results"] if _is(row, **same, folded=True)]
-        plain = [row for row in record["results"] if _is(row, **same | {"operator": PLAIN}, folded=True)]
-        mode = "compiled" if trained["compiled"] else "eager"
-        rows.append([trained["network"], trained["operator"], mode, *_folding_cells(trained, folded, plain[0])])
-    columns = [
-        Column("network", wraps=True, code=True),
-        Column("operator", wraps=True, code=True),
-        Column("mode"),
-        *(Column(name, "right") for name in ("trained, ms", "folded, ms", "folded / trained", "folded / folded plain")),
-        Column("quartiles", "right", detail=True),
-    ]
-    title = f"Forward pass in evaluation, batch {config['batch']}, width {config['width']:g}{_setting(record)}"
-    return Table(columns, rows, title)
-
-
-def _folding_cells(trained: Row, folded: Row, plain: Row) -> list[str]:
-    """Returns times and ratios; a compiled network is compared with the compiled plain one.
-
-    Otherwise, the ratio is to the plain network that was timed in turns with it.
-    """
-    if found := problem(trained) or problem(folded) or problem(plain):
-        return [found] * 4
-    times = trained["forward"]["ms"], folded["forward"]["ms"]
-    beside = times[1] / plain["forward"]["ms"] if folded["compiled"] else folded["forward"]["ratio"]
-    quartiles = "-".join(map(two_digits, folded["forward"].get("ratio_quartiles", ())))
-    return [*map(three_digits, times), *map(two_digits, (times[1] / times[0], beside)), quartiles]
-
-
-def int8(record: Record) -> str:
-    """Returns the table of folded networks in onnxruntime, in float32 and int8: accuracy, time and file size."""
-    rows = []
-    for operator, row in record["rows"].items():
-        kinds = row["float32"], row["int8"]
-        cells = [two_digits(kind["test_accuracy"]) for kind in kinds] + [three_digits(kind["ms"]) for kind in kinds]
-        sizes = [f"{kind['bytes'] / 1024:.0f}" for kind in kinds]
-        rows.append([operator, *cells, two_digits(kinds[1]["ms"] / kinds[0]["ms"]), *sizes])
-    numbers = ("float32, %", "int8, %", "float32, ms", "int8, ms", "int8 / float32", "float32, KiB", "int8, KiB")
-    place = f"CPU, threads: {record['environment']['threads']}, onnxruntime {record['onnxruntime']}"
-    title = f"Digits, batch {record['batch']}, {place}"
-    return Table.of_rows(["operator", *numbers], rows, code=["operator"], title=title).markdown_section()
+def _time_and_ratio(row: Row) -> str:
+    return problem(row) or f"{three_digits(row['training']['ms'])} (x {two_digits(row['training']['ratio'])})"
 
 
 # Heads.
@@ -300,7 +249,7 @@ def _batch_table(record: Record, batch: int) -> Table:
         lines.append([f"{classes:,}", *times, three_digits(least[0]), *peaks, _gib(least[1])])
     names = [*(HEADS[head].format(config["sample"]) for head in config["heads"]), "floor"]
     headings = ["classes", *(f"{name}, {unit}" for unit in ("ms", "GiB") for name in names)]
-    title = f"`{config['margin']}`, batch {batch}, {config['features']} features, {config['dtype']}, {_place(record)}"
+    title = f"`{config['margin']}`, batch {batch}, {config['features']} features, {config['dtype']}, {place(record)}"
     return Table.of_rows(headings, lines, title=title)
 
 
@@ -340,30 +289,5 @@ def _training_ratio(row: Row) -> str:
     return problem(row) or two_digits(row["training"]["ratio"])
 
 
-def _is(row: Row, **wanted: Any) -> bool:
-    return all(row[name] == value for name, value in wanted.items())
-
-
-def _unique(rows: Iterable[Row], key: str) -> list[Any]:
-    return list(dict.fromkeys(row[key] for row in rows))
-
-
 def _on_gpu(on_gpu: bool, *values: Any) -> Sequence[Any]:
     return values if on_gpu else ()
-
-
-def _memory_heading(record: Record) -> str:
-    return "peak, MiB" if record["config"]["device"] == "cuda" else "kept, MiB"
-
-
-def _mib(row: Row) -> float:
-    mib: float = row["peak_mib"] if "peak_mib" in row else row["kept_mib"]
-    return mib
-
-
-def _setting(record: Record) -> str:
-    return f", {record['config']['dtype']}, channels last, {_place(record)}"
-
-
-def _place(record: Record) -> str:
-    return f"{where(record)}, torch {record['environment']['torch']}"

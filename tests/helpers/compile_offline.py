@@ -39,8 +39,10 @@ class AbsentGpu:
 class NeverLaunched:
     """Replaces a compiled kernel, which would have to be loaded before a launch."""
 
-    def __getitem__(self, grid):
-        return lambda *args, **kwargs: None
+    function = packed_metadata = None
+
+    def run(self, *args):
+        pass
 
 
 def compile_only(self, *args, grid, warmup, **kwargs):
@@ -67,6 +69,18 @@ def compile_layer(operator, dtype, bias):
     torch.autograd.grad(out, [x, *layer.parameters()], torch.ones_like(out))
 
 
+def compile_block(operator, residual, activation):
+    """A block, with and without a residual, whose squares are given and handed on."""
+    layer = dcnet.DecoupledConv2d(48, 48, 3, padding=1, operator=operator, bias=residual).to(torch.bfloat16)
+    x = torch.randn(2, 48, 56, 56, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last).requires_grad_()
+    squares = x.detach().float().square().sum(1).requires_grad_()
+    added = torch.randn_like(x).requires_grad_() if residual else None
+    modules = (layer, torch.nn.BatchNorm2d(48), activation)
+    output, onward, again = kernels.block(x, squares, *modules, added, True)
+    wanted = [x, squares, *(parameter for module in modules if module is not None for parameter in module.parameters())]
+    torch.autograd.grad([output, onward, again], wanted, [torch.ones_like(y) for y in (output, onward, again)])
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="+")
@@ -84,5 +98,9 @@ if __name__ == "__main__":
     for operator in given.operators:
         print(operator, flush=True)
         compile_layer(operator, torch.bfloat16, bias=False)
+        if not dcnet.Operator.parse(operator).norm_cancels:
+            compile_block(operator, True, torch.nn.ReLU())
         if not given.half_only:
             compile_layer(operator, torch.float32, bias=True)
+            if not dcnet.Operator.parse(operator).norm_cancels:
+                compile_block(operator, False, torch.nn.PReLU(48))

@@ -218,3 +218,114 @@ def test_float64_and_single_images_use_torch():
     with kernels_untouched():
         layer(images(3, 5, 6))
         exact(layer)(images(2, 3, 5, 6).double())
+
+
+# --- fused blocks in networks ---
+
+
+def network(name="resnet32", **settings):
+    torch.manual_seed(0)
+    model = dcnet.create_model(name, "tanh-cos", 10, width=0.25, **settings).cuda()
+    return model.to(memory_format=torch.channels_last)
+
+
+def training_step(model, x, labels):
+    """The loss of a step under autocast, and the gradients."""
+    model.zero_grad(set_to_none=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        logits = model(x)
+    loss = torch.nn.functional.cross_entropy(logits.float(), labels)
+    loss.backward()
+    return loss.detach(), [parameter.grad for parameter in model.parameters()]
+
+
+def batch_for(count=32):
+    images = torch.randn(count, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
+    return images, torch.randint(10, (count,), device="cuda")
+
+
+def relative(found, wanted):
+    return ((found - wanted).double().norm() / wanted.double().norm().clamp(min=1e-12)).item()
+
+
+@pytest.mark.parametrize("name", ["resnet32", "cnn9", "resnet18-modified", "sphereface20"])
+def test_fused_networks_match_their_modules(name):
+    """In float32: output, gradients and running statistics."""
+    fused, x = network(name, image_size=32), batch_for()[0]
+    plain = dcnet.unfuse(copy.deepcopy(fused))
+    with mock.patch.object(dcnet.kernels, "block", wraps=dcnet.kernels.block) as taken:
+        found = fused(x)
+    assert taken.call_count == len(dcnet.fusion_report(fused).fused) > 0
+    wanted = plain(x)
+    assert relative(found, wanted) < 1e-4
+    found.square().sum().backward()
+    wanted.square().sum().backward()
+    for one, other in zip(fused.parameters(), plain.parameters(), strict=True):
+        assert relative(one.grad, other.grad) < 2e-3
+    for one, other in zip(fused.buffers(), plain.buffers(), strict=True):
+        assert relative(one.float(), other.float()) < 1e-4
+
+
+def test_fused_networks_in_a_graph():
+    """Filters are prepared on a side stream: replays give the losses of an eager network, step by step."""
+    captured, (x, labels) = network(), batch_for()
+    eager = copy.deepcopy(captured)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (captured, eager)]
+    loss = torch.zeros((), device="cuda")
+
+    def step(model, optimizer):
+        found, _ = training_step(model, x, labels)
+        optimizer.step()
+        return found
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        losses = [step(captured, optimizers[0]).item() for _ in range(2)]
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss.copy_(step(captured, optimizers[0]))
+    for _ in range(4):
+        graph.replay()
+        losses.append(loss.item())
+    expected = [step(eager, optimizers[1]).item() for _ in range(6)]
+    assert losses == pytest.approx(expected, rel=2e-3)
+    assert losses[-1] < losses[0]
+
+
+def test_fused_networks_are_closer_to_float64_than_their_modules():
+    fused, (x, labels) = network(), batch_for(64)
+    plain, exact_network = dcnet.unfuse(copy.deepcopy(fused)), dcnet.unfuse(copy.deepcopy(fused)).double()
+    exact_network.zero_grad(set_to_none=True)
+    torch.nn.functional.cross_entropy(exact_network(x.double()), labels).backward()
+    wanted = [parameter.grad for parameter in exact_network.parameters()]
+    errors = [
+        [relative(one.double(), other) for one, other in zip(training_step(model, x, labels)[1], wanted, strict=True)]
+        for model in (fused, plain)
+    ]
+    assert sum(errors[0]) <= 1.1 * sum(errors[1])
+
+
+def test_fused_networks_compile():
+    fused, (x, labels) = network(), batch_for()
+    compiled = torch.compile(copy.deepcopy(fused), fullgraph=True, dynamic=False)
+    found, wanted = [training_step(compiled, x, labels)[0] for _ in range(2)], training_step(fused, x, labels)[0]
+    assert found[0].item() == pytest.approx(wanted.item(), rel=5e-3)
+    for one, other in zip(compiled.buffers(), fused.buffers(), strict=True):
+        assert one.shape == other.shape
+    assert all(buffer.isfinite().all() for buffer in compiled.buffers())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_folded_networks_use_blocks(compiled):
+    model, x = network(), batch_for()[0]
+    model(x)
+    with torch.no_grad():
+        wanted = model.eval()(x)
+        folded = dcnet.fold(model)
+        with mock.patch.object(dcnet.kernels, "block", wraps=dcnet.kernels.block) as taken:
+            assert relative(folded(x), wanted) < 1e-4
+        assert taken.call_count == 31
+        if compiled:
+            assert relative(torch.compile(folded, fullgraph=True, dynamic=False)(x), wanted) < 1e-4

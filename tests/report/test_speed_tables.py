@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.speed_records import inference, network
 
-from dcnet.report import drawing, speed_plots, speed_tables
+from dcnet.report import drawing, speed_cells, speed_plots, speed_tables
 
 Row = dict[str, Any]
 SHAPES = ["N512xC64x32", "N256xC64x56"]
@@ -38,36 +39,6 @@ def mean(operator: str, variant: str, ratio: float) -> Row:
     training = {"ratio": ratio, "host_ratio": ratio + 1, "launches_ratio": 4.0}
     row: Row = {"operator": operator, "variant": variant, "memory_ratio": 1.5, "training": training}
     return {**row, "forward": {"ratio": ratio + 0.1}}
-
-
-def network() -> Row:
-    def row(batch: int, operator: str, ratio: float) -> Row:
-        training = {"ms": 10 * ratio, "ratio": ratio}
-        named = {"model": "resnet32", "mode": "graph", "batch": batch, "operator": operator}
-        return {
-            **named,
-            "wrong": None,
-            "failed": None,
-            "training": training,
-            "memory_ratio": 1.5,
-            "peak_mib": 30.0,
-            "images_per_s": 51200,
-        }
-
-    rows = [row(batch, name, ratio) for batch in (512, 128) for name, ratio in {"conv": 1.0, "tanh-cos": 1.2}.items()]
-    config = {"device": "cuda", "model": "resnet32", "width": 1.0, "precision": "autocast", "threads": 2}
-    environment = {"torch": "2.11.0", "gpu": "NVIDIA X"}
-    return {"benchmark": "network", "config": config, "environment": environment, "results": rows}
-
-
-def inference(compiled: bool = False) -> Row:
-    def row(operator: str, folded: bool, ms: float) -> Row:
-        named = {"network": "cnn9", "operator": operator, "folded": folded, "compiled": compiled}
-        return {**named, "wrong": None, "failed": None, "forward": {"ms": ms, "ratio": ms / 4}}
-
-    rows = [row("conv", False, 5.0), row("conv", True, 4.0), row("tanh-cos", False, 10.0), row("tanh-cos", True, 6.0)]
-    config = {"device": "cpu", "threads": 1, "dtype": "float32", "batch": 32, "width": 0.5}
-    return {"benchmark": "inference", "config": config, "environment": {"torch": "2.13.0"}, "results": rows}
 
 
 def test_layers_on_a_cpu_have_a_row_for_each_operator():
@@ -109,30 +80,6 @@ def test_variants_without_times_have_no_row():
     assert "| `tanh-cos` | dcnet | 1.25 | 1.25 | 1.25 | 1.35 | 4.00 | 1.50 |\n" in table + "\n"
     assert "naive" not in table
     assert "compiled" not in table
-
-
-def test_training_steps_have_a_row_for_each_batch_and_mode():
-    table = speed_tables.network(network())
-    assert table.startswith("Training step of resnet32, width 1, autocast, NVIDIA X, torch 2.11.0:\n")
-    assert "| `tanh-cos` | 512 | graph | 10.0 | 12.0 | 1.20 | 51,200 | 1.50 |" in table
-    assert "| `tanh-cos` | 128 | graph |" in table
-
-
-def test_inference_compares_folded_with_trained_and_with_plain():
-    table = speed_tables.inference(inference())
-    assert table.startswith(
-        "Forward pass in evaluation, batch 32, width 0.5, float32, channels last, CPU, 1 thread, torch 2.13.0:\n"
-    )
-    assert "| `cnn9` | `conv` | eager | 5.00 | 4.00 | 0.80 | 1.00 |" in table
-    assert "| `cnn9` | `tanh-cos` | eager | 10.0 | 6.00 | 0.60 | 1.50 |" in table
-
-
-def test_inference_compares_compiled_with_compiled():
-    record = inference(compiled=True)
-    for row in record["results"]:
-        # Timed in turns with a plain network that was not compiled.
-        row["forward"]["ratio"] = 0.1
-    assert "| `cnn9` | `tanh-cos` | compiled | 10.0 | 6.00 | 0.60 | 1.50 |" in speed_tables.inference(record)
 
 
 def test_layer_plot_has_a_panel_per_operator_and_a_bar_per_variant():
@@ -181,17 +128,17 @@ def test_speed_plot_requires_times():
     [("N8xC3x32", "N8 C3 32x32"), ("N8xC3x32x48", "N8 C3 32x48"), ("N8xC3x32xK5", "N8 C3 32x32, 5x5 filters")],
 )
 def test_spell_formats_shapes(shape: str, text: str):
-    assert speed_tables.spell(shape) == text
+    assert speed_cells.spell(shape) == text
 
 
 def test_numbers_have_significant_digits():
-    assert [speed_tables.three_digits(ms) for ms in (0.01234, 1.234, 12.34, 123.4)] == [
+    assert [speed_cells.three_digits(ms) for ms in (0.01234, 1.234, 12.34, 123.4)] == [
         "0.012",
         "1.23",
         "12.3",
         "123.4",
     ]
-    assert speed_tables.two_digits(None) == ""
+    assert speed_cells.two_digits(None) == ""
 
 
 HEADS = ["linear", "margin", "sharded", "sampled"]

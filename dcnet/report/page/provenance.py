@@ -12,6 +12,8 @@ AnyRecord = Record | Mapping[str, Any]
 
 # Options of `dcnet bench` whose name differs from the one in the config of the record.
 BENCH_OPTIONS = {"batches": "batch", "modes": "mode", "link_gb_per_s": "link"}
+# Options that are on by default.
+ON = ("fuse",)
 UNKNOWN_COMMAND = "unknown: the record has no command"
 
 
@@ -26,8 +28,8 @@ def bench_command(record: Mapping[str, Any]) -> str:
     words = ["dcnet", "bench", str(record["benchmark"])]
     for name, value in record["config"].items():
         option = f"--{BENCH_OPTIONS.get(name, name).replace('_', '-')}"
-        if value is True:
-            words.append(option)
+        if value is True or (value is False and name in ON):
+            words.append(option if value else option.replace("--", "--no-"))
         elif value not in (None, False, []):
             words += [option, *map(str, value if isinstance(value, list) else [value])]
     return shlex.join(words)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from dcnet.inference.fold_network import OneLevel
+from dcnet.inlining import is_replaced
 from dcnet.models.blocks import MarginNetwork, Network, Normalized
 from dcnet.robustness.certificates.matrices import Signal
 from dcnet.robustness.certificates.plain_rules import added, flatten, head_logits, relu, rule_of
@@ -111,7 +112,7 @@ def visit(module: nn.Module, signal: Signal, name: str = "") -> Signal:
     module = getattr(module, "_orig_mod", module)
     if has_hooks(module):
         raise not_covered(module, name, "has hooks, which may change what it computes")
-    if "forward" in vars(module):
+    if is_replaced(module):
         raise not_covered(module, name, "has a forward other than that of its class")
     rule, steps = rule_of(module), _steps(module)
     if rule is not None:
