@@ -24,7 +24,6 @@ from dcnet import kernels
 from dcnet.chains import Layer, Match, Trace, is_layer, trace_all
 from dcnet.convert.selection import TEXT_WIDTH
 from dcnet.inlining import FUSED, is_replaced
-from dcnet.layers import DecoupledConv2d
 from dcnet.table import Column, Table
 from dcnet.tracing import is_symbolic
 
@@ -142,14 +141,13 @@ class Chain(nn.Module):
         self.layer: Any = chain.layer
         self.norm, self.activation = chain.norm, chain.activation
         self.in_place, self.hands_on = chain.in_place, bool(chain.takers)
-        self.slot = kernels.Slot()
 
     def forward(
         self, x: Tensor, squares: Tensor | None = None, residual: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         if kernels.fits_block(x, squares, self.layer, self.norm, self.activation, residual):
             modules = (self.layer, self.norm, self.activation)
-            return kernels.block(x, squares, *modules, residual, self.hands_on, self.slot)
+            return kernels.block(x, squares, *modules, residual, self.hands_on)
         output = self.layer(x)
         if self.norm is not None:
             output = self.norm(output)
@@ -188,16 +186,6 @@ class Plan:
         self.attributes = tuple(each for module in (root, *traced.inlined) for each in _plain_attributes(module))
         self.layers = tuple((chain.layer, chain.layer.operator) for chain in traced.chains)
         self.graph = _fused_graph(root, traced)
-        chains = [module for module in self.graph.children() if isinstance(module, Chain)]
-        self.places = [(chain.slot, chain.layer) for chain in chains if isinstance(chain.layer, DecoupledConv2d)]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of the module, by the fused graph."""
-        x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        if not kernels.is_plain_eager(x):
-            return self.graph.forward(*args, **kwargs)
-        with kernels.prepared_blocks(x, self.places):
-            return self.graph.forward(*args, **kwargs)
 
     def is_intact(self) -> bool:
         """Whether the modules are as they were traced: the same objects and classes, without new hooks."""
@@ -238,7 +226,7 @@ def _forward_of(kind: Any) -> Callable[..., Any]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         plan = getattr(self, PLAN, None)
         if plan is not None and _may_use_blocks((*args, *kwargs.values())) and plan.is_intact():
-            return plan(*args, **kwargs)
+            return plan.graph.forward(*args, **kwargs)
         return type(self).forward(self, *args, **kwargs)
 
     forward.__name__ = FORWARD

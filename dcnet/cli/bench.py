@@ -192,7 +192,7 @@ class Network(BenchOptions):
     """Height and width of the images."""
 
     fuse: bool = True
-    """Run the blocks of decoupled networks fused on cuda, as dcnet.create_model does."""
+    """Fuse the blocks of decoupled networks on cuda, as dcnet.create_model does; --no-fuse times separate modules."""
 
     def prepare(self) -> Callable[[], int]:
         device = self.chosen_device()

@@ -1,9 +1,8 @@
-from dcnet.kernels.block_dispatch import Slot, block, fits_block, prepared_blocks, uses_blocks
+from dcnet.kernels.block_dispatch import block, fits_block, uses_blocks
 from dcnet.kernels.dispatch import conv2d, fits, fits_folded, folded, is_plain_eager, use_kernels
 from dcnet.kernels.folded_inference import folded_rows, folded_table
 
 __all__ = [
-    "Slot",
     "block",
     "conv2d",
     "fits",
@@ -13,7 +12,6 @@ __all__ = [
     "folded_rows",
     "folded_table",
     "is_plain_eager",
-    "prepared_blocks",
     "use_kernels",
     "uses_blocks",
 ]

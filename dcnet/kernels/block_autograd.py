@@ -21,7 +21,6 @@ from dcnet.kernels.fused_block import (
     BlockSettings,
     Extras,
     FusedBlock,
-    Prepared,
     Saved,
     fused_block,
     state_memory,
@@ -40,7 +39,6 @@ class BlockCall(NamedTuple):
     call: Call
     extras: Extras
     settings: BlockSettings
-    prepared: Prepared | None = None
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -53,16 +51,16 @@ class BlockCall(NamedTuple):
     def others(self) -> tuple[Any, ...]:
         """Buffers and settings: everything but `tensors`."""
         call, extras = self.call, self.extras
-        return (call[4:], (extras.running_mean, extras.running_var, extras.batches), self.settings, self.prepared)
+        return (call[4:], (extras.running_mean, extras.running_var, extras.batches), self.settings)
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor | None], others: tuple[Any, ...]) -> BlockCall:
         x, squares, w, bias, gamma, beta, prelu, residual, *given = tensors
-        settings, statistics, *block = others
+        settings, statistics, block = others
         assert x is not None
         assert w is not None
         call = Call(x, w, bias, [constant for constant in given if constant is not None], *settings)
-        return cls(call, Extras(squares, gamma, beta, prelu, residual, *statistics), *block)
+        return cls(call, Extras(squares, gamma, beta, prelu, residual, *statistics), block)
 
     def fused(self, in_place: bool) -> FusedBlock:
         return fused_block(self.call, self.extras, self.settings, in_place)
@@ -78,8 +76,8 @@ class FusedFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, others: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         given = BlockCall.of(tensors, others)
-        ctx.fused, ctx.others = given.fused(in_place=True), given._replace(prepared=None).others
-        output, squares, product, unit, state = ctx.fused.block_forward(given.call, given.extras, given.prepared)
+        ctx.fused, ctx.others = given.fused(in_place=True), others
+        output, squares, product, unit, state = ctx.fused.block_forward(given.call, given.extras)
         ctx.save_for_backward(*_without(tensors), product, unit, state, output if given.settings.needs_output else None)
         ctx.set_materialize_grads(False)
         return output, squares, output.detach()
@@ -137,7 +135,7 @@ def differentiable_gradients(
 
 def _output(given: BlockCall, mean: Tensor) -> Tensor:
     """The output of the block in eager PyTorch, without updates of running statistics."""
-    call, extras, settings, _ = given
+    call, extras, settings = given
     names = [name for i, name in enumerate(call.plan.names) if i in call.plan.learned and name is not None]
     options: Options = {
         "operator": call.operator,
@@ -180,7 +178,7 @@ _LIBRARY.define(
 
 def arguments_of(given: BlockCall) -> tuple[Any, ...]:
     """The call as the arguments of the custom operation."""
-    call, extras, settings, _ = given
+    call, extras, settings = given
     constants = (*call.constants, *(None,) * (MOST_LEARNED - len(call.constants)))
     buffers = (call.running, call.tracked, extras.running_mean, extras.running_var, extras.batches)
     numbers = (call.operator, call.eps, call.stride, call.padding, call.dilation, call.mean)

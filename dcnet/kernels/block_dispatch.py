@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeGuard, cast
 
 import torch
@@ -30,10 +28,7 @@ if AVAILABLE:
         UPDATED,
         BlockSettings,
         Extras,
-        FusedBlock,
-        Prepared,
     )
-    from dcnet.kernels.launch import SideStream, capturing
 
 Activation = nn.ReLU | nn.PReLU
 
@@ -51,7 +46,6 @@ class ConvLayer(Protocol):
     groups: int
 
     def options(self) -> Options: ...
-    def learned(self) -> dict[str, Tensor]: ...
 
 
 class FoldedLayer(Protocol):
@@ -179,7 +173,6 @@ def block(
     activation: Activation | None,
     residual: Tensor | None,
     hands_on: bool,
-    slot: Slot | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """activation(norm(layer(x)) + residual), its sums of squares over channels with `hands_on`, and the output again.
 
@@ -189,7 +182,6 @@ def block(
 
     Args:
         squares: the sums of squares of x, if the block that computed x handed them on.
-        slot: where to find filters that are prepared already, see `prepared_blocks`.
     """
     if is_folded(layer):
         return _folded(x, squares, layer, activation, residual, hands_on)
@@ -198,12 +190,9 @@ def block(
         return _compiled(given, norm)
     if torch.is_autocast_enabled("cuda"):
         given = given._replace(call=given.call._replace(x=x.to(torch.get_autocast_dtype("cuda"))))
-    if slot is not None:
-        slot.fused, given = given.fused(in_place=True), given._replace(prepared=slot.prepared)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given.tensors):
         return FusedFunction.apply(given.others, *given.tensors)
-    fused, prepared = given.fused(in_place=True), given.prepared
-    output, onward, *_ = fused.block_forward(given.call, given.extras, prepared, overwrite=True)
+    output, onward, *_ = given.fused(in_place=True).block_forward(given.call, given.extras, overwrite=True)
     return output, onward, output
 
 
@@ -225,42 +214,9 @@ def _folded(
     return output, onward if hands_on else None, output
 
 
-class Slot:
-    """The fused block that a place in a network used last, and its prepared filters for the current forward."""
-
-    def __init__(self) -> None:
-        self.fused: FusedBlock | None = None
-        self.prepared: Prepared | None = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Slot:
-        return Slot()
-
-
-@contextlib.contextmanager
-def prepared_blocks(x: Tensor, places: Sequence[tuple[Slot, ConvLayer]]) -> Iterator[None]:
-    """Prepares the filters of all blocks on a side stream inside the `with`, concurrently with the first blocks.
-
-    Only while a CUDA graph is captured: otherwise, host time is the limit. The first forward finds the shapes.
-    """
-    if not dispatch.is_plain_eager(x) or not capturing(x.device):
-        yield
-        return
-    try:
-        with SideStream(x.device, number=1) as side:
-            for slot, layer in places:
-                if slot.fused is not None:
-                    slot.prepared = slot.fused.prepare(layer.weight, list(layer.learned().values()))
-                    slot.prepared.event = side.mark()
-        yield
-    finally:
-        for slot, _ in places:
-            slot.prepared = None
-        side.join()
-
-
 def _compiled(given: BlockCall, norm: nn.BatchNorm2d | None) -> tuple[Tensor, Tensor | None, Tensor]:
     """The block as a custom operation, followed by the updates of the running statistics."""
-    call, extras, settings, _ = given
+    call, extras, settings = given
     if settings.update != NO_UPDATE and extras.batches is not None:
         extras.batches.add_(1)
     output, onward, *_, updated = torch.ops.dcnet.block.default(*arguments_of(given))

@@ -204,23 +204,6 @@ class Extras(NamedTuple):
     batches: Tensor | None = None
 
 
-@dataclass
-class Prepared:
-    """The normalized filters of a block, and its state with the channel table.
-
-    `event` marks their completion if they are computed on another stream.
-    """
-
-    fused: FusedBlock
-    unit: Tensor
-    state: Tensor
-    event: torch.cuda.Event | None = None
-
-    def wait(self) -> None:
-        if self.event is not None:
-            torch.cuda.current_stream(self.unit.device).wait_event(self.event)
-
-
 class Saved(NamedTuple):
     """What a block keeps for its backward pass; the output only if it has a residual."""
 
@@ -257,18 +240,18 @@ class FusedBlock(Convolution):
         partial = passes.sum_programs * passes.sum_rows * filters * block.has_sums
         self.backward_scratch = Memory(passes.patches, sums, passes.mean_sums, passes.places, partial, 2 * filters)
 
-    def prepare(self, w: Tensor, constants: Sequence[Tensor]) -> Prepared:
-        """Normalizes the filters and fills the channel table, which does not need the input."""
+    def _prepare(self, w: Tensor, constants: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The normalized filters, and a new state with the channel table."""
         w, device = dense(w), w.device
         state, dtype = self.state.allocate(device), self.passes.settings.dtype
         unit = torch.empty(w.shape, dtype=dtype, device=device, memory_format=self.window.format)
         norm, table, *_ = self.state.places(state)
         stored, ok = self.plan.stored(constants), aligned(w, *constants)
         self.passes.filters(unit, norm, w, unit, table, stored, stream=raw_stream(device), aligned=ok)
-        return Prepared(self, unit, state)
+        return unit, state
 
     def block_forward(
-        self, call: Call, extras: Extras, prepared: Prepared | None = None, overwrite: bool = False
+        self, call: Call, extras: Extras, overwrite: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
         """The output and its sums of squares; and for the backward pass: inner products, unit filters and state.
 
@@ -277,29 +260,27 @@ class FusedBlock(Convolution):
         call, extras = self._laid_out(call), self._arranged(extras)
         ok = aligned(call.x, call.w, call.bias, call.running, call.tracked, *call.constants, *extras)
         with device_guard(call.x):
-            if prepared is None or prepared.fused is not self:
-                prepared = self.prepare(call.w, call.constants)
-            prepared.wait()
-            scratch = self.forward_scratch.allocate(call.x.device)
-            product = self._convolve(call, extras, prepared, scratch, ok)
+            unit, state = self._prepare(call.w, call.constants)
+            buffers = (state, self.forward_scratch.allocate(call.x.device))
+            product = self._convolve(call, extras, unit, buffers, ok)
             output = product if overwrite else torch.empty_like(product)
-            onward = self._finish_output(call, extras, (product, output), (prepared.state, scratch), ok)
+            onward = self._finish_output(call, extras, (product, output), buffers, ok)
         self._note_updates(call, extras)
-        return output, onward, product, prepared.unit, prepared.state
+        return output, onward, product, unit, state
 
-    def _convolve(self, call: Call, extras: Extras, prepared: Prepared, scratch: Tensor, ok: bool) -> Tensor:
+    def _convolve(self, call: Call, extras: Extras, unit: Tensor, buffers: tuple[Tensor, Tensor], ok: bool) -> Tensor:
         """The inner products; concurrently, the norms, and the rows of a block that needs no statistics."""
         x, passes = call.x, self.passes
-        norm = self.state.places(prepared.state)[0]
-        squares, sums, _ = self.forward_scratch.places(scratch)
+        norm = self.state.places(buffers[0])[0]
+        squares, sums, _ = self.forward_scratch.places(buffers[1])
         given = squares if extras.squares is None else extras.squares
         if extras.squares is None:
             passes.squares(x, squares, stream=raw_stream(x.device), aligned=ok)
         with SideStream(x.device) as side:
             passes.norms(given, norm, sums, stream=raw_stream(x.device), aligned=ok)
             if self.block.has_rows and self.block.norm != BATCH_NORM:
-                self._make_rows(call.bias, extras, (prepared.state, scratch), ok)
-        product = self.window.convolve(x, prepared.unit)
+                self._make_rows(call.bias, extras, buffers, ok)
+        product = self.window.convolve(x, unit)
         side.join()
         return product
 
@@ -438,30 +419,29 @@ class FusedBlock(Convolution):
     def _convolved(
         self, tensors: tuple[Tensor, Tensor, Tensor], spread: Any, finish: Any, needs: tuple[bool, bool], add: Any
     ) -> tuple[Tensor, tuple[Tensor, list[Tensor]]]:
-        """Gradients of the input; and of filters and constants, on a side stream in a captured graph."""
+        """Gradients of the input; and of filters and constants.
+
+        In a captured graph, all small kernels run concurrently with the two convolutions.
+        """
         (product_gradient, x, unit), (needs_input, needs_weight) = tensors, needs
         device, (factor, ok) = x.device, add
         convolved = functools.partial(self._gradients, product_gradient, x, unit)
-        input_gradient = x.new_empty(0)
-        if not capturing(device):
-            input_gradient, unit_gradient = convolved(needs_input, needs_weight)
+        side = SideStream(device)
+        with side:
             if needs_input:
                 spread(stream=raw_stream(device))
-            weight, _, rest = finish(unit_gradient if needs_weight else None, raw_stream(device))
+        if capturing(device):
+            unit_gradient = convolved(False, needs_weight)[1]
         else:
-            with SideStream(device) as side:
-                if needs_input:
-                    spread(stream=raw_stream(device))
-                spread_done = side.mark()
-                unit_gradient = convolved(False, needs_weight)[1]
-                weight, _, rest = finish(unit_gradient if needs_weight else None, raw_stream(device))
-            if needs_input:
-                input_gradient = convolved(True, False)[0]
-                side.wait(spread_done)
+            # One call of torch instead of two, since host time is the limit.
+            input_gradient, unit_gradient = convolved(needs_input, needs_weight)
+        with side:
+            weight, _, rest = finish(unit_gradient if needs_weight else None, raw_stream(device))
+        if capturing(device):
+            input_gradient = convolved(needs_input, False)[0]
+        side.join()
         if needs_input and not self.block.given:
             self.passes.add(input_gradient, x, factor, stream=raw_stream(device), aligned=ok)
-        if capturing(device):
-            side.join()
         return input_gradient, (weight, rest)
 
     def _new_gradients(self, bias: Tensor | None, extras: Extras) -> list[Tensor | None]:

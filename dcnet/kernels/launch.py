@@ -50,8 +50,8 @@ class Launch:
     """One kernel for one convolution, with its grid, numbers and compile-time flags.
 
     Triton inspects every argument of every call to find the compiled variant. Here only addresses change between
-    calls, so the variant compiled by the first call is kept and run directly, without hooks. Addresses that are not multiples of 16
-    need another variant and go through Triton; `aligned` says that there are none.
+    calls, so the variant compiled by the first call is kept and run directly, without hooks. Addresses that are not
+    multiples of 16 need another variant and go through Triton; `aligned` says that there are none.
     """
 
     def __init__(self, kernel: Any, grid: Sequence[int], numbers: Sequence[float], warps: int, **flags: Any):
@@ -92,7 +92,7 @@ def multiprocessors(device: torch.device) -> int:
 
 
 @functools.cache
-def _side_stream(device: int, number: int = 0) -> torch.cuda.Stream:
+def _side_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)
 
 
@@ -112,16 +112,16 @@ def capturing(device: torch.device) -> bool:
 
 
 class SideStream:
-    """Launches the body of the `with` on a side stream, after all earlier work; `join` waits for it.
+    """Launches the body of a `with` on a side stream, after all earlier work; `join` waits for it.
 
-    It forks only while a CUDA graph is captured: there a fork is free, otherwise it costs more host time than it saves
-    GPU time. The side stream has priority, since its kernels are short and others wait for them. Every fork is joined
-    before its tensors are released, so their memory can be reused safely.
+    It can be entered again. It forks only while a CUDA graph is captured: there a fork is cheap, otherwise it costs
+    more host time than it saves GPU time. The side stream has priority, since its kernels are short and others wait for
+    them. Every fork is joined before its tensors are released, so their memory can be reused safely.
     """
 
-    def __init__(self, device: torch.device, number: int = 0):
+    def __init__(self, device: torch.device):
         self.device = device
-        self.side = _side_stream(device.index, number) if capturing(device) else None
+        self.side = _side_stream(device.index) if capturing(device) else None
         self.main: torch.cuda.Stream | None = None
 
     def __enter__(self) -> SideStream:

@@ -140,7 +140,9 @@ def inference_table(record: Record) -> Table:
         Column("quartiles", "right", detail=True),
     ]
     title = f"Forward pass in evaluation, batch {config['batch']}, width {config['width']:g}{setting(record)}"
-    return without_empty(Table(columns, rows, title, FORWARD.notes(record["results"])), X_FOLDED_COMPILED)
+    # Without compiled networks, the table shows it already.
+    notes = FORWARD.notes(record["results"]) if any(row["compiled"] for row in record["results"]) else []
+    return without_empty(Table(columns, rows, title, notes), X_FOLDED_COMPILED)
 
 
 def _inference_rows(results: Sequence[Row]) -> Iterator[list[str]]:

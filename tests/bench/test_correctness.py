@@ -93,6 +93,22 @@ def test_errors_that_are_not_finite_are_wrong_and_null_in_json():
     assert correctness.finite(found) == {"output": 0.0, "gradient of x": None, "gradient of weight": 3.0}
 
 
+def test_the_worst_error_is_relative_to_its_own_tolerance():
+    found = {"output": 0.04, "gradient of x": 0.3}
+    assert correctness.worst(found, {"output": 0.05, "gradient of x": 0.4}) is None
+    sentence = correctness.worst(found, {"output": 0.01, "gradient of x": 0.2})
+    assert sentence == "output is off by 4.0e-02 (tolerance 1e-02)"
+
+
+def test_gradients_of_constants_inside_networks_use_the_leaning_gradient():
+    layer = layer_of("tanh-cos")
+    whole = torch.nn.Sequential(layer)
+    reference = correctness.make_reference(whole, torch.randn(SHAPE.images, dtype=torch.float64))
+    alone = correctness.results(layer, layer, reference.x, reference.gradients)
+    assert torch.equal(reference.expected["gradient of 0.radius"], alone["gradient of radius"])
+    assert torch.equal(reference.expected["gradient of 0.weight"], alone["gradient of weight"])
+
+
 def test_relative_error_by_hand():
     assert correctness.relative_error(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0])) == pytest.approx(0.1)
     assert correctness.relative_error(torch.zeros(2), torch.zeros(2)) == 0

@@ -64,6 +64,15 @@ def test_layers_on_a_gpu(dtype: str, tmp_path: Path):
     assert record["environment"]["gpu"]
 
 
+def test_blocks_on_a_gpu(tmp_path: Path):
+    file = tmp_path / "record.json"
+    assert bench("blocks", "--device", "cuda", "--shapes", "N8xC16x16", "--json", str(file)) == 0
+    rows = {row["variant"]: row for row in json.loads(file.read_text())["results"]}
+    assert rows["fused"]["fused_blocks"] == 2
+    assert rows["fused"]["training"]["launches"] < rows["unfused"]["training"]["launches"]
+    assert rows["plain-compiled"]["training"]["ratio"] == rows["plain-compiled"]["memory_ratio"] == 1
+
+
 def test_networks_on_a_gpu(tmp_path: Path):
     file = tmp_path / "record.json"
     assert bench("network", "--device", "cuda", "--mode", "eager", "graph", "--batch", "8", "--json", str(file)) == 0

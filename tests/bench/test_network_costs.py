@@ -1,5 +1,6 @@
 """The benchmarks of whole networks: training steps and inference."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from dcnet.bench import network_costs
 from dcnet.bench.benchmark import Steps
 from dcnet.bench.meter import Cpu
 from dcnet.bench.network_costs import Form, InferenceBenchmark, NetworkBenchmark, NetworkConfig
+from dcnet.fuse import PLAN
+from dcnet.report.speed_cells import form
 
 
 def results(file: Path) -> list[dict]:
@@ -44,6 +47,41 @@ def test_a_step_updates_all_parameters():
     losses = [training.step().item() for _ in range(30)]
     assert losses[-1] < losses[0]
     assert all(not torch.equal(was, now) for was, now in zip(before, training.model.parameters(), strict=True))
+
+
+def test_the_record_has_the_fastest_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    file = tmp_path / "record.json"
+    assert bench("network", "--mode", "eager", "compile", "--json", str(file)) == 0
+    ms = {(row["operator"], row["mode"]): row["training"]["ms"] for row in results(file)}
+    (found,) = json.loads(file.read_text())["fastest"]
+    assert (found["batch"], found["operator"]) == (2, "tanh-cos")
+    for name, operator in {"decoupled": "tanh-cos", "plain": "conv"}.items():
+        mode = min(("eager", "compile"), key=lambda mode, operator=operator: ms[operator, mode])
+        assert found[name] == {"mode": mode, "ms": ms[operator, mode]}
+    assert found["ratio"] == found["decoupled"]["ms"] / found["plain"]["ms"]
+    expected = {mode: ms["tanh-cos", mode] / ms["conv", "compile"] for mode in ("eager", "compile")}
+    assert found["x_plain_compiled"] == expected
+    shown = capsys.readouterr().out
+    assert "x plain compiled" in shown
+    assert "Fastest of both: batch 2: " in shown
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_blocks_are_fused_unless_it_is_turned_off(fuse: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dcnet.models.create._has_gpu", lambda: True)
+    given = {"device": "cpu", "operators": ["tanh-cos"], "threads": 1, "model": "cnn9-small", "width": 0.1, "size": 8}
+    config = NetworkConfig(**given, batches=[2], modes=["eager"], precision="float32", fuse=fuse)  # type: ignore[arg-type]
+    model = NetworkBenchmark(config, Cpu())._build("tanh-cos", "eager", 2).model
+    assert any(PLAN in vars(module) for module in model.modules()) == fuse
+
+
+def test_the_record_says_whether_blocks_are_fused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "record.json"
+    for options, fuse in (([], True), (["--no-fuse"], False)):
+        assert bench("network", *options, "--json", str(file)) == 0
+        assert json.loads(file.read_text())["config"]["fuse"] is fuse
+        assert ("not fused" in capsys.readouterr().out) == (not fuse)
 
 
 def test_bfloat16_by_autocast_and_pure():
@@ -96,6 +134,23 @@ def test_networks_are_timed_as_trained_and_folded(tmp_path: Path, capsys: pytest
     assert "folded" in capsys.readouterr().out
 
 
+def test_inference_is_compared_with_the_folded_compiled_plain_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    file = tmp_path / "record.json"
+    assert bench("inference", "--compile", "--json", str(file)) == 0
+    ms = {(row["operator"], form(row)): row["forward"]["ms"] for row in results(file)}
+    (found,) = json.loads(file.read_text())["fastest"]
+    own = {name: value for (operator, name), value in ms.items() if operator == "tanh-cos"}
+    assert found["decoupled"]["ms"] == min(own.values())
+    base = ms["conv", "folded, compiled"]
+    assert found["x_plain_compiled"] == {name: value / base for name, value in own.items()}
+    shown = capsys.readouterr().out
+    assert "x plain folded compiled" in shown
+    assert "Fastest of both: cnn9-small: " in shown
+
+
 def test_a_wrong_fold_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     right = network_costs.fold
 
@@ -123,7 +178,7 @@ def test_nothing_is_timed_without_the_folded_plain_network(monkeypatch: pytest.M
 def test_compiled_forms_come_last():
     given = {"device": "cpu", "operators": ["tanh-cos"], "threads": 1, "networks": ["cnn9"], "width": 1.0, "batch": 2}
     config = network_costs.InferenceConfig(**given, size=8, dtype="float32", compile=True)  # type: ignore[arg-type]
-    forms = [str(form) for form in InferenceBenchmark(config, Cpu()).forms]
+    forms = [str(made) for made in InferenceBenchmark(config, Cpu()).forms]
     assert forms[:4] == ["conv", "conv, folded", "tanh-cos", "tanh-cos, folded"]
-    assert forms[4:] == [f"{form}, compiled" for form in forms[:4]]
+    assert forms[4:] == [f"{name}, compiled" for name in forms[:4]]
     assert str(Form("conv", folded=True, compiled=False)) == "conv, folded"

@@ -38,6 +38,7 @@ def test_help_lists_commands(capsys: pytest.CaptureFixture[str]):
 def test_help_of_the_group_says_what_each_command_does(capsys: pytest.CaptureFixture[str]):
     text = help_of(capsys, "bench", "--help")
     assert "layers Time single layers against nn.Conv2d, forward and forward + backward." in text
+    assert "blocks Time blocks of convolution, batch normalization and ReLU, plain and decoupled." in text
     assert "network Time training steps of a network, plain and decoupled." in text
     assert "inference Time networks in evaluation mode, as trained and folded." in text
 
@@ -46,7 +47,8 @@ def test_help_of_the_group_says_what_each_command_does(capsys: pytest.CaptureFix
     ("command", "options"),
     [
         ("layers", ["device", "operators", "shapes", "dtype", "variants", "check-batch"]),
-        ("network", ["device", "model", "operators", "batch", "mode", "precision", "width", "size"]),
+        ("blocks", ["device", "operators", "shapes", "blocks", "dtype", "check-batch"]),
+        ("network", ["device", "model", "operators", "batch", "mode", "precision", "width", "size", "no-fuse"]),
         ("inference", ["device", "networks", "operators", "batch", "dtype", "width", "size", "compile"]),
     ],
 )
@@ -69,6 +71,9 @@ def test_help_explains_every_option(command: str, options: list[str], capsys: py
         (["layers", "--threads", "0"], "--threads must be 1 or more, not 0"),
         (["layers", "--check-batch", "0"], "--check-batch must be 1 or more, not 0"),
         (["layers", "--plot", "speed.xyz"], "--plot must be a file such as .png or .svg, not 'speed.xyz'"),
+        (["blocks", "--blocks", "0"], "--blocks must be 1 or more, not 0"),
+        (["blocks", "--check-batch", "0"], "--check-batch must be 1 or more, not 0"),
+        (["blocks", "--shapes", "64x32"], "unknown shape '64x32': write N512xC64x32 for 512 images"),
         (["network", "--mode", "graph"], "--mode graph needs cuda, since it is a CUDA graph"),
         (["network", "--model", "vgg"], "unknown network 'vgg': known are cnn9, "),
         (["network", "--width", "0"], "--width must be a number above 0, not 0.0"),
@@ -84,7 +89,7 @@ def test_wrong_options_give_a_one_line_error(arguments: list[str], message: str,
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-@pytest.mark.parametrize("command", ["layers", "network", "inference"])
+@pytest.mark.parametrize("command", ["layers", "blocks", "network", "inference"])
 def test_cuda_without_a_gpu_is_rejected(command: str, capsys: pytest.CaptureFixture[str]):
     assert app.main(["bench", command, "--device", "cuda"]) == 2
     assert capsys.readouterr().err == "dcnet: --device is 'cuda', but torch finds no GPU here: use --device cpu\n"

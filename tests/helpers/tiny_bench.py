@@ -9,6 +9,7 @@ from dcnet.cli.app import main
 
 TINY = {
     "layers": ["--shapes", "N2xC4x6", "--operators", "tanh-cos", "--variants", "eager", "naive"],
+    "blocks": ["--shapes", "N2xC4x6", "--operators", "tanh-cos", "--blocks", "2"],
     "network": ["--model", "cnn9-small", "--width", "0.1", "--batch", "2", "--size", "8"],
     "heads": ["--classes", "50", "500", "--batch", "8", "--features", "16", "--seconds", "0.01"],
     "inference": [

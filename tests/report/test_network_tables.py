@@ -1,6 +1,9 @@
 """Tables of training steps and inference, and the fastest way to run each network."""
 
-from helpers.speed_records import inference, network
+from typing import Any
+
+import pytest
+from helpers.speed_records import inference, network, step
 
 from dcnet.report import network_tables
 
@@ -22,8 +25,89 @@ def test_inference_compares_folded_with_trained_and_with_plain():
 
 
 def test_inference_compares_compiled_with_compiled():
-    record = inference(compiled=True)
+    record = inference(True)
     for row in record["results"]:
         # Timed in turns with a plain network that was not compiled.
         row["forward"]["ratio"] = 0.1
     assert "| `cnn9` | `tanh-cos` | compiled | 10.0 | 6.00 | 0.60 | 1.50 |" in network_tables.inference(record)
+
+
+def test_steps_are_compared_with_the_compiled_plain_network():
+    table = network_tables.network(network("compile"))
+    assert "| plain, ms | decoupled, ms | ratio | x plain compiled | images/s |" in table
+    assert "| `tanh-cos` | 512 | graph | 10.0 | 12.0 | 1.20 | 1.50 | 51,200 | 1.50 |" in table
+    assert "| `tanh-cos` | 512 | compile | 8.00 | 10.0 | 1.25 | 1.25 | 51,200 | 1.50 |" in table
+
+
+def test_a_batch_without_compiled_steps_has_an_empty_cell():
+    record = network("compile")
+    record["results"] = [row for row in record["results"] if (row["mode"], row["batch"]) != ("compile", 128)]
+    table = network_tables.network(record)
+    assert "| `tanh-cos` | 512 | graph | 10.0 | 12.0 | 1.20 | 1.50 |" in table
+    assert "| `tanh-cos` | 128 | graph | 10.0 | 12.0 | 1.20 |  |" in table
+
+
+def test_without_compiled_steps_there_is_no_such_column():
+    """A compiled plain network that failed counts as not measured, even if it failed after some measurements."""
+    record = network("compile")
+    for row in record["results"]:
+        if row["mode"] == "compile":
+            row["failed"] = "RuntimeError: no compiler"
+            if row["operator"] != "conv":
+                del row["training"]
+    table = network_tables.network(record)
+    assert "compiled" not in table
+    assert "| `tanh-cos` | 512 | graph | 10.0 | 12.0 | 1.20 | 51,200 | 1.50 |" in table
+    assert "| `tanh-cos` | 512 | compile | failed | failed | failed | failed | failed |" in table
+
+
+def test_a_note_says_the_fastest_of_both():
+    record = network("compile")
+    record["results"] += [step("eager", 512, "conv", 30.0, 1.0), step("eager", 512, "tanh-cos", 7.5, 0.25)]
+    assert network_tables.network(record).splitlines()[-2:] == [
+        "- Fastest of both: batch 512: 7.50 ms (tanh-cos, eager) and 8.00 ms (plain, compile), ratio 0.94.",
+        "- Fastest of both: batch 128: 10.0 ms (tanh-cos, compile) and 8.00 ms (plain, compile), ratio 1.25.",
+    ]
+    assert len(network_tables.network_table(record).notes) == 2
+
+
+def test_fastest_of_steps_has_modes_times_and_ratios():
+    (first, second) = network_tables.STEPS.fastest(network("compile")["results"])
+    assert first == {
+        "batch": 512,
+        "operator": "tanh-cos",
+        "decoupled": {"mode": "compile", "ms": 10.0},
+        "plain": {"mode": "compile", "ms": 8.0},
+        "ratio": 1.25,
+        "x_plain_compiled": {"graph": 1.5, "compile": 1.25},
+    }
+    assert second["batch"] == 128
+
+
+def test_fastest_needs_both_networks():
+    rows = network()["results"]
+    (found,) = network_tables.STEPS.fastest([row for row in rows if (row["batch"], row["operator"]) != (128, "conv")])
+    assert found["batch"] == 512
+    assert found["x_plain_compiled"] == {"graph": None}
+
+
+@pytest.mark.parametrize(("config", "unfused"), [({}, False), ({"fuse": True}, False), ({"fuse": False}, True)])
+def test_the_title_says_if_blocks_are_not_fused(config: dict[str, Any], unfused: bool):
+    record = network()
+    record["config"] |= config
+    title = network_tables.network(record).splitlines()[0]
+    assert ("autocast, not fused, NVIDIA X" in title) == unfused
+
+
+def test_inference_is_compared_with_the_folded_compiled_plain_network():
+    table = network_tables.inference(inference(False, True))
+    assert "| folded / folded plain | x plain folded compiled |" in table
+    assert "| `cnn9` | `tanh-cos` | eager | 10.0 | 6.00 | 0.60 | 1.50 | 3.00 |" in table
+    assert "| `cnn9` | `tanh-cos` | compiled | 5.00 | 3.00 | 0.60 | 1.50 | 1.50 |" in table
+    assert table.endswith(
+        "- Fastest of both: cnn9: 3.00 ms (tanh-cos, folded, compiled) and 2.00 ms (plain, folded, compiled), "
+        "ratio 1.50."
+    )
+    eager = network_tables.inference(inference())
+    assert "x plain folded compiled" not in eager
+    assert "Fastest" not in eager

@@ -172,6 +172,19 @@ def test_bench_command_parses_to_the_config_of_the_record(name: str):
     assert session.benchmark.described() == record["config"]
 
 
+@pytest.mark.parametrize("words", ["network --no-fuse", "network", "blocks --blocks 2 --shapes N2xC4x6"])
+def test_bench_command_repeats_the_options(words: str):
+    def described(arguments: list[str]) -> Any:
+        session: Any = parse(arguments).prepare().__self__
+        return session.benchmark.described()
+
+    name, *given = words.split()
+    config = described(["bench", name, "--device", "cpu", *given])
+    command = bench_command({"benchmark": name, "config": config})
+    assert ("--no-fuse" in command) == ("--no-fuse" in words)
+    assert described(shlex.split(command)[1:]) == config
+
+
 def test_scale_has_round_ticks():
     scale = Scale(0, 10, 0, 100)
     assert (scale(0), scale(5), scale(10)) == (0, 50, 100)

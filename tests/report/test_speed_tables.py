@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.speed_records import inference, network
+from helpers.speed_records import blocks, inference, network
 
 from dcnet.report import drawing, speed_cells, speed_plots, speed_tables
 
@@ -82,6 +82,58 @@ def test_variants_without_times_have_no_row():
     assert "compiled" not in table
 
 
+def test_blocks_have_times_and_ratios_by_shape():
+    lines = speed_tables.blocks(blocks()).splitlines()
+    assert lines[0] == (
+        "Forward and backward of 4 blocks, ms (x plain, compiled), by CUDA graphs, bfloat16, channels last, "
+        "NVIDIA X, torch 2.11.0:"
+    )
+    assert lines[2] == "| operator | form | N512 C96 32x32 | N512 C192 16x16 | mean | forward | launches | memory |"
+    assert lines[4] == "| `conv` | plain | 3.00 (x 1.50) | 3.00 (x 1.50) | 1.50 | 1.50 | 0.50 | 1.50 |"
+    assert lines[5].startswith("| `conv` | plain, compiled | 2.00 (x 1.00) |")
+    assert lines[8] == "| `tanh-cos` | dcnet, fused | 2.25 (x 1.12) | 2.25 (x 1.12) | 1.12 | 1.12 | 0.50 | 1.50 |"
+    assert len(lines) == 9
+
+
+def test_blocks_that_are_wrong_are_marked():
+    record = blocks()
+    record["results"][4] |= {"wrong": "output is off by 1"}
+    record["means"][4]["training"] = {"ratio": None}
+    assert "| `tanh-cos` | dcnet, fused | wrong | 2.25 (x 1.12) |  |" in speed_tables.blocks(record)
+
+
+def test_a_note_says_if_nothing_was_fused():
+    assert speed_tables.blocks(blocks(fused_blocks=0)).endswith(f"- {speed_tables.NOT_FUSED}")
+    shown, *_ = speed_tables.terminal_tables(blocks(fused_blocks=0))
+    assert list(shown.notes) == [speed_tables.NOT_FUSED]
+    assert speed_tables.NOT_FUSED not in speed_tables.blocks(blocks())
+
+
+def test_blocks_in_the_terminal():
+    first, second, means = speed_tables.terminal_tables(blocks())
+    assert first.title == "4 blocks, N512 C96 32x32, bfloat16, NVIDIA X"
+    assert second.title == "4 blocks, N512 C192 16x16, bfloat16, NVIDIA X"
+    assert first.headings[3] == first.headings[5] == "x plain compiled"
+    assert first.rows[0][:3] == ["tanh-cos", "plain", "3.00"]
+    assert list(first.rows[4]) == ["", "dcnet, fused", "2.25", "1.12", "2.25", "1.12", "7", "8.0"]
+    assert [row[1] for row in means.rows] == ["plain", "dcnet, not fused", "dcnet, not fused, compiled", "dcnet, fused"]
+    assert means.title.startswith("x plain, compiled, geometric mean")
+
+
+def test_plot_of_blocks_is_relative_to_compiled_plain_blocks():
+    figure = speed_plots.speed_plot(blocks())
+    (axes,) = figure.axes
+    assert axes.get_title() == "tanh-cos"
+    assert [[bar.get_height() for bar in bars] for bars in axes.containers] == [
+        [1.5] * 2,
+        [2] * 2,
+        [1.25] * 2,
+        [1.125] * 2,
+    ]
+    assert axes.get_ylabel() == "time, x plain, compiled"
+    assert figure.get_suptitle() == "Forward and backward of 4 blocks, bfloat16, NVIDIA X"
+
+
 def test_layer_plot_has_a_panel_per_operator_and_a_bar_per_variant():
     figure = speed_plots.speed_plot(layers())
     assert [axes.get_title() for axes in figure.axes] == ["tanh-cos", "seg-sqcos"]
@@ -110,7 +162,7 @@ def test_plots_of_networks_have_the_recorded_ratios():
     assert [[bar.get_height() for bar in bars] for bars in axes.containers] == [[1.25, 2.5], [1.0, 1.5]]
 
 
-@pytest.mark.parametrize("record", [layers(), network(), inference()], ids=lambda record: record["benchmark"])
+@pytest.mark.parametrize("record", [layers(), blocks(), network(), inference()], ids=lambda record: record["benchmark"])
 def test_plot_is_drawn_from_a_stored_record(record: Row, tmp_path: Path):
     (tmp_path / "record.json").write_text(json.dumps(record))
     drawing.save(speed_plots.speed_plot(json.loads((tmp_path / "record.json").read_text())), tmp_path / "speed.png")

@@ -12,7 +12,7 @@ AnyRecord = Record | Mapping[str, Any]
 
 # Options of `dcnet bench` whose name differs from the one in the config of the record.
 BENCH_OPTIONS = {"batches": "batch", "modes": "mode", "link_gb_per_s": "link"}
-# Options that are on by default.
+# Options that are on by default, and turned off by --no-<name>.
 ON = ("fuse",)
 UNKNOWN_COMMAND = "unknown: the record has no command"
 
@@ -27,10 +27,11 @@ def command_of(record: AnyRecord) -> str:
 def bench_command(record: Mapping[str, Any]) -> str:
     words = ["dcnet", "bench", str(record["benchmark"])]
     for name, value in record["config"].items():
-        option = f"--{BENCH_OPTIONS.get(name, name).replace('_', '-')}"
-        if value is True or (value is False and name in ON):
-            words.append(option if value else option.replace("--", "--no-"))
-        elif value not in (None, False, []):
+        default = name in ON
+        option = f"--{'no-' if default else ''}{BENCH_OPTIONS.get(name, name).replace('_', '-')}"
+        if isinstance(value, bool):
+            words += [option] if value != default else []
+        elif value not in (None, []):
             words += [option, *map(str, value if isinstance(value, list) else [value])]
     return shlex.join(words)
 
