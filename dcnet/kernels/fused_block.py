@@ -421,27 +421,30 @@ class FusedBlock(Convolution):
     ) -> tuple[Tensor, tuple[Tensor, list[Tensor]]]:
         """Gradients of the input; and of filters and constants.
 
-        In a captured graph, all small kernels run concurrently with the two convolutions.
+        In a captured graph, those of filters and constants run concurrently with that of the input.
         """
         (product_gradient, x, unit), (needs_input, needs_weight) = tensors, needs
         device, (factor, ok) = x.device, add
         convolved = functools.partial(self._gradients, product_gradient, x, unit)
-        side = SideStream(device)
-        with side:
-            if needs_input:
-                spread(stream=raw_stream(device))
-        if capturing(device):
-            unit_gradient = convolved(False, needs_weight)[1]
-        else:
+        if not capturing(device):
             # One call of torch instead of two, since host time is the limit.
             input_gradient, unit_gradient = convolved(needs_input, needs_weight)
-        with side:
+            if needs_input:
+                spread(stream=raw_stream(device))
             weight, _, rest = finish(unit_gradient if needs_weight else None, raw_stream(device))
-        if capturing(device):
+        else:
+            with SideStream(device) as side:
+                if needs_input:
+                    spread(stream=raw_stream(device))
+                spread_done = side.mark()
+                unit_gradient = convolved(False, needs_weight)[1]
+                weight, _, rest = finish(unit_gradient if needs_weight else None, raw_stream(device))
             input_gradient = convolved(needs_input, False)[0]
-        side.join()
+            side.wait(spread_done)
         if needs_input and not self.block.given:
             self.passes.add(input_gradient, x, factor, stream=raw_stream(device), aligned=ok)
+        if capturing(device):
+            side.join()
         return input_gradient, (weight, rest)
 
     def _new_gradients(self, bias: Tensor | None, extras: Extras) -> list[Tensor | None]:

@@ -112,11 +112,11 @@ def capturing(device: torch.device) -> bool:
 
 
 class SideStream:
-    """Launches the body of a `with` on a side stream, after all earlier work; `join` waits for it.
+    """Launches the body of the `with` on a side stream, after all earlier work; `join` waits for it.
 
-    It can be entered again. It forks only while a CUDA graph is captured: there a fork is cheap, otherwise it costs
-    more host time than it saves GPU time. The side stream has priority, since its kernels are short and others wait for
-    them. Every fork is joined before its tensors are released, so their memory can be reused safely.
+    It forks only while a CUDA graph is captured: there a fork is cheap, otherwise it costs more host time than it saves
+    GPU time. The side stream has priority, since its kernels are short and others wait for them. Every fork is joined
+    before its tensors are released, so their memory can be reused safely.
     """
 
     def __init__(self, device: torch.device):

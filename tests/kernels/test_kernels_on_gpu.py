@@ -250,18 +250,24 @@ def relative(found, wanted):
 
 @pytest.mark.parametrize("name", ["resnet32", "cnn9", "resnet18-modified", "sphereface20"])
 def test_fused_networks_match_their_modules(name):
-    """In float32: output, gradients and running statistics."""
+    """In float32: output and running statistics, and gradients as close to those in float64 as without fusing.
+
+    A value near the kink of an activation that is rounded to its other side changes all gradients before it a little.
+    """
     fused, x = network(name, image_size=32), batch_for()[0]
-    plain = dcnet.unfuse(copy.deepcopy(fused))
+    plain, exactly = dcnet.unfuse(copy.deepcopy(fused)), dcnet.unfuse(copy.deepcopy(fused)).double()
     with mock.patch.object(dcnet.kernels, "block", wraps=dcnet.kernels.block) as taken:
         found = fused(x)
     assert taken.call_count == len(dcnet.fusion_report(fused).fused) > 0
     wanted = plain(x)
     assert relative(found, wanted) < 1e-4
-    found.square().sum().backward()
-    wanted.square().sum().backward()
-    for one, other in zip(fused.parameters(), plain.parameters(), strict=True):
-        assert relative(one.grad, other.grad) < 2e-3
+    for output in (found, wanted, exactly(x.double())):
+        output.square().sum().backward()
+    errors = [
+        sum(relative(one.grad.double(), other.grad) for one, other in zip(*both, strict=True))
+        for both in ((model.parameters(), exactly.parameters()) for model in (fused, plain))
+    ]
+    assert errors[0] <= 1.5 * errors[1] + 1e-3
     for one, other in zip(fused.buffers(), plain.buffers(), strict=True):
         assert relative(one.float(), other.float()) < 1e-4
 
@@ -307,6 +313,7 @@ def test_fused_networks_are_closer_to_float64_than_their_modules():
     assert sum(errors[0]) <= 1.1 * sum(errors[1])
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
 def test_fused_networks_compile():
     fused, (x, labels) = network(), batch_for()
     compiled = torch.compile(copy.deepcopy(fused), fullgraph=True, dynamic=False)
@@ -317,6 +324,7 @@ def test_fused_networks_compile():
     assert all(buffer.isfinite().all() for buffer in compiled.buffers())
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_folded_networks_use_blocks(compiled):
     model, x = network(), batch_for()[0]
