@@ -11,14 +11,10 @@ from torch import Tensor
 from torch.library import Library
 
 from dcnet.eager import ConvPatches, Options, decoupled
+from dcnet.kernels.block_passes import BATCH_NORM, PRELU, RELU, RUNNING_NORM, BlockSettings
 from dcnet.kernels.convolution import Call, dense
 from dcnet.kernels.fused_block import (
-    BATCH_NORM,
-    PRELU,
-    RELU,
-    RUNNING_NORM,
     BlockGradients,
-    BlockSettings,
     Extras,
     FusedBlock,
     Saved,

@@ -16,9 +16,7 @@ from dcnet.operator import Operator
 
 if AVAILABLE:
     from dcnet.kernels.block_autograd import BlockCall, FusedFunction, arguments_of
-    from dcnet.kernels.convolution import Call
-    from dcnet.kernels.folded_inference import folded_block
-    from dcnet.kernels.fused_block import (
+    from dcnet.kernels.block_passes import (
         BATCH_NORM,
         NO_ACTIVATION,
         NO_NORM,
@@ -27,8 +25,10 @@ if AVAILABLE:
         RUNNING_NORM,
         UPDATED,
         BlockSettings,
-        Extras,
     )
+    from dcnet.kernels.convolution import Call
+    from dcnet.kernels.folded_inference import folded_block
+    from dcnet.kernels.fused_block import Extras
 
 Activation = nn.ReLU | nn.PReLU
 

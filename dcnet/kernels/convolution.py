@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -93,25 +93,38 @@ class Convolution:
         passes.back[from_output](gradient, products, norm, table, kept, *outs, stream=stream, aligned=ok)
         spread = functools.partial(passes.spread, norm, norm_gradient, mean_sums, factor, aligned=True)
         finish = functools.partial(self._finish, w, bias, constants, (table, kept, sums), ok)
-        convolved = functools.partial(self._gradients, product_gradient, x, unit)
+        steps = Steps(spread, finish, lambda gradient: passes.add(gradient, x, factor, stream=stream, aligned=ok))
+        input_gradient, rest = self.convolve_gradients((product_gradient, x, unit), steps, needs_input, needs_weight)
+        return (input_gradient, *rest)
+
+    def convolve_gradients(
+        self, tensors: tuple[Tensor, Tensor, Tensor], steps: Steps, needs_input: bool, needs_weight: bool
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, list[Tensor]]]:
+        """The gradient of the input, and those of filters, bias and constants.
+
+        `tensors` are the gradient of the inner products, the input and the normalized filters. In a captured graph, the
+        gradients of filters and constants are computed concurrently with that of the input.
+        """
+        device, convolved = tensors[1].device, functools.partial(self._gradients, *tensors)
         if not capturing(device):
+            # One call of torch instead of two, since host time is the limit.
             input_gradient, unit_gradient = convolved(needs_input, needs_weight)
             if needs_input:
-                spread(stream=stream)
-                passes.add(input_gradient, x, factor, stream=stream, aligned=ok)
-            return (input_gradient, *finish(unit_gradient if needs_weight else None, stream))
+                steps.spread(stream=raw_stream(device))
+                steps.add(input_gradient)
+            return input_gradient, steps.finish(unit_gradient if needs_weight else None, raw_stream(device))
         with SideStream(device) as side:
             if needs_input:
-                spread(stream=raw_stream(device))
+                steps.spread(stream=raw_stream(device))
             spread_done = side.mark()
-            rest = finish(convolved(False, True)[1] if needs_weight else None, raw_stream(device))
-        input_gradient = x.new_empty(0)
+            unit_gradient = convolved(False, needs_weight)[1]
+            rest = steps.finish(unit_gradient if needs_weight else None, raw_stream(device))
+        input_gradient = convolved(needs_input, False)[0]
         if needs_input:
-            input_gradient = convolved(True, False)[0]
             side.wait(spread_done)
-            passes.add(input_gradient, x, factor, stream=stream, aligned=ok)
+            steps.add(input_gradient)
         side.join()
-        return (input_gradient, *rest)
+        return input_gradient, rest
 
     def _laid_out(self, call: Call) -> Call:
         """The call with its tensors in the layout that the kernels expect, which they usually have already."""
@@ -155,6 +168,18 @@ class Convolution:
         launch = self.passes.finish[unit_gradient is not None]
         launch(first, w, table, kept, plan.stored(constants), sums, *outs, stream=stream, aligned=ok)
         return weight_gradient, bias_gradient, [_as_stored(rows[i], given[i]) for i in plan.learned]
+
+
+class Steps(NamedTuple):
+    """Steps of a backward pass around the gradients of the plain convolution.
+
+    `spread` computes the gradient of the norms for every pixel, `finish` those of filters, bias and constants. `add`
+    adds the part of the norms to the gradient of the input.
+    """
+
+    spread: Callable[..., None]
+    finish: Callable[[Tensor | None, int | None], tuple[Tensor, Tensor, list[Tensor]]]
+    add: Callable[[Tensor], None]
 
 
 def state_memory(plan: Plan, window: Window) -> Memory:

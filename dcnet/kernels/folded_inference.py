@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from dcnet.kernels.fused_block import BlockPasses, BlockSettings
+from dcnet.kernels.block_passes import BlockPasses, BlockSettings
 from dcnet.kernels.launch import Memory, SideStream, aligned, device_guard, raw_stream
 from dcnet.kernels.passes import NO_MEAN, NO_UPDATE, Passes, Settings
 from dcnet.kernels.plan import Plan, Window, plan_of
@@ -88,7 +88,7 @@ class FoldedBlock(NamedTuple):
     """The arguments of a folded block: activation(layer(x) + residual), with the layer folded.
 
     `weighted` says whether a and b of the table differ from 1. `rows` are those of a block with the bias as offset, see
-    `fused_block.ROWS`; None without a bias and without PReLU.
+    `block_passes.ROWS`; None without a bias and without PReLU.
     """
 
     x: Tensor

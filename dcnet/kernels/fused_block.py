@@ -1,194 +1,19 @@
-"""Fused blocks: the passes of decoupled convolution, batch normalization, residual and activation, and their order."""
+"""Fused blocks: the order of the passes of convolution, batch normalization, residual and activation."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dcnet.kernels.block_kernels import (
-    block_back_kernel,
-    block_kernel,
-    rows_gradient_kernel,
-    rows_kernel,
-    statistics_kernel,
-    sums_kernel,
-)
-from dcnet.kernels.convolution import MOST_COMPILED, Call, Convolution, dense
-from dcnet.kernels.launch import (
-    Launch,
-    Memory,
-    Place,
-    SideStream,
-    aligned,
-    capturing,
-    device_guard,
-    power_of_two,
-    raw_stream,
-)
-from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, NO_UPDATE, RETURNED, Passes, Settings, Tiling
+from dcnet.kernels.block_passes import BATCH_NORM, ROWS, BlockPasses, BlockSettings
+from dcnet.kernels.convolution import MOST_COMPILED, Call, Convolution, Steps, dense
+from dcnet.kernels.launch import Memory, Place, SideStream, aligned, device_guard, raw_stream
+from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, NO_UPDATE, RETURNED, Settings
 from dcnet.kernels.plan import Plan, Window, plan_of
-from dcnet.kernels.window_kernels import prepare_kernel
-
-# The fastest values on an H200; see README.md.
-STATISTICS = Tiling(2048, 4, 2, 3, chunks=True)
-OUTPUT = Tiling(2048, 6, 4, 3, chunks=True)
-SUMS = Tiling(2048, 4, 2, 3, chunks=True)
-BLOCK_BACK = Tiling(2048, 4, 2, 3, chunks=True)
-# Channels per program of the kernels between the passes.
-ROW_WIDTH = 8
-# Rows of a block: scale, offset, slope, mean, 1 / deviation and shift.
-ROWS = 6
-
-# The new running statistics in `FusedBlock.updated`.
-UPDATED = 32
-
-# Codes that kernels compare with these numbers.
-NO_NORM, BATCH_NORM, RUNNING_NORM = 0, 1, 2
-NO_ACTIVATION, RELU, PRELU = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class BlockSettings:
-    """What follows the convolution of a block.
-
-    Attributes:
-        norm: NO_NORM, BATCH_NORM (statistics of the batch) or RUNNING_NORM (running statistics).
-        eps: epsilon of the normalization.
-        momentum: weight of the newest batch in the running statistics; None for their cumulative average.
-        update: how the running statistics are updated: NO_UPDATE, RETURNED or IN_PLACE.
-        affine: whether the normalization has a weight and a bias.
-        bias: whether the convolution has a bias.
-        activation: NO_ACTIVATION, RELU or PRELU.
-        shared: whether one slope of PReLU serves all channels.
-        residual: whether a residual is added before the activation.
-        given: whether the sums of squares of the input are given.
-        hands_on: whether the sums of squares of the output are returned.
-    """
-
-    norm: int = NO_NORM
-    eps: float = 0.0
-    momentum: float | None = 0.1
-    update: int = NO_UPDATE
-    affine: bool = False
-    bias: bool = False
-    activation: int = NO_ACTIVATION
-    shared: bool = False
-    residual: bool = False
-    given: bool = False
-    hands_on: bool = False
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether anything per channel follows the convolution: a normalization, a bias or slopes."""
-        return self.norm != NO_NORM or self.bias or self.activation == PRELU
-
-    @property
-    def has_sums(self) -> bool:
-        """Whether the backward pass needs sums over positions, or dv, before the gradient of the convolution."""
-        return self.norm == BATCH_NORM or self.affine or self.bias or self.activation == PRELU or self.residual
-
-    @property
-    def needs_output(self) -> bool:
-        """Whether the backward pass needs the output: with a residual, v cannot be computed from z alone."""
-        return self.residual and (self.activation != NO_ACTIVATION or self.hands_on)
-
-    @property
-    def slopes(self) -> int:
-        """0 without PReLU, 1 for a shared slope, 2 for one per channel."""
-        return 0 if self.activation != PRELU else 1 if self.shared else 2
-
-
-class BlockPasses(Passes):
-    """The launches of a fused block."""
-
-    def __init__(self, plan: Plan, window: Window, settings: Settings, block: BlockSettings):
-        self.block = block
-        self.norm_scale = 0.5 if block.given else 1.0
-        super().__init__(plan, window, settings)
-        self.filters = self._filters()
-        self.statistic_programs = self._programs(STATISTICS, self.outputs)
-        self.sum_programs = self._programs(SUMS, self.outputs)
-        self.back_programs = self._programs(BLOCK_BACK, self.outputs)
-        self.mean_sums = self.back_programs
-        self.positions = window.batch * window.outs
-        self.spread = self._spread()
-        self.finish = {weight: self._finish(weight) for weight in (True, False)}
-        self.statistics, self.make_rows, self.output = self._statistics(), self._make_rows(), self._output()
-        self.row_gradients = self._row_gradients()
-        both = (True, False)
-        self.sums = {(handed, two): self._sums(handed, two) for handed in both for two in both}
-        self.block_back = {(handed, direct): self._block_back(handed, direct) for handed in both for direct in both}
-
-    @property
-    def sum_rows(self) -> int:
-        return 3 if self.block.activation == PRELU else 2
-
-    def _filters(self) -> Launch:
-        """Normalizes the filters; the sums of squares of the input are known."""
-        numbers = (*self.inputs, 0, *self._filter_numbers, self.settings.eps)
-        sizes = {"ONE": True, "BLOCK": 16, "WIDTH": 16, "FAST": self.settings.fast}
-        return Launch(prepare_kernel, (self.window.filters, 1), numbers, 4, **self._filter_flags, **sizes)
-
-    def _block_pass(self, kernel: Any, tiling: Tiling, numbers: Sequence[float], **flags: Any) -> Launch:
-        """A pass over the output."""
-        functions = {**self._operator_flags, "ANGLE": self.plan.angle}
-        return self._pass(kernel, tiling, self.outputs, numbers, **functions, **flags)
-
-    @property
-    def _mean_flags(self) -> dict[str, Any]:
-        settings = self.settings
-        return {"UPDATE": settings.update, "COUNTED": settings.counted, "SUMS": power_of_two(self.norm_sums)}
-
-    @property
-    def _mean_numbers(self) -> tuple[float, ...]:
-        return self.norm_sums, self.patches, self.plan.decay or 0.0
-
-    @property
-    def _block_flags(self) -> dict[str, Any]:
-        block = self.block
-        return {"AFFINE": int(block.has_rows), "ACTIVATION": block.activation, "RESIDUAL": block.residual}
-
-    def _statistics(self) -> Launch:
-        flags = {"COUNTS_BATCH": self.block.update == IN_PLACE, **self._mean_flags}
-        return self._block_pass(statistics_kernel, STATISTICS, (*self._mean_numbers, *self.outputs), **flags)
-
-    @property
-    def _row_grid(self) -> tuple[int]:
-        return (-(-self.window.filters // ROW_WIDTH),)
-
-    def _make_rows(self) -> Launch:
-        block = self.block
-        cumulative = block.momentum is None
-        numbers = (self.statistic_programs, self.window.filters, self.positions, block.eps, block.momentum or 0.0)
-        flags = {"NORM": block.norm, "AFFINE": block.affine, "BIAS": block.bias, "PRELU": block.slopes}
-        sizes = {"PROGRAMS": power_of_two(self.statistic_programs), "WIDTH": ROW_WIDTH}
-        updates = {"UPDATE": block.update, "CUMULATIVE": cumulative}
-        return Launch(rows_kernel, self._row_grid, numbers, 8, **flags, **updates, **sizes)
-
-    def _output(self) -> Launch:
-        block, numbers = self.block, (*self._mean_numbers, *self.outputs)
-        flags = {**self._mean_flags, **self._block_flags, "HANDS_ON": block.hands_on}
-        flags["FIRST"] = block.norm != BATCH_NORM
-        return self._block_pass(block_kernel, OUTPUT, numbers, **flags)
-
-    def _sums(self, handed: bool, two: bool) -> Launch:
-        return self._block_pass(sums_kernel, SUMS, self.outputs, **self._block_flags, HANDED=handed, TWO=two)
-
-    def _row_gradients(self) -> Launch:
-        block, numbers = self.block, (self.sum_programs, self.window.filters, self.positions)
-        flags = {"NORM": block.norm, "AFFINE": block.affine, "BIAS": block.bias, "PRELU": block.slopes}
-        sizes = {"PROGRAMS": power_of_two(self.sum_programs), "WIDTH": ROW_WIDTH}
-        return Launch(rows_gradient_kernel, self._row_grid, numbers, 8, **flags, **sizes)
-
-    def _block_back(self, handed: bool, direct: bool) -> Launch:
-        flags = {**self._block_flags, "HANDED": handed, "DIRECT": direct}
-        flags |= {"NORM": self.block.norm, "SUMMED": self.plan.summed}
-        return self._block_pass(block_back_kernel, BLOCK_BACK, self.outputs, **flags)
 
 
 class Extras(NamedTuple):
@@ -392,16 +217,19 @@ class FusedBlock(Convolution):
         squares_gradient = inner if gradients.squares is None else gradients.squares
         back = passes.block_back[gradients.squares is not None, inner is not gradients.users[0]]
         back(inner, squares_gradient, saved.product, *known, *outs, stream=stream, aligned=ok)
-        given = torch.empty((self.window.batch, *self.window.size), dtype=torch.float32, device=device)
-        into = given if block.given else factor
+        size = (self.window.batch, *self.window.size)
+        given = torch.empty(size, dtype=torch.float32, device=device) if block.given else None
+        into = factor if given is None else given
         spread = functools.partial(passes.spread, norm, norm_gradient, mean_sums, into, aligned=ok)
         finish = functools.partial(self._finish, w, None, constants, (table, kept, sums), ok)
-        input_gradient, weights = self._convolved(
-            (product_gradient, x, saved.unit), spread, finish, (needs_input, needs_weight), (factor, ok)
-        )
-        return BlockGradients(
-            input_gradient, given if block.given else None, inner if block.residual else None, *weights, *found
-        )
+
+        def add(gradient: Tensor) -> None:
+            if given is None:
+                passes.add(gradient, x, factor, stream=stream, aligned=ok)
+
+        tensors, steps = (product_gradient, x, saved.unit), Steps(spread, finish, add)
+        input_gradient, (weight, _, rest) = self.convolve_gradients(tensors, steps, needs_input, needs_weight)
+        return BlockGradients(input_gradient, given, inner if block.residual else None, weight, rest, *found)
 
     def _sum(
         self, gradients: OutputGradients, saved: Saved, known: tuple[Place, ...], partial: Place, ok: bool
@@ -415,37 +243,6 @@ class FusedBlock(Convolution):
         stream = raw_stream(first.device)
         self.passes.sums[handed is not None, two](*given, *outs, stream=stream, aligned=ok)
         return inner
-
-    def _convolved(
-        self, tensors: tuple[Tensor, Tensor, Tensor], spread: Any, finish: Any, needs: tuple[bool, bool], add: Any
-    ) -> tuple[Tensor, tuple[Tensor, list[Tensor]]]:
-        """Gradients of the input; and of filters and constants.
-
-        In a captured graph, those of filters and constants run concurrently with that of the input.
-        """
-        (product_gradient, x, unit), (needs_input, needs_weight) = tensors, needs
-        device, (factor, ok) = x.device, add
-        convolved = functools.partial(self._gradients, product_gradient, x, unit)
-        if not capturing(device):
-            # One call of torch instead of two, since host time is the limit.
-            input_gradient, unit_gradient = convolved(needs_input, needs_weight)
-            if needs_input:
-                spread(stream=raw_stream(device))
-            weight, _, rest = finish(unit_gradient if needs_weight else None, raw_stream(device))
-        else:
-            with SideStream(device) as side:
-                if needs_input:
-                    spread(stream=raw_stream(device))
-                spread_done = side.mark()
-                unit_gradient = convolved(False, needs_weight)[1]
-                weight, _, rest = finish(unit_gradient if needs_weight else None, raw_stream(device))
-            input_gradient = convolved(needs_input, False)[0]
-            side.wait(spread_done)
-        if needs_input and not self.block.given:
-            self.passes.add(input_gradient, x, factor, stream=raw_stream(device), aligned=ok)
-        if capturing(device):
-            side.join()
-        return input_gradient, (weight, rest)
 
     def _new_gradients(self, bias: Tensor | None, extras: Extras) -> list[Tensor | None]:
         """Memory for the gradients of gamma, beta, bias and slopes; one slope per channel, summed later if shared."""

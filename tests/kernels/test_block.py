@@ -19,6 +19,7 @@ from helpers.kernel_comparison import (
     quiet_numpy,
 )
 from helpers.operators import operator_params
+from sklearn.datasets import load_digits
 from torch import nn
 
 from dcnet import kernels
@@ -384,3 +385,54 @@ def test_autocast_takes_float32_inputs():
     assert output.dtype == torch.bfloat16
     assert squares.dtype == torch.float32
     assert_close({"y": output}, {"y": copy.deepcopy(block).double()(x.double())[0]}, 2e-2)
+
+
+FAMILIES = ["sphere-cos", "ball-cos", "tanh-cos", "linear-sqcos", "seg-cos", "log-linear", "mix-sigmoid", "sharp-sqcos"]
+
+
+class SmallNetwork(nn.Module):
+    """Two blocks of a residual network and a classifier, fused or module by module."""
+
+    def __init__(self, operator, fused):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second = make_block(operator, channels=1), make_block(operator, channels=FILTERS)
+        self.classifier, self.fused = nn.Linear(FILTERS, 10).to(DEVICE), fused
+
+    def forward(self, x):
+        if self.fused:
+            modules = (self.second.layer, self.second.norm, self.second.activation)
+            y, squares, again = kernels.block(x, None, self.first.layer, self.first.norm, nn.ReLU(), None, True)
+            y = kernels.block(y, squares, *modules, again, False)[0]
+        else:
+            y = self.first(x)[0]
+            y = self.second(y, y)[0]
+        return self.classifier(y.mean((2, 3)))
+
+
+def train(operator, fused, steps=5):
+    """The losses of a training run on digits, and the trained network."""
+    digits = load_digits()
+    images, labels = torch.tensor(digits.images[:64] / 16).float().unsqueeze(1), torch.tensor(digits.target[:64])
+    network, losses = SmallNetwork(operator, fused), []
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+    for step in range(steps):
+        part = slice(16 * (step % 4), 16 * (step % 4) + 16)
+        loss = nn.functional.cross_entropy(network(images[part].to(DEVICE)), labels[part].to(DEVICE))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, network
+
+
+@pytest.mark.parametrize(
+    "operator", [pytest.param(f, marks=[] if i == 2 else pytest.mark.slow) for i, f in enumerate(FAMILIES)]
+)
+def test_training_ends_where_the_modules_do(operator):
+    (found, fused), (wanted, modules) = train(operator, True), train(operator, False)
+    assert found == pytest.approx(wanted, rel=2e-3)
+    # The fifth batch is the first one again.
+    assert found[4] < found[0]
+    for one, other in zip(fused.buffers(), modules.buffers(), strict=True):
+        assert torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-3)
