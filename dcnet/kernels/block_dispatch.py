@@ -98,10 +98,13 @@ def _fits_layer(
         return False
     if not dispatch.fits(x, layer.weight, layer.bias, layer.padding, 1, layer.options()):
         return False
-    parameters: list[Tensor] = [] if activation is None else list(activation.parameters())
+    tensors: list[Tensor] = [] if activation is None else list(activation.parameters())
     if norm is not None:
-        parameters += [tensor for tensor in (norm.weight, norm.bias, norm.running_mean) if tensor is not None]
-    fitting = all(tensor.is_cuda and tensor.dtype in dispatch.DTYPES for tensor in parameters)
+        own = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        tensors += [tensor for tensor in own if tensor is not None]
+        if _updates(norm) and norm.num_batches_tracked is None:
+            return False
+    fitting = all(t.is_cuda and t.dtype in dispatch.DTYPES and t.is_contiguous() for t in tensors)
     return fitting and _fits_output(x, squares, layer, norm, residual)
 
 
@@ -163,6 +166,11 @@ def _dtype(x: Tensor) -> torch.dtype:
 def _uses_batch(norm: nn.BatchNorm2d) -> bool:
     """Whether the normalization uses the statistics of the batch."""
     return norm.training or (norm.running_mean is None and norm.running_var is None)
+
+
+def _updates(norm: nn.BatchNorm2d) -> bool:
+    """Whether the normalization updates its running statistics."""
+    return norm.training and norm.track_running_stats and norm.running_mean is not None
 
 
 def block(
@@ -264,12 +272,11 @@ def _call(
 def _norm_settings(norm: nn.BatchNorm2d | None) -> dict[str, Any]:
     if norm is None:
         return {"norm": NO_NORM}
-    tracks = norm.training and norm.track_running_stats and norm.running_mean is not None
     return {
         "norm": BATCH_NORM if _uses_batch(norm) else RUNNING_NORM,
         "eps": norm.eps,
         "momentum": norm.momentum,
-        "update": IN_PLACE if tracks else NO_UPDATE,
+        "update": IN_PLACE if _updates(norm) else NO_UPDATE,
         "affine": norm.weight is not None,
     }
 

@@ -1,6 +1,7 @@
 """Fused blocks compared with their modules in float64: outputs, all gradients, squares and running statistics."""
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ from helpers.kernel_comparison import (
 from helpers.operators import operator_params
 from sklearn.datasets import load_digits
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+import dcnet
 from dcnet import kernels
 
 FILTERS = 5
@@ -385,6 +388,79 @@ def test_autocast_takes_float32_inputs():
     assert output.dtype == torch.bfloat16
     assert squares.dtype == torch.float32
     assert_close({"y": output}, {"y": copy.deepcopy(block).double()(x.double())[0]}, 2e-2)
+
+
+# --- which blocks fit ---
+
+
+def uninitialized(channels, filters, **settings):
+    """A layer without random numbers, which fake tensors on a GPU cannot have."""
+    with mock.patch.object(nn.Conv2d, "reset_parameters"):
+        return dcnet.DecoupledConv2d(channels, filters, 3, padding=1, **settings)
+
+
+def on_a_fake_gpu(change=lambda block: None, x=(2, 3, 6, 6), **given):
+    """Whether the kernels take a block on a modern GPU after a change of its modules; tensors are fake."""
+    with FakeTensorMode(), mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)), torch.device("cuda"):
+        block = Modules(uninitialized(3, FILTERS), nn.BatchNorm2d(FILTERS), nn.ReLU())
+        change(block)
+        tensors = {name: None if size is None else torch.empty(size) for name, size in given.items()}
+        modules = (block.layer, block.norm, block.activation)
+        return kernels.fits_block(torch.empty(x), tensors.get("squares"), *modules, tensors.get("residual"))
+
+
+def without_count(block):
+    block.norm.num_batches_tracked = None
+
+
+def strided(block):
+    block.norm.weight = nn.Parameter(torch.empty_strided((FILTERS,), (2,)))
+
+
+def doubled_norm(block):
+    block.norm = nn.BatchNorm2d(FILTERS, dtype=torch.float64)
+
+
+def sloped(block):
+    block.activation = nn.PReLU()
+
+
+def plainly_linear(block):
+    block.layer = uninitialized(3, FILTERS, operator="linear-cos")
+
+
+def grouped(block):
+    block.layer = uninitialized(6, FILTERS + 1, groups=2)
+    block.norm = None
+
+
+@pytest.mark.parametrize("given", [{}, {"residual": (2, FILTERS, 6, 6)}, {"squares": (2, 6, 6)}], ids=str)
+def test_blocks_that_fit(given):
+    assert on_a_fake_gpu(**given)
+
+
+def test_parts_are_optional():
+    assert on_a_fake_gpu(sloped)
+    assert on_a_fake_gpu(lambda block: setattr(block, "norm", None))
+
+
+@pytest.mark.parametrize("change", [without_count, strided, doubled_norm, plainly_linear])
+def test_modules_that_do_not_fit(change):
+    assert not on_a_fake_gpu(change)
+
+
+def test_tensors_that_do_not_fit():
+    assert not on_a_fake_gpu(grouped, x=(2, 6, 6, 6))
+    assert not on_a_fake_gpu(residual=(2, FILTERS, 1, 1))
+    assert not on_a_fake_gpu(sloped, residual=(2, FILTERS, 6, 6))
+    assert not on_a_fake_gpu(squares=(2, 6, 5))
+    # torch raises an error for statistics of a single value.
+    assert not on_a_fake_gpu(x=(1, 3, 1, 1))
+    assert on_a_fake_gpu(lambda block: block.eval(), x=(1, 3, 1, 1))
+
+
+def test_a_missing_count_does_not_matter_in_evaluation():
+    assert on_a_fake_gpu(lambda block: (without_count(block), block.eval()))
 
 
 FAMILIES = ["sphere-cos", "ball-cos", "tanh-cos", "linear-sqcos", "seg-cos", "log-linear", "mix-sigmoid", "sharp-sqcos"]
