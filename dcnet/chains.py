@@ -6,7 +6,7 @@ import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +14,14 @@ from torch import fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dcnet.convert.selection import is_unmodified
-from dcnet.inference.folded_layers import FoldedConv
 from dcnet.inlining import IN_PLACE, cause, is_changed, is_hooked, is_replaced, trace, varies
 from dcnet.kernels.plan import has_device_functions
 from dcnet.layers import DecoupledConv2d
 
-Layer = DecoupledConv2d | FoldedConv
+if TYPE_CHECKING:
+    from dcnet.inference.folded_layers import FoldedConv
+
+Layer: TypeAlias = "DecoupledConv2d | FoldedConv"
 
 ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 IN_PLACE_ADDITIONS = (operator.iadd, "add_")
@@ -127,14 +129,19 @@ def trace_all(model: nn.Module) -> Traces:
     return Traces(dict(reversed(traces.items())), failures)
 
 
+def is_folded(module: nn.Module | None) -> TypeGuard[FoldedConv]:
+    """Whether the module is a folded convolution; its class is not imported, since training does not need it."""
+    return getattr(module, "is_folded", False)
+
+
 def is_layer(module: nn.Module | None) -> TypeGuard[Layer]:
     """Whether the module is a decoupled two-dimensional convolution, folded or not."""
-    return isinstance(module, DecoupledConv2d) or (isinstance(module, FoldedConv) and module.weight.dim() == 4)
+    return isinstance(module, DecoupledConv2d) or (is_folded(module) and module.weight.dim() == 4)
 
 
 def obstacle(layer: Layer) -> str:
     """Why a layer cannot be in a chain, or ""."""
-    own = type(layer) is FoldedConv or (isinstance(layer, DecoupledConv2d) and is_unmodified(layer))
+    own = "is_folded" in vars(type(layer)) or (isinstance(layer, DecoupledConv2d) and is_unmodified(layer))
     op = layer.operator
     reasons = {
         f"{type(layer).__name__} overrides methods of DecoupledConv2d": not own,
