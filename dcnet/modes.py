@@ -1,4 +1,4 @@
-"""Temporary modes of a network and of PyTorch: evaluation, frozen parameters, full float32 precision."""
+"""Modes of a network and of PyTorch: evaluation, frozen parameters, full float32 precision, search of convolutions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,3 +62,14 @@ def full_precision() -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def search_convolutions(all_plans: bool) -> None:
+    """Lets cuDNN time several plans for each new convolution and use the fastest.
+
+    Args:
+        all_plans: time all plans that cuDNN proposes, not only the first ten. The search then takes up to several
+            seconds for a convolution of a new shape, and finds plans that are up to a fifth faster.
+    """
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark_limit = 0 if all_plans else 10

@@ -10,6 +10,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from dcnet.checks import check_number
 from dcnet.clamp import at_least
+from dcnet.kernels import penalty_gradient_
 from dcnet.layers import Decoupled
 from dcnet.norms import accumulation_dtype
 
@@ -40,17 +41,61 @@ def orthonormal(
             layers.
         reduce: "sum" over the layers, or "layers" for a dict with the value of each layer.
     """
-    return orthonormal_of(filters_of(model, layers), normalize, reduce)
-
-
-def orthonormal_of(filters: Filters, normalize: bool = True, reduce: str = "sum") -> Measured:
-    """`orthonormal` of the filters that `filters_of` returns; only arithmetic, which torch.compile fuses."""
 
     def measure(filters: Tensor) -> Tensor:
         products = _gram(filters, normalize)
         return (products - torch.eye(products.shape[-1], device=products.device)).square().sum((1, 2))
 
-    return _measured(filters, reduce, measure, torch.sum)
+    return _measured(filters_of(model, layers), reduce, measure, torch.sum)
+
+
+@torch.no_grad()
+def orthonormal_backward_(model: nn.Module, factor: float = 1.0, *, layers: Choose = "decoupled") -> None:
+    """Adds the gradient of `factor * orthonormal(model)` to the gradients of the filters, in few kernel launches.
+
+    It does what `(factor * orthonormal(model)).backward()` does. Call it after the backward pass of the loss. Every
+    weight must be a parameter of one layer only, and not be sharded over processes.
+    """
+    if not has_direct_gradients(model, layers):
+        raise ValueError("some weights are computed, shared or sharded: add orthonormal(model) to the loss instead")
+    weights: dict[str, Any] = {name: layer.weight for name, layer in _chosen(model, layers).items()}
+    filters = {name: found for name, found in filters_of(model, layers).items() if weights[name].requires_grad}
+    for names in _alike(filters).values():
+        found = _orthonormal_gradients(torch.stack([filters[name] for name in names]), factor)
+        same = [weights[name] for name in names]
+        _add_gradients_(same, [_like_weight(one, weight) for one, weight in zip(found, same, strict=True)])
+
+
+def has_direct_gradients(model: nn.Module, layers: Choose = "decoupled") -> bool:
+    """Whether `orthonormal_backward_` supports the weights: parameters of one layer each, which are not sharded."""
+    weights: list[Any] = [layer.weight for layer in _chosen(model, layers).values()]
+    own = all(isinstance(weight, nn.Parameter) and not hasattr(weight, "device_mesh") for weight in weights)
+    return own and len({id(weight) for weight in weights}) == len(weights)
+
+
+def _orthonormal_gradients(filters: Tensor, factor: float) -> tuple[Tensor, ...]:
+    """The gradients of `factor * ||W^T W - I||_F^2`, W normalized, of filters [layers, groups, filters, values]."""
+    stacked = filters.to(accumulation_dtype(filters.dtype)).flatten(0, 1)
+    with torch.autocast(stacked.device.type, enabled=False):
+        products = torch.bmm(stacked, stacked.mT)
+        inverse = (_squared_norms(products) + NORM_EPS).rsqrt()
+        by_products = penalty_gradient_(products, inverse)
+        # Twice, since a filter is in a row and in a column of the products.
+        found = torch.baddbmm(stacked.new_zeros(()), by_products, stacked, beta=0, alpha=2 * factor)
+    return found.to(filters.dtype).view(filters.shape).unbind()
+
+
+def _like_weight(filters: Tensor, weight: Tensor) -> Tensor:
+    """Filters in the order of `_filters`, in shape and layout of the weight."""
+    last = weight.movedim(1, -1)
+    return filters.view(last.shape).movedim(-1, 1) if last.is_contiguous() else filters.view(weight.shape)
+
+
+def _add_gradients_(weights: list[Tensor], gradients: list[Tensor]) -> None:
+    totals = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
+    torch._foreach_add_(totals, gradients)
+    for weight, total in zip(weights, totals, strict=True):
+        weight.grad = total
 
 
 def orthogonal(
@@ -121,10 +166,7 @@ def _measured(filters: Filters, reduce: str, measure: Measure, combine: Callable
     """Measures each group of filters and combines the groups of a layer; groups of one shape are measured together."""
     if reduce not in ("sum", "layers"):
         raise ValueError(f"reduce must be 'sum' or 'layers', not {reduce!r}")
-    alike: dict[Any, list[str]] = {}
-    for name, found in filters.items():
-        alike.setdefault((found.shape, found.dtype, found.device), []).append(name)
-    values = []
+    alike, values = _alike(filters), []
     for names in alike.values():
         stacked = torch.stack([filters[name] for name in names])
         stacked = stacked.to(accumulation_dtype(stacked.dtype))
@@ -134,6 +176,14 @@ def _measured(filters: Filters, reduce: str, measure: Measure, combine: Callable
         return torch.cat([value.to(values[0].device) for value in values]).sum()
     by_name = dict(zip(chain(*alike.values()), chain(*(value.unbind() for value in values)), strict=True))
     return {name: by_name[name] for name in filters}
+
+
+def _alike(filters: Filters) -> dict[Any, list[str]]:
+    """The names of the layers whose filters have the same shape, dtype and device."""
+    alike: dict[Any, list[str]] = {}
+    for name, found in filters.items():
+        alike.setdefault((found.shape, found.dtype, found.device), []).append(name)
+    return alike
 
 
 def _chosen(model: nn.Module, layers: Choose) -> dict[str, nn.Module]:

@@ -11,7 +11,7 @@ from torch import nn
 
 import dcnet
 from dcnet.models import create_model
-from dcnet.regularizers import hyperspherical_energy, orthogonal, orthonormal
+from dcnet.regularizers import hyperspherical_energy, orthogonal, orthonormal, orthonormal_backward_
 
 EVERY = [orthonormal, orthogonal, hyperspherical_energy]
 EPS = 1e-4
@@ -116,6 +116,47 @@ def test_gradients(regularizer, groups):
             return regularizer(layer)
 
     assert torch.autograd.gradcheck(value, layer.weight.detach().clone().requires_grad_())
+
+
+def varied_network(layout):
+    """Layers of several shapes, some of one shape, with groups, a linear layer and a zero filter."""
+    shapes = [(4, 6, 3, 1), (4, 6, 3, 2), (4, 6, 3, 1), (6, 5, 1, 1), (4, 4, 3, 4)]
+    layers = [dcnet.DecoupledConv2d(*shape[:3], groups=shape[3]) for shape in shapes]
+    model = nn.Sequential(*layers, dcnet.DecoupledLinear(7, 4)).double().to(memory_format=layout)
+    torch.nn.init.zeros_(model[0].weight[1])
+    return model
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("before", [False, True])
+def test_backward_adds_the_gradients_of_autograd(layout, before):
+    model = varied_network(layout)
+    weights = [layer.weight for layer in model]
+    model[3].weight.requires_grad_(False)
+    if before:
+        # Not in the layout of the weights.
+        for weight in weights:
+            weight.grad = torch.randn_like(weight, memory_format=torch.contiguous_format)
+    wanted = torch.autograd.grad(0.7 * orthonormal(model), [w for w in weights if w.requires_grad])
+    wanted = [*wanted[:3], torch.zeros_like(weights[3]), *wanted[3:]]
+    if before:
+        wanted = [weight.grad + gradient for weight, gradient in zip(weights, wanted, strict=True)]
+    orthonormal_backward_(model, 0.7)
+    for weight, gradient in zip(weights, wanted, strict=True):
+        if before or weight.requires_grad:
+            torch.testing.assert_close(weight.grad, gradient, rtol=1e-12, atol=1e-14)
+            assert before or weight.grad.stride() == weight.stride()
+        else:
+            assert weight.grad is None
+
+
+def test_backward_rejects_weights_that_it_cannot_add_to():
+    computed = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(dcnet.DecoupledLinear(4, 4)))
+    shared = nn.Sequential(dcnet.DecoupledLinear(4, 4), dcnet.DecoupledLinear(4, 4))
+    shared[1].weight = shared[0].weight
+    for model in (computed, shared):
+        with pytest.raises(ValueError, match=r"add orthonormal\(model\) to the loss"):
+            orthonormal_backward_(model)
 
 
 def test_orthonormal_filters_cost_nothing():

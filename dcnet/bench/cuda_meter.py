@@ -11,6 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from dcnet.bench.meter import MIB, Call, Clock, Meter, Stopwatch
+from dcnet.modes import search_convolutions
 
 WARMUP_CALLS = 3
 # A graph is replayed for this long per reading, since CUDA events have a resolution of about a microsecond.
@@ -31,7 +32,7 @@ class Cuda(Meter):
     matrix_side = 8192
 
     def __init__(self) -> None:
-        torch.backends.cudnn.benchmark = True
+        search_convolutions(all_plans=True)
         # One stream for everything: autograd runs backward on the stream of the forward pass, which is captured.
         self.stream = torch.cuda.Stream()
 

@@ -1,5 +1,6 @@
 from dcnet.kernels.block_dispatch import block, fits_block, uses_blocks
 from dcnet.kernels.dispatch import conv2d, fits, fits_folded, folded, is_plain_eager, use_kernels
+from dcnet.kernels.filter_products import penalty_gradient_
 from dcnet.kernels.folded_inference import folded_rows, folded_table
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "folded_rows",
     "folded_table",
     "is_plain_eager",
+    "penalty_gradient_",
     "use_kernels",
     "uses_blocks",
 ]

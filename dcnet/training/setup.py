@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from dcnet.environment import commit, default_workers, environment
 from dcnet.fuse import fuse
+from dcnet.modes import search_convolutions
 from dcnet.network_norms import sync_norms
 from dcnet.optim import WeightedGradients, WeightProjection
 from dcnet.training.build import (
@@ -43,6 +44,8 @@ from dcnet.training.sources import make_source
 from dcnet.training.step import Meter, Objective, Reading, Step
 
 CHECKPOINT_SECONDS = 60.0
+# In runs of so many steps, a long search for the fastest convolutions pays off.
+LONG = 5_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +145,7 @@ class Setup:
         self.meter = Meter(self.device, self.sum_over_processes if self.processes > 1 else None, self.is_first)
         # There are one or two batch sizes; code with dynamic shapes is slower.
         network: Any = torch.compile(prepared, dynamic=False) if execution.compile else prepared
-        objective = Objective(config, self.model, execution.compile)
+        objective = Objective(config, self.model)
         self.step = Step(self.accelerator, network, self.optimizer, objective, self.meter)
         share = (self.accelerator.process_index, self.processes)
         self.source = make_source(self.dataset, config, self.device, share, self.graph, execution.workers)
@@ -153,6 +156,8 @@ class Setup:
         if config.weighted_gradients != "none":
             WeightedGradients(self.model, self.optimizer, on=config.weighted_gradients)
         self.total_steps = config.steps or (config.epochs or 0) * self.source.steps_per_epoch
+        if self.device.type == "cuda":
+            search_convolutions(all_plans=self.total_steps >= LONG)
 
     def _build_model(self) -> nn.Module:
         """Builds the network of the config; for a new run, loads its pretrained weights."""
@@ -183,7 +188,6 @@ class Setup:
             return model.to(self.device)
         # Concerns float32 matrix products, such as those between filters.
         torch.set_float32_matmul_precision("highest" if self.config.precision == "float32" else "high")
-        torch.backends.cudnn.benchmark = True
         if self.accelerator.distributed_type != DistributedType.FSDP:
             fuse(model)
         return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -99,11 +99,8 @@ Call = Callable[..., Any]
 class Objective:
     """Computes the loss of a batch, and the orthonormality penalty of the filters."""
 
-    def __init__(self, config: RunConfig, model: nn.Module, compiled: bool = False):
+    def __init__(self, config: RunConfig, model: nn.Module):
         self.config, self.model = config, model
-        measure = regularizers.orthonormal_of
-        # Compiled, since in eager mode it launches about two hundred tiny kernels per step.
-        self.orthonormal: Call = torch.compile(measure, dynamic=False) if compiled else measure
         self.adversary = None if config.adversary is None else as_adversary(config.adversary)
 
     def loss(self, network: Call, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,13 +119,13 @@ class Objective:
         logits = network(images)
         return classification_loss(logits, labels, self.config.label_smoothing, self.config.log_floor), logits
 
-    def constraint(self) -> Tensor | float:
-        """Returns the orthonormality penalty, which does not depend on the batch."""
-        if self.config.orthonormal == 0:
-            return 0.0
-        # Filters are collected outside of the compiled function, which would guard every module.
-        filters = regularizers.filters_of(self.model)
-        return 0.5 * self.config.orthonormal * self.orthonormal(filters)
+    def backward(self, loss: Tensor, accelerator: Accelerator) -> None:
+        """Computes the gradients of the loss and of the orthonormality penalty, which does not depend on the batch."""
+        factor = 0.5 * self.config.orthonormal
+        direct = factor == 0 or regularizers.has_direct_gradients(self.model)
+        accelerator.backward(loss if direct else loss + factor * regularizers.orthonormal(self.model))
+        if direct and factor:
+            regularizers.orthonormal_backward_(self.model, factor)
 
 
 @torch.no_grad()
@@ -151,7 +148,7 @@ class Step:
     def __call__(self, images: Tensor, labels: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         loss, logits = self.objective.loss(self.model, images, labels)
-        self.accelerator.backward(loss + self.objective.constraint())
+        self.objective.backward(loss, self.accelerator)
         self.meter.add(loss, correct(logits, labels), len(labels), self._largest_gradient())
         self.optimizer.step()
 

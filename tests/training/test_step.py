@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
 from helpers.small_runs import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch._dynamo.utils import counters
 
 import dcnet
 from dcnet.training.evaluation import Evaluator, batches_of
@@ -48,33 +48,19 @@ def test_half_precision_logits_are_summed_in_float32():
         assert classification_loss(logits, labels, 0.1, floor).dtype == torch.float32
 
 
-def test_the_constraint_is_half_the_regularizer():
-    """The config has the coefficient of half the regularizer."""
-    model = dcnet.DecoupledLinear(7, 4)
-    wanted = 0.5 * 0.3 * dcnet.regularizers.orthonormal(model)
-    torch.testing.assert_close(Objective(tiny(orthonormal=0.3), model).constraint(), wanted)
-    assert Objective(tiny(orthonormal=0.0), model).constraint() == 0
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of torch, while it compiles
-def test_a_compiled_constraint_has_the_eager_gradients_without_recompiling():
-    """For channels-last filters of several shapes, with groups, some of them zero."""
-    torch.compiler.reset()
-    counters.clear()
-    shapes = [(4, 6, 3, 1), (4, 6, 3, 2), (4, 6, 3, 1), (6, 5, 1, 1), (4, 4, 3, 4)]
-    layers = [dcnet.DecoupledConv2d(*shape[:3], groups=shape[3]) for shape in shapes]
-    model = nn.Sequential(*layers, dcnet.DecoupledLinear(7, 4)).double().to(memory_format=torch.channels_last)
-    weights = [layer.weight for layer in model]
-    called, compiled = (Objective(tiny(orthonormal=1.0), model, compiled=late) for late in (False, True))
-    for step in range(3):
-        torch.nn.init.zeros_(weights[0][step])
-        wanted, found = (torch.autograd.grad(one.constraint(), weights) for one in (called, compiled))
-        torch.testing.assert_close(compiled.constraint(), called.constraint(), rtol=1e-12, atol=1e-14)
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-14)
-        assert [gradient.stride() for gradient in found] == [weight.stride() for weight in weights]
-    assert counters["stats"]["unique_graphs"] == 1
-    assert not counters["graph_break"]
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_gradient_includes_that_of_half_the_regularizer(shared):
+    """The config has the coefficient of half the regularizer; shared weights take the way through the loss."""
+    model = nn.Sequential(dcnet.DecoupledLinear(4, 4), dcnet.DecoupledLinear(4, 4))
+    if shared:
+        model[1].weight = model[0].weight
+    x = torch.randn(5, 4)
+    for factor in (0.3, 0.0):
+        loss = model(x).square().sum()
+        wanted = torch.autograd.grad(loss + 0.5 * factor * dcnet.regularizers.orthonormal(model), model[0].weight)
+        model.zero_grad()
+        Objective(tiny(orthonormal=factor), model).backward(model(x).square().sum(), Accelerator(cpu=True))
+        torch.testing.assert_close(model[0].weight.grad, *wanted)
 
 
 def test_correct_counts_predictions():
