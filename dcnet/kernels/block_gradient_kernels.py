@@ -5,7 +5,7 @@ The rows of a block and the codes NORM and ACTIVATION are those of the forward k
 
 from dcnet.device_functions import Block, constexpr, device_function, tl
 from dcnet.kernels.block_kernels import activated, channel_rows, normalized, program_sums
-from dcnet.kernels.device_helpers import channel_constants, chunk_of, release_next, split, start_early, tile
+from dcnet.kernels.device_helpers import channel_constants, chunk_of, split, start_early, tile
 from dcnet.kernels.pointwise_kernels import (
     gradients,
     inverse_norm,
@@ -159,7 +159,6 @@ def rows_gradient_kernel(
     The gradient of the normalization, dy = scale (dv - mean of dv - yhat mean of dv yhat), has this form.
     """
     start_early(PDL)
-    release_next(PDL)
     channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = channel < channels
     ROWS: constexpr = 3 if PRELU > 0 else 2

@@ -5,15 +5,7 @@ a block have one number per channel: scale and offset in v = scale y + offset, t
 """
 
 from dcnet.device_functions import Block, constexpr, device_function, tl
-from dcnet.kernels.device_helpers import (
-    channel_constants,
-    chunk_of,
-    keep_means,
-    mean_norm,
-    release_next,
-    start_early,
-    tile,
-)
+from dcnet.kernels.device_helpers import channel_constants, chunk_of, keep_means, mean_norm, start_early, tile
 from dcnet.kernels.pointwise_kernels import inverse_norm, load_product, load_tile, magnitude_times_angle, store_tile
 
 # NORM is 0 without normalization, 1 with statistics of the batch, 2 with running statistics. ACTIVATION is 0 without
@@ -190,7 +182,6 @@ def rows_kernel(
     A bias of the convolution is part of the shift. Statistics of the batch contain it, so there it cancels.
     """
     start_early(PDL)
-    release_next(PDL)
     channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = channel < channels
     mean = tl.zeros([WIDTH], tl.float32)

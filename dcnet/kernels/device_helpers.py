@@ -9,18 +9,14 @@ from dcnet.device_functions import Block, constexpr, device_function, tl
 
 @device_function
 def start_early(PDL: constexpr) -> None:
-    """Waits for the kernels before this one; must come before the first access to memory.
+    """Waits for the kernels before this one, and allows the next one to be launched.
 
-    With PDL (programmatic dependent launch), a kernel is launched while the one before is still running. After the wait
-    everything before it is complete, not only the last kernel, since that one has waited, too.
+    With PDL (programmatic dependent launch), a kernel is launched while the one before is still running. It must wait
+    before its first access to memory. Then everything before it is complete, not only the last kernel, since that one
+    has waited, too.
     """
     if PDL > 0:
         tl.extra.cuda.gdc_wait()
-
-
-@device_function
-def release_next(PDL: constexpr) -> None:
-    """Allows the next kernel to be launched. Only for kernels of few programs, which leave room for the next one."""
     if PDL > 1:
         tl.extra.cuda.gdc_launch_dependents()
 

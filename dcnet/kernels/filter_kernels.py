@@ -1,7 +1,7 @@
 """Kernels for filters and channel constants, one program per filter, before and after the convolution."""
 
 from dcnet.device_functions import Block, at_least, constexpr, device_function, tl
-from dcnet.kernels.device_helpers import release_next, start_early
+from dcnet.kernels.device_helpers import start_early
 
 # KINDS has four numbers for each constant: learned, per channel, positive, and the floor. A positive constant is stored
 # as r and has the value r^2 + floor.
@@ -143,7 +143,6 @@ def filter_gradient_kernel(
 ) -> None:
     """The gradients of a filter and its channel's constants, from the gradient of w / ||w|| and the partial sums."""
     start_early(PDL)
-    release_next(PDL)
     c = tl.program_id(0)
     ROWS: tl.constexpr = len(SUMMED) + 2 * WEIGHTED + BIAS
     norm = tl.load(table + (COUNTS[0] + COUNTS[1] + 2) * filters + c)
@@ -241,7 +240,6 @@ def unit_kernel(
 ) -> None:
     """scale w / ||w||, and ||w||, of a filter."""
     start_early(PDL)
-    release_next(PDL)
     c = tl.program_id(0)
     row = weight + c.to(tl.int64) * row_stride
     norm = filter_size(row, size, eps, channel_step, height_step, width_step, CHANNELS, KERNEL, LAST)
@@ -272,7 +270,6 @@ def unit_gradient_kernel(
 ) -> None:
     """The gradient of a filter from the gradient of scale w / ||w||."""
     start_early(PDL)
-    release_next(PDL)
     c = tl.program_id(0)
     filter_gradient(
         c, unit_gradient, weight, weight_gradient, tl.load(norms + c), 0.0, scale, size, row_stride, channel_step,

@@ -1,7 +1,7 @@
 """Kernels that sum over channels and windows: patch norms, and their gradients with respect to pixels."""
 
 from dcnet.device_functions import Block, at_least, constexpr, device_function, tl
-from dcnet.kernels.device_helpers import chunk_of, release_next, start_early, tile
+from dcnet.kernels.device_helpers import chunk_of, start_early, tile
 from dcnet.kernels.filter_kernels import normalize_filter
 
 
@@ -43,7 +43,6 @@ def prepare_kernel(
 ) -> None:
     """Sums x^2 over channels for every pixel; further programs of the same launch normalize a filter each."""
     start_early(PDL)
-    release_next(PDL)
     pid = tl.program_id(0)
     if pid < tiles:
         sum_squares(
@@ -128,7 +127,6 @@ def norm_kernel(
 ) -> None:
     """||x|| = sqrt(sum over the window + eps) of every patch, and one partial sum of the norms per program."""
     start_early(PDL)
-    release_next(PDL)
     HIGH: constexpr = KERNEL[0]
     WIDE: constexpr = KERNEL[1]
     total = tl.zeros([BLOCK], tl.float32)
@@ -179,7 +177,6 @@ def spread_kernel(
     With a scale of 1/2, this is the gradient of the sum of squares.
     """
     start_early(PDL)
-    release_next(PDL)
     HIGH: constexpr = KERNEL[0]
     WIDE: constexpr = KERNEL[1]
     by_mean = 0.0
