@@ -5,7 +5,7 @@ The rows of a block and the codes NORM and ACTIVATION are those of the forward k
 
 from dcnet.device_functions import Block, constexpr, device_function, tl
 from dcnet.kernels.block_kernels import activated, channel_rows, normalized, program_sums
-from dcnet.kernels.device_helpers import channel_constants, chunk_of, split, start_early, tile
+from dcnet.kernels.device_helpers import channel_constants, chunk_of, split, tile
 from dcnet.kernels.pointwise_kernels import (
     gradients,
     inverse_norm,
@@ -78,14 +78,12 @@ def sums_kernel(
     WIDTH: constexpr,
     STAGES: constexpr,
     FAST: constexpr,
-    PDL: constexpr,
 ) -> None:
     """Sums over positions that the gradient of the normalization needs, per program: of dv, dv (y - mean), and dslope.
 
     With a residual, v is not computed again: the output has its sign. dv is also the gradient of the residual and is
     stored. TWO: the gradient of the output is the sum of two tensors, as its users returned them; dv is stored, too.
     """
-    start_early(PDL)
     mean = 1.0
     if MEAN > 0:
         mean = tl.load(kept)
@@ -152,13 +150,11 @@ def rows_gradient_kernel(
     PRELU: constexpr,
     PROGRAMS: constexpr,
     WIDTH: constexpr,
-    PDL: constexpr,
 ) -> None:
     """Gradients of the parameters of the block, and the coefficients in dy = scale dv - first - second v.
 
     The gradient of the normalization, dy = scale (dv - mean of dv - yhat mean of dv yhat), has this form.
     """
-    start_early(PDL)
     channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = channel < channels
     ROWS: constexpr = 3 if PRELU > 0 else 2
@@ -225,13 +221,11 @@ def block_back_kernel(
     WIDTH: constexpr,
     STAGES: constexpr,
     FAST: constexpr,
-    PDL: constexpr,
 ) -> None:
     """From the gradient of the output: dz, dn / n of every position, and sums over positions per channel constant.
 
     DIRECT: `gradient` is dv already.
     """
-    start_early(PDL)
     mean = 1.0
     if MEAN > 0:
         mean = tl.load(kept)

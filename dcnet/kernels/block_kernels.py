@@ -5,7 +5,7 @@ a block have one number per channel: scale and offset in v = scale y + offset, t
 """
 
 from dcnet.device_functions import Block, constexpr, device_function, tl
-from dcnet.kernels.device_helpers import channel_constants, chunk_of, keep_means, mean_norm, start_early, tile
+from dcnet.kernels.device_helpers import channel_constants, chunk_of, keep_means, mean_norm, tile
 from dcnet.kernels.pointwise_kernels import inverse_norm, load_product, load_tile, magnitude_times_angle, store_tile
 
 # NORM is 0 without normalization, 1 with statistics of the batch, 2 with running statistics. ACTIVATION is 0 without
@@ -83,14 +83,12 @@ def statistics_kernel(
     WIDTH: constexpr,
     STAGES: constexpr,
     FAST: constexpr,
-    PDL: constexpr,
 ) -> None:
     """Sums of y - p and (y - p)^2 over positions, one row each per program; the last row is the pivot p.
 
     p is y at the first position of every channel. Without it, the variance of a channel would lose its digits if its
     mean is much larger. COUNTS_BATCH: also counts the batch for the running statistics.
     """
-    start_early(PDL)
     if COUNTS_BATCH and tl.program_id(0) == 0:
         tl.store(batches, tl.load(batches) + 1)
     mean = mean_norm(sums, running, count, of, MEAN, SUMS)
@@ -175,13 +173,11 @@ def rows_kernel(
     CUMULATIVE: constexpr,
     PROGRAMS: constexpr,
     WIDTH: constexpr,
-    PDL: constexpr,
 ) -> None:
     """The rows of a block from the statistics of its batch, or from running ones; updates the running statistics.
 
     A bias of the convolution is part of the shift. Statistics of the batch contain it, so there it cancels.
     """
-    start_early(PDL)
     channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = channel < channels
     mean = tl.zeros([WIDTH], tl.float32)
@@ -275,13 +271,11 @@ def block_kernel(
     WIDTH: constexpr,
     STAGES: constexpr,
     FAST: constexpr,
-    PDL: constexpr,
 ) -> None:
     """The output of the block, and its sum of squares over channels, which the next block needs for its norms.
 
     FIRST: no pass over the product was before this one, so that it has to form the mean norm.
     """
-    start_early(PDL)
     if FIRST:
         mean = mean_norm(sums, running, count, of, MEAN, SUMS)
         if (MEAN > 0) & (tl.program_id(0) == 0):

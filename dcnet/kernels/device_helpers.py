@@ -8,20 +8,6 @@ from dcnet.device_functions import Block, constexpr, device_function, tl
 
 
 @device_function
-def start_early(PDL: constexpr) -> None:
-    """Waits for the kernels before this one, and allows the next one to be launched.
-
-    With PDL (programmatic dependent launch), a kernel is launched while the one before is still running. It must wait
-    before its first access to memory. Then everything before it is complete, not only the last kernel, since that one
-    has waited, too.
-    """
-    if PDL > 0:
-        tl.extra.cuda.gdc_wait()
-    if PDL > 1:
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-@device_function
 def tile(
     t: Block,
     blocks: Block,

@@ -1,7 +1,6 @@
 """Kernels for filters and channel constants, one program per filter, before and after the convolution."""
 
 from dcnet.device_functions import Block, at_least, constexpr, device_function, tl
-from dcnet.kernels.device_helpers import start_early
 
 # KINDS has four numbers for each constant: learned, per channel, positive, and the floor. A positive constant is stored
 # as r and has the value r^2 + floor.
@@ -139,10 +138,8 @@ def filter_gradient_kernel(
     WEIGHT: constexpr,
     PROGRAMS: constexpr,
     FAST: constexpr,
-    PDL: constexpr,
 ) -> None:
     """The gradients of a filter and its channel's constants, from the gradient of w / ||w|| and the partial sums."""
-    start_early(PDL)
     c = tl.program_id(0)
     ROWS: tl.constexpr = len(SUMMED) + 2 * WEIGHTED + BIAS
     norm = tl.load(table + (COUNTS[0] + COUNTS[1] + 2) * filters + c)
@@ -236,10 +233,8 @@ def unit_kernel(
     CHANNELS: constexpr,
     KERNEL: constexpr,
     LAST: constexpr,
-    PDL: constexpr,
 ) -> None:
     """scale w / ||w||, and ||w||, of a filter."""
-    start_early(PDL)
     c = tl.program_id(0)
     row = weight + c.to(tl.int64) * row_stride
     norm = filter_size(row, size, eps, channel_step, height_step, width_step, CHANNELS, KERNEL, LAST)
@@ -266,10 +261,8 @@ def unit_gradient_kernel(
     CHANNELS: constexpr,
     KERNEL: constexpr,
     LAST: constexpr,
-    PDL: constexpr,
 ) -> None:
     """The gradient of a filter from the gradient of scale w / ||w||."""
-    start_early(PDL)
     c = tl.program_id(0)
     filter_gradient(
         c, unit_gradient, weight, weight_gradient, tl.load(norms + c), 0.0, scale, size, row_stride, channel_step,

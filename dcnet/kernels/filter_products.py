@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from dcnet.device_functions import AVAILABLE, Block, constexpr, device_function, tl
-from dcnet.kernels.device_helpers import start_early
 from dcnet.kernels.launch import Launch, aligned, device_guard, power_of_two, raw_stream
 
 # A program holds one row of products.
@@ -45,9 +44,8 @@ def _launch(blocks: int, filters: int) -> Launch:
 
 
 @device_function
-def penalty_kernel(products: Block, inverse: Block, filters: Block, WIDTH: constexpr, PDL: constexpr) -> None:
+def penalty_kernel(products: Block, inverse: Block, filters: Block, WIDTH: constexpr) -> None:
     """One row of the gradient, in place: 2 (C - I) / (||w_i|| ||w_j||), less the part of the norms on the diagonal."""
-    start_early(PDL)
     i, block = tl.program_id(0), tl.program_id(1).to(tl.int64)
     j = tl.arange(0, WIDTH)
     inside = j < filters

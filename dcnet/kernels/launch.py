@@ -56,7 +56,6 @@ class Launch:
 
     def __init__(self, kernel: Any, grid: Sequence[int], numbers: Sequence[float], warps: int, **flags: Any):
         self.kernel, self.warps = kernel, warps
-        flags["PDL"] = launches_early()
         self.flags = {name: flags[name] for name in kernel.arg_names if name in flags}
         self.numbers, self.rest = tuple(numbers), (*numbers, *self.flags.values())
         self.grid = (*grid, *(1,) * (3 - len(grid)))
@@ -68,18 +67,10 @@ class Launch:
             run(*self.grid, stream, *fixed, *[g.address if type(g) is Place else g for g in given], *self.rest)
             return
         tensors = [g.tensor() if type(g) is Place else g for g in given]
-        options = {"num_warps": self.warps, **({"launch_pdl": True} if self.flags["PDL"] else {})}
-        compiled = self.kernel[self.grid](*tensors, *self.numbers, **options, **self.flags)
+        compiled = self.kernel[self.grid](*tensors, *self.numbers, num_warps=self.warps, **self.flags)
         if aligned and not INTERPRETED:
             # Triton's own runner calls this, too, after it has prepared metadata for the hooks of profilers.
             self.runner = (compiled.run, compiled.function, compiled.packed_metadata, None, None, None)
-
-
-@functools.cache
-def launches_early() -> bool:
-    """Whether kernels are launched while the one before still runs: on GPUs of compute capability 9.0 and higher."""
-    devices = range(0 if INTERPRETED else torch.cuda.device_count())
-    return len(devices) > 0 and all(torch.cuda.get_device_capability(device) >= (9, 0) for device in devices)
 
 
 def aligned(*tensors: Tensor | None) -> bool:

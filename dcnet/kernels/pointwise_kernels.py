@@ -4,7 +4,7 @@ Norms and their gradients are [group, position] in float32; constants are [const
 """
 
 from dcnet.device_functions import Block, at_least, at_most, constexpr, device_function, reciprocal, tl
-from dcnet.kernels.device_helpers import channel_constants, chunk_of, keep_means, mean_norm, split, start_early, tile
+from dcnet.kernels.device_helpers import channel_constants, chunk_of, keep_means, mean_norm, split, tile
 
 
 @device_function
@@ -105,10 +105,8 @@ def apply_kernel(
     WIDTH: constexpr,
     STAGES: constexpr,
     FAST: constexpr,
-    PDL: constexpr,
 ) -> None:
     """y = a h(b n) g(z / n) + bias."""
-    start_early(PDL)
     mean = mean_norm(sums, running, count, of, MEAN, SUMS)
     if (MEAN > 0) & (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         keep_means(mean, running, tracked, kept, decay, UPDATE, COUNTED)
@@ -167,14 +165,12 @@ def back_kernel(
     WIDTH: constexpr,
     STAGES: constexpr,
     FAST: constexpr,
-    PDL: constexpr,
 ) -> None:
     """Computes from dy: dz, dn / n of every position, and sums over positions for everything that belongs to a channel.
 
     `saved` is z, or y where the angle can be computed from it. The sums are those of the learned constants in their
     order, of a and b with a weighting, and of the bias; one row per program, so that results are deterministic.
     """
-    start_early(PDL)
     mean = 1.0
     if MEAN > 0:
         mean = tl.load(kept)
@@ -324,10 +320,8 @@ def add_kernel(
     BLOCK: constexpr,
     WIDTH: constexpr,
     STAGES: constexpr,
-    PDL: constexpr,
 ) -> None:
     """dx += factor x, with one factor per position: the part of the gradient that comes from the norm."""
-    start_early(PDL)
     blocks = tl.cdiv(pixels, BLOCK)
     for t in tl.range(tl.program_id(0), images * blocks, tl.num_programs(0), num_stages=STAGES):
         position, there, start = tile(

@@ -1,7 +1,7 @@
 """Kernels that sum over channels and windows: patch norms, and their gradients with respect to pixels."""
 
 from dcnet.device_functions import Block, at_least, constexpr, device_function, tl
-from dcnet.kernels.device_helpers import chunk_of, start_early, tile
+from dcnet.kernels.device_helpers import chunk_of, tile
 from dcnet.kernels.filter_kernels import normalize_filter
 
 
@@ -39,10 +39,8 @@ def prepare_kernel(
     BLOCK: constexpr,
     WIDTH: constexpr,
     FAST: constexpr,
-    PDL: constexpr,
 ) -> None:
     """Sums x^2 over channels for every pixel; further programs of the same launch normalize a filter each."""
-    start_early(PDL)
     pid = tl.program_id(0)
     if pid < tiles:
         sum_squares(
@@ -69,10 +67,8 @@ def squares_kernel(
     ONE: constexpr,
     BLOCK: constexpr,
     WIDTH: constexpr,
-    PDL: constexpr,
 ) -> None:
     """Sums x^2 over channels for every pixel; the filters are prepared already."""
-    start_early(PDL)
     sum_squares(
         tl.program_id(0), input, squares, images, pixels, image_stride, pixel_stride, channel_stride, channels, ONE,
         BLOCK, WIDTH,
@@ -123,10 +119,8 @@ def norm_kernel(
     PADDING: constexpr,
     DILATION: constexpr,
     BLOCK: constexpr,
-    PDL: constexpr,
 ) -> None:
     """||x|| = sqrt(sum over the window + eps) of every patch, and one partial sum of the norms per program."""
-    start_early(PDL)
     HIGH: constexpr = KERNEL[0]
     WIDE: constexpr = KERNEL[1]
     total = tl.zeros([BLOCK], tl.float32)
@@ -170,13 +164,11 @@ def spread_kernel(
     SUMS: constexpr,
     SCALE: constexpr,
     BLOCK: constexpr,
-    PDL: constexpr,
 ) -> None:
     """SCALE times the factor of x in its gradient: the sum of (dn + d mean / count) / n over all patches of the pixel.
 
     With a scale of 1/2, this is the gradient of the sum of squares.
     """
-    start_early(PDL)
     HIGH: constexpr = KERNEL[0]
     WIDE: constexpr = KERNEL[1]
     by_mean = 0.0

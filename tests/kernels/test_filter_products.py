@@ -6,7 +6,6 @@ import torch
 from dcnet.kernels import filter_products
 from dcnet.regularizers import NORM_EPS
 
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
