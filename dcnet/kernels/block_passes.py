@@ -13,11 +13,12 @@ from dcnet.kernels.passes import IN_PLACE, NO_UPDATE, Passes, Settings, Tiling
 from dcnet.kernels.plan import Plan, Window
 from dcnet.kernels.window_kernels import prepare_kernel
 
-# The fastest values on an H200; see README.md.
-STATISTICS = Tiling(2048, 4, 2, 3, chunks=True)
-OUTPUT = Tiling(2048, 6, 4, 3, chunks=True)
-SUMS = Tiling(2048, 4, 2, 3, chunks=True)
-BLOCK_BACK = Tiling(2048, 4, 2, 3, chunks=True)
+# The fastest values on an H200, for narrow layers and for those of at least `WIDE` channels; see README.md.
+WIDE = 256
+STATISTICS = Tiling(1024, 8, 1, 3, chunks=True)
+OUTPUT = (Tiling(2048, 6, 4, 3, chunks=True), Tiling(1024, 12, 1, 3, chunks=True))
+SUMS = (Tiling(2048, 4, 2, 3, chunks=True), Tiling(1024, 8, 1, 3, chunks=True))
+BLOCK_BACK = (Tiling(2048, 6, 4, 3, chunks=True), Tiling(512, 16, 1, 3, chunks=True))
 # Channels per program of the kernels between the passes.
 ROW_WIDTH = 8
 # Rows of a block: scale, offset, slope, mean, 1 / deviation and shift.
@@ -88,11 +89,13 @@ class BlockPasses(Passes):
     def __init__(self, plan: Plan, window: Window, settings: Settings, block: BlockSettings):
         self.block = block
         self.norm_scale = 0.5 if block.given else 1.0
+        wide = window.filters >= WIDE
+        self.tilings = {"output": OUTPUT[wide], "sums": SUMS[wide], "back": BLOCK_BACK[wide]}
         super().__init__(plan, window, settings)
         self.filters = self._filters()
         self.statistic_programs = self._programs(STATISTICS, self.outputs)
-        self.sum_programs = self._programs(SUMS, self.outputs)
-        self.back_programs = self._programs(BLOCK_BACK, self.outputs)
+        self.sum_programs = self._programs(self.tilings["sums"], self.outputs)
+        self.back_programs = self._programs(self.tilings["back"], self.outputs)
         self.mean_sums = self.back_programs
         self.positions = window.batch * window.outs
         self.spread = self._spread()
@@ -153,10 +156,12 @@ class BlockPasses(Passes):
         block, numbers = self.block, (*self._mean_numbers, *self.outputs)
         flags = {**self._mean_flags, **self._block_flags, "HANDS_ON": block.hands_on}
         flags["FIRST"] = block.norm != BATCH_NORM
-        return self._block_pass(block_kernel, OUTPUT, numbers, **flags)
+        return self._block_pass(block_kernel, self.tilings["output"], numbers, **flags)
 
     def _sums(self, handed: bool, two: bool) -> Launch:
-        return self._block_pass(sums_kernel, SUMS, self.outputs, **self._block_flags, HANDED=handed, TWO=two)
+        return self._block_pass(
+            sums_kernel, self.tilings["sums"], self.outputs, **self._block_flags, HANDED=handed, TWO=two
+        )
 
     def _row_gradients(self) -> Launch:
         block, numbers = self.block, (self.sum_programs, self.window.filters, self.positions)
@@ -167,4 +172,4 @@ class BlockPasses(Passes):
     def _block_back(self, handed: bool, direct: bool) -> Launch:
         flags = {**self._block_flags, "HANDED": handed, "DIRECT": direct}
         flags |= {"NORM": self.block.norm, "SUMMED": self.plan.summed}
-        return self._block_pass(block_back_kernel, BLOCK_BACK, self.outputs, **flags)
+        return self._block_pass(block_back_kernel, self.tilings["back"], self.outputs, **flags)

@@ -31,8 +31,8 @@ class Tiling:
 # The fastest values on an H200; see README.md.
 SQUARES = Tiling(4096, 0, 4, 1)
 APPLY = Tiling(2048, 6, 4, 3, chunks=True)
-BACK = Tiling(2048, 4, 4, 3, chunks=True)
-ADD = Tiling(2048, 8, 4, 3)
+BACK = Tiling(1024, 8, 1, 3, chunks=True)
+ADD = Tiling(2048, 4, 4, 3)
 PLACES = 512
 MOST_SUMS = 1024
 
