@@ -171,7 +171,7 @@ class Window:
 
     def convolve(self, x: Tensor, filters: Tensor) -> Tensor:
         """torch's convolution, without a bias, in the memory layout of the window."""
-        product = torch.ops.aten.convolution.default(x, filters, None, *self.arguments)
+        product = torch.convolution(x, filters, None, *self.arguments)
         return product.contiguous(memory_format=self.format)
 
     @property
