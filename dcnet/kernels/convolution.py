@@ -82,9 +82,7 @@ class Convolution:
         """Memory for the normalized filters, in the dtype and layout of the convolution."""
         if w.dtype == self.passes.settings.dtype and w.is_contiguous(memory_format=self.window.format):
             return torch.empty_like(w, memory_format=self.window.format)
-        return torch.empty(
-            w.shape, dtype=self.passes.settings.dtype, device=w.device, memory_format=self.window.format
-        )
+        return torch.empty(w.shape, dtype=self.passes.settings.dtype, device=w.device, memory_format=self.window.format)
 
     def backward(
         self,
@@ -169,9 +167,10 @@ class Convolution:
         x, w, bias, constants, *_ = call
         strides, small = self.passes.settings.weight_strides, (bias, *constants)
         arranged = x.is_contiguous(memory_format=self.window.format) and w.stride() == strides
-        if arranged and all([tensor is None or tensor.is_contiguous() for tensor in small]):
+        if arranged and False not in [tensor is None or tensor.is_contiguous() for tensor in small]:
             return call
-        x, w, bias = x.contiguous(memory_format=self.window.format), dense(w), bias if bias is None else bias.contiguous()
+        x, w = x.contiguous(memory_format=self.window.format), dense(w)
+        bias = bias if bias is None else bias.contiguous()
         if w.stride() != strides:
             # Since the forward pass, the saved filters may have been moved to another layout.
             w = torch.empty_strided(w.shape, strides, dtype=w.dtype, device=w.device).copy_(w)

@@ -1,5 +1,7 @@
 """Decides which convolutions use the fused kernels, and calls them; everything else falls back to eager PyTorch."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
@@ -198,9 +200,13 @@ def find_known(
     return recall(signature(x, w, bias, (stride, padding, dilation, groups), options))
 
 
+def _learns(*tensors: Tensor | None) -> bool:
+    return True in [tensor is not None and tensor.requires_grad for tensor in tensors]
+
+
 def _run(fused: Convolution, call: Call) -> Tensor:
     x, w, bias, constants, *others = call
-    if torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in (x, w, bias, *constants)]):
+    if torch.is_grad_enabled() and _learns(x, w, bias, *constants):
         return Fused.apply(x, w, bias, fused, others, *constants)
     return fused.forward(call, keep=False)[0]
 

@@ -60,8 +60,8 @@ class Launch:
 
     Triton inspects every argument of every call to find the compiled variant. Here only addresses change between
     calls, so the variant compiled by the first call is kept and run directly, without hooks. Addresses that are not
-    multiples of 16 need another variant and go through Triton; `aligned` says that there are none. Once the launch
-    `is_compiled`, a caller may give addresses in place of all tensors, which takes less time.
+    multiples of 16 need another variant and go through Triton; `aligned` says that there are none. Once there is a
+    `runner`, a caller may give addresses in place of all tensors, which takes less time.
     """
 
     def __init__(self, kernel: Any, grid: Sequence[int], numbers: Sequence[float], warps: int, **flags: Any):
@@ -70,10 +70,6 @@ class Launch:
         self.numbers, self.rest = tuple(numbers), (*numbers, *self.flags.values())
         self.grid = (*grid, *(1,) * (3 - len(grid)))
         self.runner: Any = None
-
-    @property
-    def is_compiled(self) -> bool:
-        return self.runner is not None
 
     def __call__(self, *given: Any, stream: int | None, aligned: bool) -> None:
         if self.runner is not None and aligned:
@@ -113,13 +109,13 @@ def address_of(given: Any) -> Any:
 def handles(tensors: Sequence[Tensor | None], launches: Sequence[Launch]) -> tuple[Sequence[Any], bool, bool]:
     """What to give to the launches for the tensors; whether all are `aligned`; and whether they are addresses.
 
-    They are addresses if all launches are compiled, otherwise the tensors themselves.
+    They are addresses if all launches have a runner, otherwise the tensors themselves.
     """
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     bits = 0
     for address in addresses:
         bits |= address or 0
-    if bits % 16 or not all([launch.is_compiled for launch in launches]):
+    if bits % 16 or None in [launch.runner for launch in launches]:
         return tensors, bits % 16 == 0, False
     return addresses, True, True
 
@@ -171,9 +167,9 @@ def capturing(device: torch.device) -> bool:
 class SideStream:
     """Launches the body of the `with` on a side stream, after all earlier work; `join` waits for it.
 
-    `side_stream` forks only while a CUDA graph is captured: there a fork is cheap, otherwise it costs more host time than it saves
-    GPU time. The side stream has priority, since its kernels are short and others wait for them. Every fork is joined
-    before its tensors are released, so their memory can be reused safely.
+    `side_stream` forks only while a CUDA graph is captured: there a fork is cheap, otherwise it costs more host time
+    than it saves GPU time. The side stream has priority, since its kernels are short and others wait for them. Every
+    fork is joined before its tensors are released, so their memory can be reused safely.
     """
 
     def __init__(self, device: torch.device | None):
