@@ -9,16 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dcnet.kernels.launch import (
-    Launch,
-    Memory,
-    address_of,
-    capturing,
-    device_guard,
-    handles,
-    raw_stream,
-    side_stream,
-)
+from dcnet.kernels.direct import DirectBackward, DirectForward, can_run
+from dcnet.kernels.launch import Memory, aligned, capturing, device_guard, raw_stream, side_stream
 from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, NO_MEAN, NO_UPDATE, RETURNED, RUNNING_MEAN, Passes, Settings
 from dcnet.kernels.plan import Plan, Window, plan_of
 
@@ -41,48 +33,47 @@ class Convolution:
         self.forward_scratch = Memory(passes.places, passes.norm_sums)
         sums = passes.back_programs * passes.rows * filters
         self.backward_scratch = Memory(passes.patches, sums, passes.mean_sums, passes.places)
-        self.prepare_gradients()
+        self.gather()
 
-    def prepare_gradients(self) -> None:
-        """Gathers once what every backward pass needs."""
-        plan, passes = self.plan, self.passes
-        self.keeps_output = keeps_output(plan, passes.settings.has_bias)
-        self._input_launches: dict[bool, tuple[Launch, ...]] = {True: (passes.spread, passes.add), False: ()}
+    def gather(self) -> None:
+        """Gathers once what every pass needs."""
+        plan = self.plan
+        self.keeps_output = keeps_output(plan, self.passes.settings.has_bias)
+        self._direct_forward: DirectForward | None = None
+        self._direct_backward: dict[bool, DirectBackward] = {}
         # For every sum over positions, the learned constant that it belongs to.
-        self._places = [plan.learned.index(i) if i in plan.learned else None for i in plan.summed]
+        self.places = [plan.learned.index(i) if i in plan.learned else None for i in plan.summed]
 
     def forward(self, call: Call, keep: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The output, and the inputs of the backward pass: inner products, unit filters and state.
 
         The output takes the memory of the inner products if the backward pass does not need them, or without `keep`.
         """
-        call, passes = self._laid_out(call), self.passes
-        x, w, bias, constants, running, tracked, *_ = call
+        found = None if self._direct_forward is None else self._direct_forward(call, keep)
+        if found is not None:
+            return found
+        x, w, bias, constants, running, tracked, *_ = self._laid_out(call)
+        passes, device, ok = self.passes, x.device, aligned(x, w, bias, running, tracked, *constants)
         with device_guard(x):
-            state, scratch = self.state.allocate(x.device), self.forward_scratch.allocate(x.device)
-            unit, launches = self._empty_unit(w), (passes.prepare, passes.norms, passes.apply)
-            given, ok, direct = handles((x, w, unit, bias, running, tracked, *constants), launches)
-            norm, table, kept = self.state.handles(state, direct)
-            squares, sums = self.forward_scratch.handles(scratch, direct)
-            stored, stream = self.plan.stored(given[6:]), raw_stream(x.device)
-            passes.prepare(given[0], squares, given[1], given[2], table, stored, stream=stream, aligned=ok)
-            with side_stream(x.device) as side:
-                passes.norms(squares, norm, sums, stream=raw_stream(x.device), aligned=True)
+            state, scratch = self.state.allocate(device), self.forward_scratch.allocate(device)
+            norm, table, kept = self.state.places(state)
+            squares, sums = self.forward_scratch.places(scratch)
+            unit = torch.empty(w.shape, dtype=x.dtype, device=device, memory_format=self.window.format)
+            stream = raw_stream(device)
+            passes.prepare(x, squares, w, unit, table, self.plan.stored(constants), stream=stream, aligned=ok)
+            with side_stream(device) as side:
+                passes.norms(squares, norm, sums, stream=raw_stream(device), aligned=True)
             product = self.window.convolve(x, unit)
             side.join()
             output = product if self.keeps_output or not keep else torch.empty_like(product)
-            first, last = (product.data_ptr(), output.data_ptr()) if direct else (product, output)
-            offset, mean, count = [table if handle is None else handle for handle in given[3:6]]
-            passes.apply(first, norm, table, offset, sums, mean, count, last, kept, stream=stream, aligned=ok)
-        if passes.settings.update == IN_PLACE:
+            given = (table if bias is None else bias, sums, table if running is None else running)
+            count = table if tracked is None else tracked
+            passes.apply(product, norm, table, *given, count, output, kept, stream=stream, aligned=ok)
+        if running is not None and passes.settings.update == IN_PLACE:
             torch.autograd.graph.increment_version([value for value in (running, tracked) if value is not None])
+        if self._direct_forward is None and can_run((passes.prepare, passes.norms, passes.apply)):
+            self._direct_forward = DirectForward(self)
         return output, product, unit, state
-
-    def _empty_unit(self, w: Tensor) -> Tensor:
-        """Memory for the normalized filters, in the dtype and layout of the convolution."""
-        if w.dtype == self.passes.settings.dtype and w.is_contiguous(memory_format=self.window.format):
-            return torch.empty_like(w, memory_format=self.window.format)
-        return torch.empty(w.shape, dtype=self.passes.settings.dtype, device=w.device, memory_format=self.window.format)
 
     def backward(
         self,
@@ -98,6 +89,10 @@ class Convolution:
         `saved` holds inner products, unit filters and state; inner products are recomputed if they are empty. With
         `from_output`, `saved` has the output in place of the inner products.
         """
+        if from_output in self._direct_backward and needs_input and needs_weight:
+            found = self._direct_backward[from_output](call, gradient, saved)
+            if found is not None:
+                return found
         call, layout, (products, unit, state) = self._laid_out(call), self.window.format, saved
         gradient, unit = gradient.contiguous(memory_format=layout), unit.contiguous(memory_format=layout)
         with device_guard(call.x):
@@ -114,23 +109,21 @@ class Convolution:
         needs_input: bool,
         needs_weight: bool,
     ) -> Gradients:
-        (x, w, bias, constants, *_), (products, unit, state), passes = call, saved, self.passes
-        product_gradient, scratch = torch.empty_like(gradient), self.backward_scratch.allocate(x.device)
-        tensors = (gradient, products, product_gradient, x, w, bias, *constants)
-        launches = (passes.back[from_output], passes.finish[needs_weight], *self._input_launches[needs_input])
-        given, ok, direct = handles(tensors, launches)
-        norm, table, kept = self.state.handles(state, direct)
-        norm_gradient, sums, mean_sums, factor = self.backward_scratch.handles(scratch, direct)
-        stream, outs = raw_stream(x.device), (norm_gradient, sums, mean_sums)
-        launches[0](given[0], given[1], norm, table, kept, given[2], *outs, stream=stream, aligned=ok)
+        x, w, bias, constants, *_ = call
+        products, unit, state = saved
+        passes, device, ok = self.passes, x.device, aligned(gradient, x, w, bias, products, *constants)
+        norm, table, kept = self.state.places(state)
+        scratch = self.backward_scratch.allocate(device)
+        norm_gradient, sums, mean_sums, factor = self.backward_scratch.places(scratch)
+        product_gradient, stream, back = torch.empty_like(gradient), raw_stream(device), passes.back[from_output]
+        outs = (product_gradient, norm_gradient, sums, mean_sums)
+        back(gradient, products, norm, table, kept, *outs, stream=stream, aligned=ok)
         spread = functools.partial(passes.spread, norm, norm_gradient, mean_sums, factor, aligned=True)
-        finish = functools.partial(self._finish, (w, bias, constants), (table, kept, sums), (ok, direct))
-
-        def add(found: Tensor) -> None:
-            passes.add(found.data_ptr() if direct else found, given[3], factor, stream=stream, aligned=ok)
-
-        steps = Steps(spread, finish, add)
+        finish = functools.partial(self._finish, w, bias, constants, (table, kept, sums), ok)
+        steps = Steps(spread, finish, lambda gradient: passes.add(gradient, x, factor, stream=stream, aligned=ok))
         input_gradient, rest = self.convolve_gradients((product_gradient, x, unit), steps, needs_input, needs_weight)
+        if from_output not in self._direct_backward and can_run((back, passes.spread, passes.add, passes.finish[True])):
+            self._direct_backward[from_output] = DirectBackward(self, back)
         return (input_gradient, *rest)
 
     def convolve_gradients(
@@ -189,28 +182,42 @@ class Convolution:
 
     def _finish(
         self,
-        tensors: tuple[Tensor, Tensor | None, Sequence[Tensor]],
-        known: tuple[Any, Any, Any],
-        mode: tuple[bool, bool],
+        w: Tensor,
+        bias: Tensor | None,
+        constants: Sequence[Tensor],
+        known: tuple[Any, ...],
+        ok: bool,
         unit_gradient: Tensor | None,
         stream: int | None,
     ) -> Rest:
-        """Gradients of filters, bias and stored constants.
-
-        `tensors` are the filters, the bias and the constants; `known` the channel table, the means and the sums. `mode`
-        says whether all are aligned, and whether `known` are addresses, see `launch.handles`.
-        """
-        (w, bias, constants), (table, kept, sums), (ok, direct) = tensors, known, mode
-        weight_gradient = _memory_for(w, unit_gradient)
-        bias_gradient = None if bias is None else torch.empty_like(bias)
-        made = [_row_for(constant, self.window.filters) for constant in constants]
-        rows = tuple([w if place is None else made[place] for place in self._places])
-        first, launch = w if unit_gradient is None else unit_gradient, self.passes.finish[unit_gradient is not None]
+        """Gradients of filters, bias and stored constants."""
+        table, kept, sums = known
+        weight_gradient, bias_gradient, made = self.new_gradients(w, bias, constants, unit_gradient)
+        rows = tuple([w if place is None else made[place] for place in self.places])
         outs = (weight_gradient, w if bias_gradient is None else bias_gradient, rows)
-        given = (first, w, table, kept, self.plan.stored(constants), sums, *outs)
-        launch(*(map(address_of, given) if direct else given), stream=stream, aligned=ok)
-        found = [_as_stored(row, constant) for row, constant in zip(made, constants, strict=True)]
-        return weight_gradient, bias_gradient, found
+        first, launch = w if unit_gradient is None else unit_gradient, self.passes.finish[unit_gradient is not None]
+        launch(first, w, table, kept, self.plan.stored(constants), sums, *outs, stream=stream, aligned=ok)
+        return weight_gradient, bias_gradient, self.as_stored(made, constants)
+
+    def new_gradients(
+        self, w: Tensor, bias: Tensor | None, constants: Sequence[Tensor], unit_gradient: Tensor | None
+    ) -> Rest:
+        """Memory for the gradients of filters and bias, and for one row of gradients per constant.
+
+        The gradient of the filters takes the memory of that of the normalized ones if dtype and layout are the same.
+        """
+        weight_gradient = unit_gradient
+        if weight_gradient is None or weight_gradient.dtype != w.dtype or weight_gradient.stride() != w.stride():
+            weight_gradient = torch.empty_like(w)
+        made = [_row_for(constant, self.window.filters) for constant in constants]
+        return weight_gradient, None if bias is None else torch.empty_like(bias), made
+
+    def as_stored(self, rows: Sequence[Tensor], constants: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients of the constants: a row, or its sum if all channels share the constant."""
+        return [
+            row if row.numel() == constant.numel() else row.sum(0, keepdim=True).to(constant.dtype)
+            for row, constant in zip(rows, constants, strict=True)
+        ]
 
 
 class Steps(NamedTuple):
@@ -252,22 +259,11 @@ def keeps_output(plan: Plan, has_bias: bool) -> bool:
     return plan.invertible and not has_bias
 
 
-def _memory_for(w: Tensor, unit_gradient: Tensor | None) -> Tensor:
-    """Memory for the gradient of the filters: that of the normalized filters if dtype and layout are the same."""
-    if unit_gradient is None or unit_gradient.dtype != w.dtype or unit_gradient.stride() != w.stride():
-        return torch.empty_like(w)
-    return unit_gradient
-
-
 def _row_for(stored: Tensor, filters: int) -> Tensor:
-    """A buffer for a constant's gradient per channel; `_as_stored` sums it if all channels share the constant."""
+    """A buffer for a constant's gradient per channel; `as_stored` sums it if all channels share the constant."""
     if stored.numel() == filters:
         return torch.empty_like(stored)
     return torch.empty(filters, dtype=torch.float32, device=stored.device)
-
-
-def _as_stored(row: Tensor, stored: Tensor) -> Tensor:
-    return row if row.numel() == stored.numel() else row.sum(0, keepdim=True).to(stored.dtype)
 
 
 _compiled: dict[Any, Convolution] = {}

@@ -64,7 +64,7 @@ class FusedBlock(Convolution):
         sums = passes.back_programs * passes.rows * filters
         partial = passes.sum_programs * passes.sum_rows * filters * block.has_sums
         self.backward_scratch = Memory(passes.patches, sums, passes.mean_sums, passes.places, partial, 2 * filters)
-        self.prepare_gradients()
+        self.gather()
 
     def _prepare(self, w: Tensor, constants: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The normalized filters, and a new state with the channel table."""
@@ -222,7 +222,7 @@ class FusedBlock(Convolution):
         given = torch.empty(size, dtype=torch.float32, device=device) if block.given else None
         into = factor if given is None else given
         spread = functools.partial(passes.spread, norm, norm_gradient, mean_sums, into, aligned=ok)
-        finish = functools.partial(self._finish, (w, None, constants), (table, kept, sums), (ok, False))
+        finish = functools.partial(self._finish, w, None, constants, (table, kept, sums), ok)
 
         def add(gradient: Tensor) -> None:
             if given is None:

@@ -38,7 +38,8 @@ class Memory:
         for size in sizes:
             self.spans.append((self.total, size))
             self.total += -(-size // _STEP) * _STEP
-        self._offsets = [4 * start for start, _ in self.spans]
+        # In bytes.
+        self.offsets = [4 * start for start, _ in self.spans]
 
     def allocate(self, device: torch.device) -> Tensor:
         return torch.empty(self.total, dtype=torch.float32, device=device)
@@ -47,13 +48,6 @@ class Memory:
         address = buffer.data_ptr()
         return [Place(buffer, address + 4 * start, start, size) for start, size in self.spans]
 
-    def handles(self, buffer: Tensor, direct: bool) -> Sequence[Any]:
-        """The places, or with `direct` only their addresses."""
-        if not direct:
-            return self.places(buffer)
-        address = buffer.data_ptr()
-        return [address + offset for offset in self._offsets]
-
 
 class Launch:
     """One kernel for one convolution, with its grid, numbers and compile-time flags.
@@ -61,7 +55,7 @@ class Launch:
     Triton inspects every argument of every call to find the compiled variant. Here only addresses change between
     calls, so the variant compiled by the first call is kept and run directly, without hooks. Addresses that are not
     multiples of 16 need another variant and go through Triton; `aligned` says that there are none. Once there is a
-    `runner`, a caller may give addresses in place of all tensors, which takes less time.
+    `runner`, `direct` takes addresses in place of all tensors, which needs less time.
     """
 
     def __init__(self, kernel: Any, grid: Sequence[int], numbers: Sequence[float], warps: int, **flags: Any):
@@ -73,14 +67,17 @@ class Launch:
 
     def __call__(self, *given: Any, stream: int | None, aligned: bool) -> None:
         if self.runner is not None and aligned:
-            run, fixed = self.runner
-            addresses = given if type(given[0]) is int else map(address_of, given)
-            run(*self.grid, stream, *fixed, (*addresses, *self.rest))
+            self.direct(stream, *map(address_of, given))
             return
         tensors = [g.tensor() if type(g) is Place else g for g in given]
         compiled = self.kernel[self.grid](*tensors, *self.numbers, num_warps=self.warps, **self.flags)
         if aligned and not INTERPRETED:
             self.runner = _runner(compiled)
+
+    def direct(self, stream: int | None, *addresses: Any) -> None:
+        """Runs the compiled kernel; there must be a runner, and all addresses must be aligned."""
+        run, fixed = self.runner
+        run(*self.grid, stream, *fixed, (*addresses, *self.rest))
 
 
 def _runner(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -104,20 +101,6 @@ def address_of(given: Any) -> Any:
     if type(given) is tuple:
         return tuple(map(address_of, given))
     return given.address if type(given) is Place else given
-
-
-def handles(tensors: Sequence[Tensor | None], launches: Sequence[Launch]) -> tuple[Sequence[Any], bool, bool]:
-    """What to give to the launches for the tensors; whether all are `aligned`; and whether they are addresses.
-
-    They are addresses if all launches have a runner, otherwise the tensors themselves.
-    """
-    addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-    bits = 0
-    for address in addresses:
-        bits |= address or 0
-    if bits % 16 or None in [launch.runner for launch in launches]:
-        return tensors, bits % 16 == 0, False
-    return addresses, True, True
 
 
 def aligned(*tensors: Tensor | None) -> bool:
@@ -146,6 +129,15 @@ def _side_stream(device: int) -> torch.cuda.Stream:
 def raw_stream(device: torch.device) -> int | None:
     """The handle of the current CUDA stream, None on a CPU."""
     return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else None
+
+
+def direct_stream(device: torch.device) -> int | None:
+    """The current stream of the device; None if another GPU is the current one, or if a graph is being captured."""
+    if device.type != "cuda":
+        return 0
+    if torch._C._cuda_getDevice() != device.index or torch._C._cuda_isCurrentStreamCapturing():
+        return None
+    return torch._C._cuda_getCurrentRawStream(device.index)
 
 
 _NO_GUARD = contextlib.nullcontext()

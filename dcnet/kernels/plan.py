@@ -55,8 +55,8 @@ class Plan:
     scale: int
     decay: float | None
 
-    def stored(self, constants: Sequence[Tensor]) -> tuple[Any, ...]:
-        """Every constant: the tensor that a layer stores, or its fixed value."""
+    def stored(self, constants: Sequence[Tensor | int]) -> tuple[Any, ...]:
+        """Every constant: the tensor that a layer stores or its address, or the fixed value."""
         values: list[Any] = list(self.starts)
         for i, constant in zip(self.learned, constants, strict=True):
             values[i] = constant
