@@ -97,6 +97,7 @@ class DirectBackward(Direct):
     def __call__(self, call: Call, gradient: Tensor, saved: tuple[Tensor, Tensor, Tensor]) -> Gradients | None:
         """The same as `Convolution.backward`."""
         (x, w, bias, constants, *_), (products, unit, state) = call, saved
+        gradient = gradient.contiguous(memory_format=self.format)
         stream, small = direct_stream(self.device), self.small(bias, constants)
         if stream is None or small is None or not self._fits(x, w, gradient, products, unit):
             return None

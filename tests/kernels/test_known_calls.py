@@ -314,11 +314,12 @@ def runs_by_address(monkeypatch):
     usual, taken = launch.Launch.__call__, []
 
     def call(self, *given, stream, aligned):
+        taken.append("with tensors")
         if self.runner is None or not aligned:
             usual(self, *given, stream=stream, aligned=aligned)
 
             def run(*arguments):
-                taken.append(self.kernel)
+                taken.append("with addresses")
                 addresses = arguments[-1][: len(given)]
                 tensors = [at_address(*pair) for pair in zip(addresses, given, strict=True)]
                 self.kernel[self.grid](*tensors, *self.numbers, num_warps=self.warps, **self.flags)
@@ -338,8 +339,63 @@ def test_launches_with_addresses_give_the_same_results(operator, bias, layout, m
     x, cotangent = images(2, 3, 5, 6).contiguous(memory_format=layout).requires_grad_(), images(2, 2, 5, 6)
     first, second = copy.deepcopy(layer), copy.deepcopy(layer)
     with runs_by_address(monkeypatch) as taken:
-        wanted = results(lambda layer, x: layer(x), first, x, cotangent)
-        assert not taken
-        found = results(lambda layer, x: layer(x), second, x, cotangent)
-    assert len(taken) == 7
+        wanted = results(run_layer, first, x, cotangent)
+        assert taken == ["with tensors"] * 7
+        found = results(run_layer, second, x, cotangent)
+    assert taken[7:] == ["with addresses"] * 7
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def run_layer(layer, x):
+    return layer(x)
+
+
+def overwritten(layer, x):
+    return layer(x).mul_(-2).relu_()
+
+
+def kept_as_copies(layer, x):
+    def pack(tensor):
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        return layer(x)
+
+
+def without_alignment(layer, x):
+    memory = torch.empty(x.numel() + 1)[1:].as_strided(x.shape, x.stride())
+    return layer(memory.copy_(x))
+
+
+def expanded_gradient(layer, x):
+    return layer(x).mean((2, 3), keepdim=True).expand(2, 2, 5, 6)
+
+
+@pytest.mark.parametrize("run", [overwritten, kept_as_copies, without_alignment, expanded_gradient])
+@pytest.mark.parametrize("bias", [False, True])
+def test_unusual_calls_after_launches_with_addresses(run, bias, monkeypatch):
+    layer = make_layer("tanh-cos", padding=1, bias=bias).to(memory_format=torch.channels_last)
+    x = images(2, 3, 5, 6).contiguous(memory_format=torch.channels_last).requires_grad_()
+    cotangent, first, second = images(2, 2, 5, 6), copy.deepcopy(layer), copy.deepcopy(layer)
+    wanted = results(run, first, x, cotangent)
+    with runs_by_address(monkeypatch) as taken:
+        results(run_layer, copy.deepcopy(layer), x, cotangent)
+        found = results(run, second, x, cotangent)
+    if run in (kept_as_copies, without_alignment):
+        assert "with tensors" in taken[7:]
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("frozen", [["weight"], ["radius"], ["weight", "radius"], ["input"]])
+def test_frozen_tensors_get_no_gradient(frozen, monkeypatch):
+    layer, x = make_layer("tanh-cos", padding=1), images(2, 3, 5, 6).requires_grad_("input" not in frozen)
+    for name, value in layer.named_parameters():
+        value.requires_grad_(name not in frozen)
+    copies, cotangent = [copy.deepcopy(layer) for _ in range(3)], images(2, 2, 5, 6)
+    wanted = results(run_layer, copies[0], x, cotangent)
+    with runs_by_address(monkeypatch):
+        results(run_layer, copies[1], x, cotangent)
+        found = results(run_layer, copies[2], x, cotangent)
+    assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
