@@ -30,6 +30,7 @@ __all__ = [
     "sine",
     "tanh",
     "tl",
+    "triton",
 ]
 
 AVAILABLE = triton is not None

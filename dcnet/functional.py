@@ -54,8 +54,10 @@ def decoupled_conv2d(
     Arguments and shapes are those of `torch.nn.functional.conv2d`; the operator and its state are keyword arguments,
     see `Options`.
     """
-    if kernels.fits(input, weight, bias, padding, groups, options):
-        return kernels.conv2d(input, weight, bias, stride, padding, dilation, groups, options)
+    given = (input, weight, bias, stride, padding, dilation, groups, options)
+    known = kernels.find_known(*given)
+    if known is not None or kernels.fits(input, weight, bias, padding, groups, options):
+        return kernels.conv2d(*given, known)
     return decoupled(ConvPatches(2, input, weight, stride, padding, dilation, groups), weight, bias, options)
 
 

@@ -113,6 +113,11 @@ class Registry(MutableMapping[str, Entry]):
     def __getitem__(self, name: str) -> Entry:
         return self._entries[self.canonical(name)]
 
+    def __contains__(self, name: object) -> bool:
+        # Mapping's would look for near names, which takes long.
+        self._import_modules()
+        return self._find(name) is not None
+
     def __setitem__(self, name: str, entry: Entry) -> None:
         self._entries[name] = entry
         self.changes += 1

@@ -1,11 +1,12 @@
 from dcnet.kernels.block_dispatch import block, fits_block, uses_blocks
-from dcnet.kernels.dispatch import conv2d, fits, fits_folded, folded, is_plain_eager, use_kernels
+from dcnet.kernels.dispatch import conv2d, find_known, fits, fits_folded, folded, is_plain_eager, use_kernels
 from dcnet.kernels.filter_products import penalty_gradient_
 from dcnet.kernels.folded_inference import folded_rows, folded_table
 
 __all__ = [
     "block",
     "conv2d",
+    "find_known",
     "fits",
     "fits_block",
     "fits_folded",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.library import Library
 
 from dcnet.eager import ConvPatches, Options, decoupled
-from dcnet.kernels.convolution import Call, dense, mean_of, state_memory
+from dcnet.kernels.convolution import Call, Convolution, dense, mean_of, state_memory
 from dcnet.kernels.passes import RUNNING_MEAN
 from dcnet.kernels.plan import MOST_LEARNED
 
@@ -21,12 +22,12 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, settings: tuple[Any, ...], *constants: Tensor
+        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, fused: Convolution, others: list[Any], *constants: Tensor
     ) -> Tensor:
-        call = Call(x, w, bias, constants, *settings)
-        ctx.fused, ctx.settings = call.convolution(in_place=True), settings
-        output, product, unit, state = ctx.fused.forward(call)
-        kept, ctx.version = without_version_check(output) if call.keeps_output else (product, None)
+        """`others` are the arguments of the call after the constants."""
+        ctx.fused, ctx.others = fused, others
+        output, product, unit, state = fused.forward(Call(x, w, bias, constants, *others))
+        kept, ctx.version = without_version_check(output) if fused.keeps_output else (product, None)
         ctx.save_for_backward(x, w, bias, kept, unit, state, *constants)
         return output
 
@@ -34,16 +35,16 @@ class Fused(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         (gradient,) = gradients
         x, w, bias, products, unit, state, *constants = ctx.saved_tensors
-        call = Call(x, w, bias, constants, *ctx.settings)
+        call = Call(x, w, bias, constants, *ctx.others)
         if torch.is_grad_enabled() or not torch._C._has_storage(gradient):
             mean = mean_of(call.plan, call.window, state)
             dx, dw, db, *found = differentiable_gradients(call, mean, gradient)
         else:
-            products, from_output = _usable(products, ctx.version, call)
+            products, from_output = _usable(products, ctx.version, ctx.fused.keeps_output)
             needed, saved = ctx.needs_input_grad, (products, unit, state)
             dx, dw, db, found = ctx.fused.backward(call, gradient, saved, from_output, *needed[:2])
-            dx, dw, db = dx if needed[0] else None, dw if needed[1] else None, None if bias is None else db
-        return (dx, dw, db, None, *found)
+            dx, dw = dx if needed[0] else None, dw if needed[1] else None
+        return (dx, dw, db, None, None, *found)
 
 
 class Version:
@@ -52,12 +53,17 @@ class Version:
     def __init__(self, tensor: Tensor):
         # An empty tensor that shares the version counter.
         self.counter = tensor.detach()
-        self.counter.data = tensor.new_empty(0)
+        self.counter.data = _empty(tensor.dtype, tensor.device)
         self.version = self.counter._version
 
     @property
     def changed(self) -> bool:
         return self.counter._version != self.version
+
+
+@functools.lru_cache(maxsize=64)
+def _empty(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(0, dtype=dtype, device=device)
 
 
 def without_version_check(output: Tensor) -> tuple[Tensor, Version | None]:
@@ -71,11 +77,11 @@ def without_version_check(output: Tensor) -> tuple[Tensor, Version | None]:
     return (output.data, Version(output)) if type(output) is Tensor else (output, None)
 
 
-def _usable(saved: Tensor, version: Version | None, call: Call) -> tuple[Tensor, bool]:
+def _usable(saved: Tensor, version: Version | None, is_output: bool) -> tuple[Tensor, bool]:
     """The saved tensor, empty if it was overwritten since, and whether it is the output."""
     if version is not None and version.changed:
         return saved.new_empty(0), False
-    return saved, call.keeps_output
+    return saved, is_output
 
 
 def differentiable_gradients(call: Call, mean: Tensor, gradient: Tensor) -> list[Tensor | None]:
@@ -138,7 +144,8 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 def _backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     call = _call_of(arguments[:_COUNT])
     gradient, products, unit, state, *flags = arguments[_COUNT:]
-    return call.convolution(in_place=False).backward(call, gradient, (products, unit, state), *flags)
+    dx, dw, db, found = call.convolution(in_place=False).backward(call, gradient, (products, unit, state), *flags)
+    return dx, dw, dw.new_empty(0) if db is None else db, found
 
 
 def _forward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
@@ -192,7 +199,7 @@ class _Operation(torch.autograd.Function):
             found = differentiable_gradients(call, mean_of(call.plan, call.window, state), gradient)
         else:
             needed = ctx.needs_input_grad[:2]
-            products, from_output = _usable(products, ctx.version, call)
+            products, from_output = _usable(products, ctx.version, call.keeps_output)
             dx, dw, db, constants = torch.ops.dcnet.conv2d_backward.default(
                 *arguments, gradient, products, unit, state, from_output, *needed
             )

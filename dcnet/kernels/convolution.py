@@ -9,9 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dcnet.kernels.launch import Memory, SideStream, aligned, capturing, device_guard, raw_stream
+from dcnet.kernels.direct import DirectBackward, DirectForward, can_run
+from dcnet.kernels.launch import Memory, aligned, capturing, device_guard, raw_stream, side_stream
 from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, NO_MEAN, NO_UPDATE, RETURNED, RUNNING_MEAN, Passes, Settings
 from dcnet.kernels.plan import Plan, Window, plan_of
+
+# The gradients of filters, bias and stored constants; and those after the gradient of the input.
+Rest = tuple[Tensor, Tensor | None, list[Tensor]]
+Gradients = tuple[Tensor, Tensor, Tensor | None, list[Tensor]]
 
 
 class Convolution:
@@ -28,9 +33,25 @@ class Convolution:
         self.forward_scratch = Memory(passes.places, passes.norm_sums)
         sums = passes.back_programs * passes.rows * filters
         self.backward_scratch = Memory(passes.patches, sums, passes.mean_sums, passes.places)
+        self.gather()
 
-    def forward(self, call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The output, and the inputs of the backward pass: inner products, unit filters and state."""
+    def gather(self) -> None:
+        """Gathers once what every pass needs."""
+        plan = self.plan
+        self.keeps_output = keeps_output(plan, self.passes.settings.has_bias)
+        self._direct_forward: DirectForward | None = None
+        self._direct_backward: dict[bool, DirectBackward] = {}
+        # For every sum over positions, the learned constant that it belongs to.
+        self.places = [plan.learned.index(i) if i in plan.learned else None for i in plan.summed]
+
+    def forward(self, call: Call, keep: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The output, and the inputs of the backward pass: inner products, unit filters and state.
+
+        The output takes the memory of the inner products if the backward pass does not need them, or without `keep`.
+        """
+        found = None if self._direct_forward is None else self._direct_forward(call, keep)
+        if found is not None:
+            return found
         x, w, bias, constants, running, tracked, *_ = self._laid_out(call)
         passes, device, ok = self.passes, x.device, aligned(x, w, bias, running, tracked, *constants)
         with device_guard(x):
@@ -40,16 +61,18 @@ class Convolution:
             unit = torch.empty(w.shape, dtype=x.dtype, device=device, memory_format=self.window.format)
             stream = raw_stream(device)
             passes.prepare(x, squares, w, unit, table, self.plan.stored(constants), stream=stream, aligned=ok)
-            with SideStream(device) as side:
+            with side_stream(device) as side:
                 passes.norms(squares, norm, sums, stream=raw_stream(device), aligned=True)
             product = self.window.convolve(x, unit)
             side.join()
-            output = torch.empty_like(product)
+            output = product if self.keeps_output or not keep else torch.empty_like(product)
             given = (table if bias is None else bias, sums, table if running is None else running)
             count = table if tracked is None else tracked
             passes.apply(product, norm, table, *given, count, output, kept, stream=stream, aligned=ok)
         if running is not None and passes.settings.update == IN_PLACE:
             torch.autograd.graph.increment_version([value for value in (running, tracked) if value is not None])
+        if self._direct_forward is None and can_run((passes.prepare, passes.norms, passes.apply)):
+            self._direct_forward = DirectForward(self)
         return output, product, unit, state
 
     def backward(
@@ -60,12 +83,16 @@ class Convolution:
         from_output: bool,
         needs_input: bool,
         needs_weight: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    ) -> Gradients:
         """The gradients of input, filters, bias and stored constants.
 
         `saved` holds inner products, unit filters and state; inner products are recomputed if they are empty. With
         `from_output`, `saved` has the output in place of the inner products.
         """
+        if from_output in self._direct_backward and needs_input and needs_weight:
+            found = self._direct_backward[from_output](call, gradient, saved)
+            if found is not None:
+                return found
         call, layout, (products, unit, state) = self._laid_out(call), self.window.format, saved
         gradient, unit = gradient.contiguous(memory_format=layout), unit.contiguous(memory_format=layout)
         with device_guard(call.x):
@@ -81,25 +108,27 @@ class Convolution:
         from_output: bool,
         needs_input: bool,
         needs_weight: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    ) -> Gradients:
         x, w, bias, constants, *_ = call
         products, unit, state = saved
         passes, device, ok = self.passes, x.device, aligned(gradient, x, w, bias, products, *constants)
         norm, table, kept = self.state.places(state)
         scratch = self.backward_scratch.allocate(device)
         norm_gradient, sums, mean_sums, factor = self.backward_scratch.places(scratch)
-        product_gradient, stream = torch.empty_like(gradient), raw_stream(device)
+        product_gradient, stream, back = torch.empty_like(gradient), raw_stream(device), passes.back[from_output]
         outs = (product_gradient, norm_gradient, sums, mean_sums)
-        passes.back[from_output](gradient, products, norm, table, kept, *outs, stream=stream, aligned=ok)
+        back(gradient, products, norm, table, kept, *outs, stream=stream, aligned=ok)
         spread = functools.partial(passes.spread, norm, norm_gradient, mean_sums, factor, aligned=True)
         finish = functools.partial(self._finish, w, bias, constants, (table, kept, sums), ok)
         steps = Steps(spread, finish, lambda gradient: passes.add(gradient, x, factor, stream=stream, aligned=ok))
         input_gradient, rest = self.convolve_gradients((product_gradient, x, unit), steps, needs_input, needs_weight)
+        if from_output not in self._direct_backward and can_run((back, passes.spread, passes.add, passes.finish[True])):
+            self._direct_backward[from_output] = DirectBackward(self, back)
         return (input_gradient, *rest)
 
     def convolve_gradients(
         self, tensors: tuple[Tensor, Tensor, Tensor], steps: Steps, needs_input: bool, needs_weight: bool
-    ) -> tuple[Tensor, tuple[Tensor, Tensor, list[Tensor]]]:
+    ) -> tuple[Tensor, Rest]:
         """The gradient of the input, and those of filters, bias and constants.
 
         `tensors` are the gradient of the inner products, the input and the normalized filters. In a captured graph, the
@@ -113,7 +142,7 @@ class Convolution:
                 steps.spread(stream=raw_stream(device))
                 steps.add(input_gradient)
             return input_gradient, steps.finish(unit_gradient if needs_weight else None, raw_stream(device))
-        with SideStream(device) as side:
+        with side_stream(device) as side:
             if needs_input:
                 steps.spread(stream=raw_stream(device))
             spread_done = side.mark()
@@ -128,14 +157,17 @@ class Convolution:
 
     def _laid_out(self, call: Call) -> Call:
         """The call with its tensors in the layout that the kernels expect, which they usually have already."""
-        x, bias = call.x.contiguous(memory_format=self.window.format), call.bias
-        constants = [constant.contiguous() for constant in call.constants]
+        x, w, bias, constants, *_ = call
+        strides, small = self.passes.settings.weight_strides, (bias, *constants)
+        arranged = x.is_contiguous(memory_format=self.window.format) and w.stride() == strides
+        if arranged and False not in [tensor is None or tensor.is_contiguous() for tensor in small]:
+            return call
+        x, w = x.contiguous(memory_format=self.window.format), dense(w)
         bias = bias if bias is None else bias.contiguous()
-        w, strides = dense(call.w), self.passes.settings.weight_strides
         if w.stride() != strides:
             # Since the forward pass, the saved filters may have been moved to another layout.
             w = torch.empty_strided(w.shape, strides, dtype=w.dtype, device=w.device).copy_(w)
-        return call._replace(x=x, w=w, bias=bias, constants=constants)
+        return call._replace(x=x, w=w, bias=bias, constants=[constant.contiguous() for constant in constants])
 
     def _gradients(self, gradient: Tensor, x: Tensor, unit: Tensor, *wanted: bool) -> list[Tensor]:
         """Gradients of the plain convolution with respect to input and filters; empty if not wanted."""
@@ -157,17 +189,35 @@ class Convolution:
         ok: bool,
         unit_gradient: Tensor | None,
         stream: int | None,
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+    ) -> Rest:
         """Gradients of filters, bias and stored constants."""
-        plan, given, (table, kept, sums) = self.plan, dict(zip(self.plan.learned, constants, strict=True)), known
-        weight_gradient = torch.empty_like(w)
-        bias_gradient = w.new_empty(0) if bias is None else torch.empty_like(bias)
-        rows = {i: _row_for(given[i], self.window.filters) if i in given else w for i in plan.summed}
-        outs = (weight_gradient, bias_gradient, tuple(rows.values()))
-        first = w if unit_gradient is None else unit_gradient
-        launch = self.passes.finish[unit_gradient is not None]
-        launch(first, w, table, kept, plan.stored(constants), sums, *outs, stream=stream, aligned=ok)
-        return weight_gradient, bias_gradient, [_as_stored(rows[i], given[i]) for i in plan.learned]
+        table, kept, sums = known
+        weight_gradient, bias_gradient, made = self.new_gradients(w, bias, constants, unit_gradient)
+        rows = tuple([w if place is None else made[place] for place in self.places])
+        outs = (weight_gradient, w if bias_gradient is None else bias_gradient, rows)
+        first, launch = w if unit_gradient is None else unit_gradient, self.passes.finish[unit_gradient is not None]
+        launch(first, w, table, kept, self.plan.stored(constants), sums, *outs, stream=stream, aligned=ok)
+        return weight_gradient, bias_gradient, self.as_stored(made, constants)
+
+    def new_gradients(
+        self, w: Tensor, bias: Tensor | None, constants: Sequence[Tensor], unit_gradient: Tensor | None
+    ) -> Rest:
+        """Memory for the gradients of filters and bias, and for one row of gradients per constant.
+
+        The gradient of the filters takes the memory of that of the normalized ones if dtype and layout are the same.
+        """
+        weight_gradient = unit_gradient
+        if weight_gradient is None or weight_gradient.dtype != w.dtype or weight_gradient.stride() != w.stride():
+            weight_gradient = torch.empty_like(w)
+        made = [_row_for(constant, self.window.filters) for constant in constants]
+        return weight_gradient, None if bias is None else torch.empty_like(bias), made
+
+    def as_stored(self, rows: Sequence[Tensor], constants: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients of the constants: a row, or its sum if all channels share the constant."""
+        return [
+            row if row.numel() == constant.numel() else row.sum(0, keepdim=True).to(constant.dtype)
+            for row, constant in zip(rows, constants, strict=True)
+        ]
 
 
 class Steps(NamedTuple):
@@ -178,7 +228,7 @@ class Steps(NamedTuple):
     """
 
     spread: Callable[..., None]
-    finish: Callable[[Tensor | None, int | None], tuple[Tensor, Tensor, list[Tensor]]]
+    finish: Callable[[Tensor | None, int | None], Rest]
     add: Callable[[Tensor], None]
 
 
@@ -201,15 +251,19 @@ def mean_kind(decay: float | None, running: Tensor | None, training: bool) -> in
     return BATCH_MEAN if training or running is None else RUNNING_MEAN
 
 
+def keeps_output(plan: Plan, has_bias: bool) -> bool:
+    """Whether the backward pass gets the output, from which it computes the inner products.
+
+    The next layer usually keeps the output anyway. With a bias, small values could not be recovered from it.
+    """
+    return plan.invertible and not has_bias
+
+
 def _row_for(stored: Tensor, filters: int) -> Tensor:
-    """A buffer for a constant's gradient per channel; `_as_stored` sums it if all channels share the constant."""
-    return torch.empty(
-        filters, dtype=stored.dtype if stored.numel() == filters else torch.float32, device=stored.device
-    )
-
-
-def _as_stored(row: Tensor, stored: Tensor) -> Tensor:
-    return row if row.numel() == stored.numel() else row.sum(0, keepdim=True).to(stored.dtype)
+    """A buffer for a constant's gradient per channel; `as_stored` sums it if all channels share the constant."""
+    if stored.numel() == filters:
+        return torch.empty_like(stored)
+    return torch.empty(filters, dtype=torch.float32, device=stored.device)
 
 
 _compiled: dict[Any, Convolution] = {}
@@ -245,20 +299,18 @@ class Call(NamedTuple):
 
     @property
     def keeps_output(self) -> bool:
-        """Whether the backward pass gets the output, from which it computes the inner products.
-
-        The next layer usually keeps the output anyway. With a bias, small values could not be recovered from it.
-        """
-        return self.bias is None and self.plan.invertible
+        """Whether the backward pass gets the output; see the function."""
+        return keeps_output(self.plan, self.bias is not None)
 
     def convolution(self, in_place: bool) -> Convolution:
         """The compiled convolution for such tensors; it updates the running mean `in_place`, or returns the new one."""
         x, w = self.x, self.w
         tensors = (x, w, self.bias, self.running, self.tracked, *self.constants)
-        dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
-        layout = (x.shape, x.stride(), w.shape, w.stride(), x.device)
+        # Addresses are not checked: a tensor on another device must not find a launch that runs directly.
+        kinds = tuple([None if tensor is None else (tensor.dtype, tensor.device) for tensor in tensors])
+        layout = (x.shape, x.stride(), w.shape, w.stride())
         numbers = (self.eps, tuple(self.stride), tuple(self.padding), tuple(self.dilation), self.groups, self.mean)
-        key = (self.operator, dtypes, layout, numbers, in_place)
+        key = (self.operator, kinds, layout, numbers, in_place)
         if key not in _compiled:
             while len(_compiled) >= MOST_COMPILED:
                 _compiled.pop(next(iter(_compiled)))

@@ -1,5 +1,7 @@
 """Decides which convolutions use the fused kernels, and calls them; everything else falls back to eager PyTorch."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
@@ -20,8 +22,9 @@ from dcnet.operator import Operator, as_operator
 
 if AVAILABLE:
     from dcnet.kernels.autograd import Fused, arguments_of
-    from dcnet.kernels.convolution import Call
+    from dcnet.kernels.convolution import Call, Convolution
     from dcnet.kernels.folded_inference import folded_conv2d
+    from dcnet.kernels.known_calls import Known, recall, remember, signature
     from dcnet.kernels.unit_filters import UnitFilters
 
 DTYPES = (*HALF_PRECISIONS, torch.float32)
@@ -145,8 +148,14 @@ def conv2d(
     dilation: Size,
     groups: int,
     options: Options,
+    known: Known | None = None,
 ) -> Tensor:
-    """f(w, x) + bias by the fused kernels; also updates the running mean. Call it only if `fits` is true."""
+    """f(w, x) + bias by the fused kernels; also updates the running mean. Call it only if `fits` is true.
+
+    With `known`, the result of `find_known`, the call skips all checks.
+    """
+    if known is not None:
+        return _run(known.fused, known.call(x, w, bias, options))
     if padding == "same" and each_dimension(stride, 2) != (1, 1):
         raise ValueError(f"padding='same' requires stride 1, not {stride}")
     op, running = check_options(options), options.get("mean_norm")
@@ -158,17 +167,48 @@ def conv2d(
     settings = (running, tracked, str(op), options.get("eps", 1e-4), *window, groups, mean)
     constants = stored(op, options, w)
     if is_plain_eager(x):
-        x = x.to(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else x
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, w, bias, *constants)):
-            return Fused.apply(x, w, bias, settings, *constants)
-        call = Call(x, w, bias, constants, *settings)
-        return call.convolution(in_place=True).forward(call)[0]
+        cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        call = Call(x if cast is None else x.to(cast), w, bias, constants, *settings)
+        fused, names = call.convolution(in_place=True), tuple(op.learned)
+        if all(name in (options.get("constants") or {}) for name in names):
+            key = signature(x, w, bias, (stride, padding, dilation, groups), options)
+            remember(key, Known(op, fused, names, cast, settings[2:]))
+        return _run(fused, call)
     output, *_, updated = torch.ops.dcnet.conv2d.default(*arguments_of(Call(x, w, bias, constants, *settings)))
     if mean == BATCH_MEAN and running is not None:
         running.copy_(updated[0])
         if tracked is not None:
             tracked.copy_(updated[1])
     return output
+
+
+def find_known(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Size,
+    padding: Size | str,
+    dilation: Size,
+    groups: int,
+    options: Options,
+) -> Known | None:
+    """What `conv2d` found out in an earlier call with the same signature, in plain eager mode; `fits` was true then."""
+    if torch.compiler.is_compiling() or not (_enabled and isinstance(x, Tensor) and x.is_cuda):
+        return None
+    if is_traced() or not is_plain_eager(x):
+        return None
+    return recall(signature(x, w, bias, (stride, padding, dilation, groups), options))
+
+
+def _learns(*tensors: Tensor | None) -> bool:
+    return True in [tensor is not None and tensor.requires_grad for tensor in tensors]
+
+
+def _run(fused: Convolution, call: Call) -> Tensor:
+    x, w, bias, constants, *others = call
+    if torch.is_grad_enabled() and _learns(x, w, bias, *constants):
+        return Fused.apply(x, w, bias, fused, others, *constants)
+    return fused.forward(call, keep=False)[0]
 
 
 def fits_folded(x: Tensor, w: Tensor, bias: Tensor | None, op: Operator, padding: Size | str, groups: int) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.library import Library
 
 from dcnet.kernels.block_passes import BlockPasses, BlockSettings
-from dcnet.kernels.launch import Memory, SideStream, aligned, device_guard, raw_stream
+from dcnet.kernels.launch import Memory, aligned, device_guard, raw_stream, side_stream
 from dcnet.kernels.passes import NO_MEAN, NO_UPDATE, Passes, Settings
 from dcnet.kernels.plan import Plan, Window, plan_of
 from dcnet.operator import Operator
@@ -154,7 +154,7 @@ def folded_block(*arguments: Any) -> tuple[Tensor, Tensor]:
         ok, stream = aligned(x, given.squares, given.table, given.rows, residual), raw_stream(x.device)
         if given.squares is None:
             passes.squares(x, squares, stream=stream, aligned=ok)
-        with SideStream(x.device) as side:
+        with side_stream(x.device) as side:
             source = squares if given.squares is None else given.squares
             passes.norms(source, norm, sums, stream=raw_stream(x.device), aligned=ok)
         product = window.convolve(x, given.filters)

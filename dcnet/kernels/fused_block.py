@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dcnet.kernels.block_passes import BATCH_NORM, ROWS, BlockPasses, BlockSettings
 from dcnet.kernels.convolution import MOST_COMPILED, Call, Convolution, Steps, dense
-from dcnet.kernels.launch import Memory, Place, SideStream, aligned, device_guard, raw_stream
+from dcnet.kernels.launch import Memory, Place, aligned, device_guard, raw_stream, side_stream
 from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, NO_UPDATE, RETURNED, Settings
 from dcnet.kernels.plan import Plan, Window, plan_of
 
@@ -64,6 +64,7 @@ class FusedBlock(Convolution):
         sums = passes.back_programs * passes.rows * filters
         partial = passes.sum_programs * passes.sum_rows * filters * block.has_sums
         self.backward_scratch = Memory(passes.patches, sums, passes.mean_sums, passes.places, partial, 2 * filters)
+        self.gather()
 
     def _prepare(self, w: Tensor, constants: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The normalized filters, and a new state with the channel table."""
@@ -101,7 +102,7 @@ class FusedBlock(Convolution):
         given = squares if extras.squares is None else extras.squares
         if extras.squares is None:
             passes.squares(x, squares, stream=raw_stream(x.device), aligned=ok)
-        with SideStream(x.device) as side:
+        with side_stream(x.device) as side:
             passes.norms(given, norm, sums, stream=raw_stream(x.device), aligned=ok)
             if self.block.has_rows and self.block.norm != BATCH_NORM:
                 self._make_rows(call.bias, extras, buffers, ok)
@@ -287,9 +288,9 @@ def fused_block(call: Call, extras: Extras, block: BlockSettings, in_place: bool
     """The compiled block for such tensors; it updates the mean norm `in_place`, or returns the new one."""
     x, w = call.x, call.w
     tensors = (x, w, call.bias, call.running, call.tracked, *call.constants, *extras)
-    dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
+    kinds = tuple([None if tensor is None else (tensor.dtype, tensor.device) for tensor in tensors])
     numbers = (call.eps, tuple(call.stride), tuple(call.padding), tuple(call.dilation), call.mean)
-    key = (call.operator, dtypes, x.shape, x.stride(), w.shape, w.stride(), x.device, numbers, block, in_place)
+    key = (call.operator, kinds, x.shape, x.stride(), w.shape, w.stride(), numbers, block, in_place)
     if key not in _compiled:
         while len(_compiled) >= MOST_COMPILED:
             _compiled.pop(next(iter(_compiled)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcnet.device_functions import INTERPRETED
+from dcnet.device_functions import INTERPRETED, triton
 
 # Every place starts at a multiple of this many floats, so that it is aligned to 128 bytes.
 _STEP = 32
@@ -37,6 +38,8 @@ class Memory:
         for size in sizes:
             self.spans.append((self.total, size))
             self.total += -(-size // _STEP) * _STEP
+        # In bytes.
+        self.offsets = [4 * start for start, _ in self.spans]
 
     def allocate(self, device: torch.device) -> Tensor:
         return torch.empty(self.total, dtype=torch.float32, device=device)
@@ -51,7 +54,8 @@ class Launch:
 
     Triton inspects every argument of every call to find the compiled variant. Here only addresses change between
     calls, so the variant compiled by the first call is kept and run directly, without hooks. Addresses that are not
-    multiples of 16 need another variant and go through Triton; `aligned` says that there are none.
+    multiples of 16 need another variant and go through Triton; `aligned` says that there are none. Once there is a
+    `runner`, `direct` takes addresses in place of all tensors, which needs less time.
     """
 
     def __init__(self, kernel: Any, grid: Sequence[int], numbers: Sequence[float], warps: int, **flags: Any):
@@ -63,14 +67,40 @@ class Launch:
 
     def __call__(self, *given: Any, stream: int | None, aligned: bool) -> None:
         if self.runner is not None and aligned:
-            run, *fixed = self.runner
-            run(*self.grid, stream, *fixed, *[g.address if type(g) is Place else g for g in given], *self.rest)
+            self.direct(stream, *map(address_of, given))
             return
         tensors = [g.tensor() if type(g) is Place else g for g in given]
         compiled = self.kernel[self.grid](*tensors, *self.numbers, num_warps=self.warps, **self.flags)
         if aligned and not INTERPRETED:
-            # Triton's own runner calls this, too, after it has prepared metadata for the hooks of profilers.
-            self.runner = (compiled.run, compiled.function, compiled.packed_metadata, None, None, None)
+            self.runner = _runner(compiled)
+
+    def direct(self, stream: int | None, *addresses: Any) -> None:
+        """Runs the compiled kernel; there must be a runner, and all addresses must be aligned."""
+        run, fixed = self.runner
+        run(*self.grid, stream, *fixed, (*addresses, *self.rest))
+
+
+def _runner(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A function that launches a compiled kernel, and its arguments between the stream and the kernel's own.
+
+    Triton's own runner calls this, too, after it has prepared metadata for the hooks of profilers.
+    """
+    run, none = compiled.run, (None, None, None)
+    known = triton.__version__.startswith("3.7.") and isinstance(getattr(run, "kernel_signature", None), bytes)
+    if not known or run.global_scratch_size or run.profile_scratch_size:
+        return lambda *given: run(*given[:-1], *given[-1]), (compiled.function, compiled.packed_metadata, *none)
+    # What the runner itself calls if a kernel needs no scratch memory.
+    flags = (compiled.function, run.launch_cooperative_grid, run.launch_pdl, compiled.packed_metadata)
+    return run.launch, (*flags, *none, None, None, run.arg_annotations, run.kernel_signature)
+
+
+def address_of(given: Any) -> Any:
+    """The address of a tensor or place, or of each in a tuple; numbers stay the same."""
+    if isinstance(given, Tensor):
+        return given.data_ptr()
+    if type(given) is tuple:
+        return tuple(map(address_of, given))
+    return given.address if type(given) is Place else given
 
 
 def aligned(*tensors: Tensor | None) -> bool:
@@ -101,9 +131,24 @@ def raw_stream(device: torch.device) -> int | None:
     return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else None
 
 
+def direct_stream(device: torch.device) -> int | None:
+    """The current stream of the device; None if another GPU is the current one, or if a graph is being captured."""
+    if device.type != "cuda":
+        return 0
+    if torch._C._cuda_getDevice() != device.index or torch._C._cuda_isCurrentStreamCapturing():
+        return None
+    return torch._C._cuda_getCurrentRawStream(device.index)
+
+
+_NO_GUARD = contextlib.nullcontext()
+
+
 def device_guard(x: Tensor) -> Any:
-    """Makes the GPU of the tensor the current one; does nothing for other tensors."""
-    return torch.cuda._DeviceGuard(x.device.index if x.is_cuda else -1)
+    """Makes the GPU of the tensor the current one; does nothing if it is, and for other tensors."""
+    device = x.device
+    if device.type != "cuda" or device.index == torch._C._cuda_getDevice():
+        return _NO_GUARD
+    return torch.cuda._DeviceGuard(device.index)
 
 
 def capturing(device: torch.device) -> bool:
@@ -114,14 +159,15 @@ def capturing(device: torch.device) -> bool:
 class SideStream:
     """Launches the body of the `with` on a side stream, after all earlier work; `join` waits for it.
 
-    It forks only while a CUDA graph is captured: there a fork is cheap, otherwise it costs more host time than it saves
-    GPU time. The side stream has priority, since its kernels are short and others wait for them. Every fork is joined
-    before its tensors are released, so their memory can be reused safely.
+    `side_stream` forks only while a CUDA graph is captured: there a fork is cheap, otherwise it costs more host time
+    than it saves GPU time. The side stream has priority, since its kernels are short and others wait for them. Every
+    fork is joined before its tensors are released, so their memory can be reused safely.
     """
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device | None):
+        """None for the stream that never forks."""
         self.device = device
-        self.side = _side_stream(device.index) if capturing(device) else None
+        self.side = None if device is None else _side_stream(device.index)
         self.main: torch.cuda.Stream | None = None
 
     def __enter__(self) -> SideStream:
@@ -146,3 +192,11 @@ class SideStream:
     def wait(self, mark: torch.cuda.Event | None) -> None:
         if mark is not None and self.main is not None:
             self.main.wait_event(mark)
+
+
+_NO_FORK = SideStream(None)
+
+
+def side_stream(device: torch.device) -> SideStream:
+    """A side stream that forks if a CUDA graph is being captured."""
+    return SideStream(device) if capturing(device) else _NO_FORK

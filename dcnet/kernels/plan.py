@@ -16,6 +16,7 @@ import dcnet.weighting
 from dcnet.component import Component, belongs_to
 from dcnet.operator import Operator
 from dcnet.parameters import Slot
+from dcnet.registry import Registry
 from dcnet.weighting import Weighting
 
 # The largest number of learned constants of an operator.
@@ -54,10 +55,12 @@ class Plan:
     scale: int
     decay: float | None
 
-    def stored(self, constants: Sequence[Tensor]) -> tuple[Any, ...]:
-        """Every constant: the tensor that a layer stores, or its fixed value."""
-        given = dict(zip(self.learned, constants, strict=True))
-        return tuple(given.get(i, start) for i, start in enumerate(self.starts))
+    def stored(self, constants: Sequence[Tensor | int]) -> tuple[Any, ...]:
+        """Every constant: the tensor that a layer stores or its address, or the fixed value."""
+        values: list[Any] = list(self.starts)
+        for i, constant in zip(self.learned, constants, strict=True):
+            values[i] = constant
+        return tuple(values)
 
 
 def has_device_functions(op: Operator) -> bool:
@@ -72,7 +75,8 @@ def has_device_functions(op: Operator) -> bool:
 
 def _is_registered(name: str, cls: type) -> bool:
     """Whether the class, or an instance of it, is registered under the name."""
-    found = [kind.registry.get(name) for kind in (dcnet.magnitude, dcnet.angle, dcnet.weighting)]
+    registries: list[Registry[Any]] = [dcnet.magnitude.registry, dcnet.angle.registry, dcnet.weighting.registry]
+    found = [registry[name] for registry in registries if name in registry]
     return any(entry is cls or type(entry) is cls for entry in found)
 
 
@@ -167,7 +171,7 @@ class Window:
 
     def convolve(self, x: Tensor, filters: Tensor) -> Tensor:
         """torch's convolution, without a bias, in the memory layout of the window."""
-        product = torch.ops.aten.convolution.default(x, filters, None, *self.arguments)
+        product = torch.convolution(x, filters, None, *self.arguments)
         return product.contiguous(memory_format=self.format)
 
     @property
