@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,11 @@ from dcnet.kernels.passes import IN_PLACE, NO_UPDATE, Passes, Settings, Tiling
 from dcnet.kernels.plan import Plan, Window
 from dcnet.kernels.window_kernels import prepare_kernel
 
-# The fastest values on an H200, for narrow layers and for those of at least `WIDE` channels; see README.md.
-WIDE = 256
-STATISTICS = Tiling(1024, 8, 1, 3, chunks=True)
-OUTPUT = (Tiling(2048, 6, 4, 3, chunks=True), Tiling(1024, 12, 1, 3, chunks=True))
-SUMS = (Tiling(2048, 4, 2, 3, chunks=True), Tiling(1024, 8, 1, 3, chunks=True))
-BLOCK_BACK = (Tiling(2048, 6, 4, 3, chunks=True), Tiling(512, 16, 1, 3, chunks=True))
+# The fastest values on an H200, by the smallest number of channels that they are for; see README.md.
+STATISTICS = {0: Tiling(1024, 8, 1, 3, chunks=True)}
+OUTPUT = {0: Tiling(2048, 6, 4, 3, chunks=True), 256: Tiling(1024, 12, 1, 3, chunks=True)}
+SUMS = {0: Tiling(2048, 4, 2, 3, chunks=True), 192: Tiling(1024, 8, 1, 3, chunks=True)}
+BLOCK_BACK = {0: Tiling(2048, 6, 4, 3, chunks=True), 192: Tiling(512, 16, 1, 3, chunks=True)}
 # Channels per program of the kernels between the passes.
 ROW_WIDTH = 8
 # Rows of a block: scale, offset, slope, mean, 1 / deviation and shift.
@@ -89,13 +88,11 @@ class BlockPasses(Passes):
     def __init__(self, plan: Plan, window: Window, settings: Settings, block: BlockSettings):
         self.block = block
         self.norm_scale = 0.5 if block.given else 1.0
-        wide = window.filters >= WIDE
-        self.tilings = {"output": OUTPUT[wide], "sums": SUMS[wide], "back": BLOCK_BACK[wide]}
         super().__init__(plan, window, settings)
         self.filters = self._filters()
-        self.statistic_programs = self._programs(STATISTICS, self.outputs)
-        self.sum_programs = self._programs(self.tilings["sums"], self.outputs)
-        self.back_programs = self._programs(self.tilings["back"], self.outputs)
+        self.statistic_programs = self._output_programs(STATISTICS)
+        self.sum_programs = self._output_programs(SUMS)
+        self.back_programs = self._output_programs(BLOCK_BACK)
         self.mean_sums = self.back_programs
         self.positions = window.batch * window.outs
         self.spread = self._spread()
@@ -116,10 +113,16 @@ class BlockPasses(Passes):
         sizes = {"ONE": True, "BLOCK": 16, "WIDTH": 16, "FAST": self.settings.fast}
         return Launch(prepare_kernel, (self.window.filters, 1), numbers, 4, **self._filter_flags, **sizes)
 
-    def _block_pass(self, kernel: Any, tiling: Tiling, numbers: Sequence[float], **flags: Any) -> Launch:
+    def _tiling(self, tilings: Mapping[int, Tiling]) -> Tiling:
+        return tilings[max(channels for channels in tilings if channels <= self.window.filters)]
+
+    def _output_programs(self, tilings: Mapping[int, Tiling]) -> int:
+        return self._programs(self._tiling(tilings), self.outputs)
+
+    def _block_pass(self, kernel: Any, tilings: Mapping[int, Tiling], numbers: Sequence[float], **flags: Any) -> Launch:
         """A pass over the output."""
         functions = {**self._operator_flags, "ANGLE": self.plan.angle}
-        return self._pass(kernel, tiling, self.outputs, numbers, **functions, **flags)
+        return self._pass(kernel, self._tiling(tilings), self.outputs, numbers, **functions, **flags)
 
     @property
     def _mean_flags(self) -> dict[str, Any]:
@@ -156,12 +159,10 @@ class BlockPasses(Passes):
         block, numbers = self.block, (*self._mean_numbers, *self.outputs)
         flags = {**self._mean_flags, **self._block_flags, "HANDS_ON": block.hands_on}
         flags["FIRST"] = block.norm != BATCH_NORM
-        return self._block_pass(block_kernel, self.tilings["output"], numbers, **flags)
+        return self._block_pass(block_kernel, OUTPUT, numbers, **flags)
 
     def _sums(self, handed: bool, two: bool) -> Launch:
-        return self._block_pass(
-            sums_kernel, self.tilings["sums"], self.outputs, **self._block_flags, HANDED=handed, TWO=two
-        )
+        return self._block_pass(sums_kernel, SUMS, self.outputs, **self._block_flags, HANDED=handed, TWO=two)
 
     def _row_gradients(self) -> Launch:
         block, numbers = self.block, (self.sum_programs, self.window.filters, self.positions)
@@ -172,4 +173,4 @@ class BlockPasses(Passes):
     def _block_back(self, handed: bool, direct: bool) -> Launch:
         flags = {**self._block_flags, "HANDED": handed, "DIRECT": direct}
         flags |= {"NORM": self.block.norm, "SUMMED": self.plan.summed}
-        return self._block_pass(block_back_kernel, self.tilings["back"], self.outputs, **flags)
+        return self._block_pass(block_back_kernel, BLOCK_BACK, self.outputs, **flags)

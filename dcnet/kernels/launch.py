@@ -76,22 +76,29 @@ class Launch:
 
     def direct(self, stream: int | None, *addresses: Any) -> None:
         """Runs the compiled kernel; there must be a runner, and all addresses must be aligned."""
-        run, fixed = self.runner
-        run(*self.grid, stream, *fixed, (*addresses, *self.rest))
+        run, fixed, in_tuple = self.runner
+        if in_tuple:
+            run(*self.grid, stream, *fixed, (*addresses, *self.rest))
+        else:
+            run(*self.grid, stream, *fixed, *addresses, *self.rest)
 
 
-def _runner(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A function that launches a compiled kernel, and its arguments between the stream and the kernel's own.
+def _runner(compiled: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """A function that launches a compiled kernel, its arguments after the stream, and whether the rest is one tuple.
 
-    Triton's own runner calls this, too, after it has prepared metadata for the hooks of profilers.
+    Triton's own runner calls this, too, after it has prepared metadata for the hooks of profilers. The launcher inside
+    of the runner needs less time; its arguments depend on the version of Triton.
     """
     run, none = compiled.run, (None, None, None)
-    known = triton.__version__.startswith("3.7.") and isinstance(getattr(run, "kernel_signature", None), bytes)
+    version = ".".join(triton.__version__.split(".")[:2])
+    known = version in ("3.6", "3.7") and hasattr(run, "launch_pdl")
     if not known or run.global_scratch_size or run.profile_scratch_size:
-        return lambda *given: run(*given[:-1], *given[-1]), (compiled.function, compiled.packed_metadata, *none)
-    # What the runner itself calls if a kernel needs no scratch memory.
-    flags = (compiled.function, run.launch_cooperative_grid, run.launch_pdl, compiled.packed_metadata)
-    return run.launch, (*flags, *none, None, None, run.arg_annotations, run.kernel_signature)
+        return run, (compiled.function, compiled.packed_metadata, *none), False
+    flags, scratch = (compiled.function, run.launch_cooperative_grid, run.launch_pdl), (None, None)
+    if version == "3.6":
+        return run.launch, (*flags, *scratch, compiled.packed_metadata, *none), False
+    signature = (run.arg_annotations, run.kernel_signature)
+    return run.launch, (*flags, compiled.packed_metadata, *none, *scratch, *signature), True
 
 
 def address_of(given: Any) -> Any:

@@ -324,7 +324,7 @@ def runs_by_address(monkeypatch):
                 tensors = [at_address(*pair) for pair in zip(addresses, given, strict=True)]
                 self.kernel[self.grid](*tensors, *self.numbers, num_warps=self.warps, **self.flags)
 
-            self.runner = run, ()
+            self.runner = run, (), True
         else:
             usual(self, *given, stream=stream, aligned=aligned)
 
