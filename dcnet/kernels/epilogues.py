@@ -29,7 +29,12 @@ Run = Callable[[], Sequence[Tensor]]
 
 
 class Epilogue:
-    """A graph that replaces a convolution and the pass after it; None if passes are faster, or graphs unavailable."""
+    """A graph that replaces a convolution and the pass after it; None if passes are faster, or graphs unavailable.
+
+    Only captured CUDA graphs use it: in eager mode it takes more host time than passes.
+    """
+
+    in_eager_mode = False
 
     def __init__(self) -> None:
         self.graph: Any = None
@@ -63,7 +68,7 @@ class Epilogue:
         for plan in cudnn_graphs.plans_of(form)[:MOST_PLANS]:
             try:
                 self.graph = build(form, plan)
-                found = replay_us(run) if _agree(run(), wanted) else least
+                found = replay_us(run) if _agree(self._in_eager_mode(run), wanted) else least
             except Exception:
                 # cuDNN proposes plans that it cannot build.
                 continue
@@ -71,9 +76,19 @@ class Epilogue:
                 best, least = plan, found
         return {"plan": best, "us": None if best is None else round(least, 1), "passes_us": round(passes, 1)}
 
+    def _in_eager_mode(self, run: Run) -> Sequence[Tensor]:
+        """The results of a call that uses the graph without a capture."""
+        self.in_eager_mode = True
+        try:
+            return run()
+        finally:
+            del self.in_eager_mode
+
     def ready(self, x: Tensor) -> Any:
-        """The graph, if it can run now."""
-        return self.graph if self.graph is not None and cudnn_graphs.ready(x.device) else None
+        """The graph, if the call that is being made should use it."""
+        if self.graph is None or not (self.in_eager_mode or capturing(x.device)):
+            return None
+        return self.graph if cudnn_graphs.ready(x.device) else None
 
 
 def _is_choice(choice: Any) -> bool:

@@ -40,14 +40,15 @@ class TorchGraphs:
         return self.times[self.called[before][1]] if len(self.called) > before else 100.0
 
     @contextlib.contextmanager
-    def installed(self, benchmark=True, deterministic=False):
-        """Installs these graphs in the place of cuDNN's."""
+    def installed(self, benchmark=True, deterministic=False, in_eager_mode=True):
+        """Installs these graphs in the place of cuDNN's; eager mode uses them, too, since a CPU captures nothing."""
         package = SimpleNamespace(__version__="1", backend_version=lambda: 1)
         replaced = {"plans_of": self.plans_of, "build": self.build, "frontend": lambda: package}
         replaced["available"] = lambda x: x.dtype in HALF_PRECISIONS
         with (
             mock.patch.multiple(cudnn_graphs, **replaced),
             mock.patch.object(epilogues, "replay_us", self.replay_us),
+            mock.patch.object(epilogues.Epilogue, "in_eager_mode", in_eager_mode),
             mock.patch("torch.cuda.get_device_name", return_value="a GPU"),
             mock.patch("dcnet.kernels.convolution._compiled", {}),
             torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, deterministic=deterministic),

@@ -189,6 +189,20 @@ def test_without_permission_nothing_is_measured(flags):
 
 
 @on_cpu
+def test_eager_mode_uses_passes(monkeypatch):
+    layer, x = a_layer(), an_input()
+    with TorchGraphs(fast=50.0).installed() as graphs:
+        by_kernels(layer, x)
+        monkeypatch.setattr("dcnet.kernels.epilogues.Epilogue.in_eager_mode", False)
+        graphs.called.clear()
+        by_kernels(layer, x)
+        assert graphs.called == []
+        monkeypatch.setattr("dcnet.kernels.epilogues.capturing", lambda device: True)
+        by_kernels(layer, x)
+        assert graphs.called == [("tanh", "fast")]
+
+
+@on_cpu
 def test_deterministic_algorithms_keep_the_passes():
     torch.use_deterministic_algorithms(True)
     try:
@@ -266,7 +280,8 @@ def searching():
 
 @pytest.fixture
 def always_chosen(monkeypatch):
-    """A graph is chosen even if it is slower."""
+    """A graph is chosen even if it is slower, and used in eager mode as well."""
+    monkeypatch.setattr("dcnet.kernels.epilogues.Epilogue.in_eager_mode", True)
     monkeypatch.setattr("dcnet.kernels.epilogues.SAVED", -100.0)
     monkeypatch.setattr("dcnet.kernels.epilogues.MOST_PLANS", 2)
 
@@ -298,7 +313,7 @@ def test_windows_of_cudnn(settings):
 
 @on_gpu
 @pytest.mark.usefixtures("always_chosen")
-def test_graphs_are_captured():
+def test_graphs_are_captured(monkeypatch):
     layer = make_layer("tanh-cos", 32, 64, padding=1, bias=False, dtype=torch.bfloat16)
     x = images(8, 32, 14, 14, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last).requires_grad_()
 
@@ -311,6 +326,7 @@ def test_graphs_are_captured():
     with searching(), torch.cuda.stream(stream):
         for _ in range(3):
             wanted = step()
+        monkeypatch.setattr("dcnet.kernels.epilogues.Epilogue.in_eager_mode", False)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             found = step()
