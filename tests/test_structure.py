@@ -47,6 +47,7 @@ LEVEL = {name: level for level, floor in enumerate(FLOORS) for name in floor}
 # Imports inside functions: optional packages, and packages that few calls need.
 IMPORTED_LATE = {
     "data/mnist.py": {"sklearn", "sklearn.model_selection"},
+    "kernels/cudnn_graphs.py": {"cudnn"},
     "training/checkpoints.py": {"torch.distributed.tensor"},
 }
 

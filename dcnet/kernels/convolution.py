@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dcnet.kernels.direct import DirectBackward, DirectForward, can_run
+from dcnet.kernels.epilogues import Epilogue, FusedGradient, FusedOutput, gradient_form, output_form
 from dcnet.kernels.launch import Memory, aligned, capturing, device_guard, raw_stream, side_stream
 from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, NO_MEAN, NO_UPDATE, RETURNED, RUNNING_MEAN, Passes, Settings
 from dcnet.kernels.plan import Plan, Window, plan_of
@@ -33,6 +34,7 @@ class Convolution:
         self.forward_scratch = Memory(passes.places, passes.norm_sums)
         sums = passes.back_programs * passes.rows * filters
         self.backward_scratch = Memory(passes.patches, sums, passes.mean_sums, passes.places)
+        self.output_epilogue, self.gradient_epilogue = Epilogue(), Epilogue()
         self.gather()
 
     def gather(self) -> None:
@@ -55,6 +57,7 @@ class Convolution:
         x, w, bias, constants, running, tracked, *_ = self._laid_out(call)
         passes, device, ok = self.passes, x.device, aligned(x, w, bias, running, tracked, *constants)
         with device_guard(x):
+            fused = self._fused_output(call) if ok else None
             state, scratch = self.state.allocate(device), self.forward_scratch.allocate(device)
             norm, table, kept = self.state.places(state)
             squares, sums = self.forward_scratch.places(scratch)
@@ -63,12 +66,16 @@ class Convolution:
             passes.prepare(x, squares, w, unit, table, self.plan.stored(constants), stream=stream, aligned=ok)
             with side_stream(device) as side:
                 passes.norms(squares, norm, sums, stream=raw_stream(device), aligned=True)
-            product = self.window.convolve(x, unit)
-            side.join()
-            output = product if self.keeps_output or not keep else torch.empty_like(product)
-            given = (table if bias is None else bias, sums, table if running is None else running)
-            count = table if tracked is None else tracked
-            passes.apply(product, norm, table, *given, count, output, kept, stream=stream, aligned=ok)
+            means = (sums, table if running is None else running, table if tracked is None else tracked)
+            if fused is not None:
+                side.join()
+                output = product = fused(x, unit, norm, table, *means, kept, stream=stream)
+            else:
+                product = self.window.convolve(x, unit)
+                side.join()
+                output = product if self.keeps_output or not keep else torch.empty_like(product)
+                offset = table if bias is None else bias
+                passes.apply(product, norm, table, offset, *means, output, kept, stream=stream, aligned=ok)
         if running is not None and passes.settings.update == IN_PLACE:
             torch.autograd.graph.increment_version([value for value in (running, tracked) if value is not None])
         if self._direct_forward is None and can_run((passes.prepare, passes.norms, passes.apply)):
@@ -98,7 +105,11 @@ class Convolution:
         with device_guard(call.x):
             recompute = not products.numel()
             products = self.window.convolve(call.x, unit) if recompute else products.contiguous(memory_format=layout)
-            return self._backward(call, gradient, (products, unit, state), from_output, needs_input, needs_weight)
+            given = (call, gradient, (products, unit, state), from_output)
+            if needs_input and self.gradient_epilogue.may_choose(call.x):
+                run = functools.partial(self._backward, *given, True, needs_weight)
+                self.gradient_epilogue.choose(gradient_form(self.passes), FusedGradient, lambda: run()[:2])
+            return self._backward(*given, needs_input, needs_weight)
 
     def _backward(
         self,
@@ -121,6 +132,9 @@ class Convolution:
         spread = functools.partial(passes.spread, norm, norm_gradient, mean_sums, factor, aligned=True)
         finish = functools.partial(self._finish, w, bias, constants, (table, kept, sums), ok)
         steps = Steps(spread, finish, lambda gradient: passes.add(gradient, x, factor, stream=stream, aligned=ok))
+        fused = self.gradient_epilogue.ready(x) if needs_input and ok else None
+        if fused is not None:
+            steps = steps._replace(fused=functools.partial(fused, product_gradient, x, unit, factor))
         input_gradient, rest = self.convolve_gradients((product_gradient, x, unit), steps, needs_input, needs_weight)
         if from_output not in self._direct_backward and can_run((back, passes.spread, passes.add, passes.finish[True])):
             self._direct_backward[from_output] = DirectBackward(self, back)
@@ -135,6 +149,8 @@ class Convolution:
         gradients of filters and constants are computed concurrently with that of the input.
         """
         device, convolved = tensors[1].device, functools.partial(self._gradients, *tensors)
+        if steps.fused is not None:
+            return self._fused_gradients(tensors, steps, steps.fused, needs_weight)
         if not capturing(device):
             # One call of torch instead of two, since host time is the limit.
             input_gradient, unit_gradient = convolved(needs_input, needs_weight)
@@ -154,6 +170,34 @@ class Convolution:
             steps.add(input_gradient)
         side.join()
         return input_gradient, rest
+
+    def _fused_gradients(
+        self,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        steps: Steps,
+        fused: Callable[[], Tensor],
+        needs_weight: bool,
+    ) -> tuple[Tensor, Rest]:
+        """As `convolve_gradients`, if the data gradient adds the part of the norms, which must be known before."""
+        device = tensors[1].device
+        with side_stream(device) as side:
+            unit_gradient = self._gradients(*tensors, False, needs_weight)[1]
+            rest = steps.finish(unit_gradient if needs_weight else None, raw_stream(device))
+        steps.spread(stream=raw_stream(device))
+        input_gradient = fused()
+        side.join()
+        return input_gradient, rest
+
+    def _fused_output(self, call: Call) -> FusedOutput | None:
+        """The convolution whose epilogue computes the output, if this is faster; the first call measures it."""
+        if self.output_epilogue.may_choose(call.x):
+            form = output_form(call.operator, self.passes, call.keeps_output)
+            # Calls that measure must not change the running mean.
+            running, tracked = (None if mean is None else mean.clone() for mean in (call.running, call.tracked))
+            copied = call._replace(running=running, tracked=tracked)
+            build = functools.partial(FusedOutput, self.passes)
+            self.output_epilogue.choose(form, build, lambda: self.forward(copied)[:1])
+        return self.output_epilogue.ready(call.x)
 
     def _laid_out(self, call: Call) -> Call:
         """The call with its tensors in the layout that the kernels expect, which they usually have already."""
@@ -224,12 +268,13 @@ class Steps(NamedTuple):
     """Steps of a backward pass around the gradients of the plain convolution.
 
     `spread` computes the gradient of the norms for every pixel, `finish` those of filters, bias and constants. `add`
-    adds the part of the norms to the gradient of the input.
+    adds the part of the norms to the gradient of the input. `fused` computes the gradient of the input with that part.
     """
 
     spread: Callable[..., None]
     finish: Callable[[Tensor | None, int | None], Rest]
     add: Callable[[Tensor], None]
+    fused: Callable[[], Tensor] | None = None
 
 
 def state_memory(plan: Plan, window: Window) -> Memory:

@@ -16,6 +16,9 @@ import dcnet
 from dcnet import device_functions as device
 from dcnet import kernels
 from dcnet.kernels import dispatch
+from dcnet.kernels.convolution import Call
+from dcnet.kernels.epilogues import factor_launch
+from dcnet.kernels.passes import BATCH_MEAN
 
 compile_and_launch = JITFunction.run
 
@@ -81,6 +84,17 @@ def compile_block(operator, residual, activation):
     torch.autograd.grad([output, onward, again], wanted, [torch.ones_like(y) for y in (output, onward, again)])
 
 
+def compile_factors(operator, tanh):
+    """The kernel before a convolution whose epilogue computes the output."""
+    x, w = torch.randn(2, 8, 56, 56, dtype=torch.bfloat16), torch.randn(48, 8, 3, 3)
+    learned = [slot.initial(48) for slot in dcnet.Operator.parse(operator).learned.values()]
+    window = ((1, 1), (1, 1), (1, 1), 1, BATCH_MEAN)
+    fused = Call(x, w, None, learned, torch.ones(()), torch.zeros((), dtype=torch.int64), operator, 1e-4, *window)
+    given = [torch.empty(8) for _ in range(8)]
+    given[3:5] = fused.running, fused.tracked
+    factor_launch(fused.convolution(in_place=True).passes, tanh)(*given, stream=None, aligned=True)
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="+")
@@ -95,6 +109,8 @@ if __name__ == "__main__":
     driver.set_active(AbsentGpu(given.capability))
     JITFunction.run = compile_only
     pretend_multiprocessors(132)
+    compile_factors("tanh-cos", True)
+    compile_factors("seg(radius=Radius(per_channel=False))-cos", False)
     for operator in given.operators:
         print(operator, flush=True)
         compile_layer(operator, torch.bfloat16, bias=False)

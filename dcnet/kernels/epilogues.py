@@ -1,0 +1,193 @@
+"""Passes of a fused convolution in the epilogue of its cuDNN kernels, where measurements show that this is faster."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dcnet.kernels import cudnn_graphs, plan_cache
+from dcnet.kernels.cudnn_graphs import Form
+from dcnet.kernels.epilogue_kernels import factor_kernel
+from dcnet.kernels.launch import Launch, Memory, Place, capturing, power_of_two
+from dcnet.kernels.passes import PLACES, Passes
+from dcnet.operator import Operator
+
+# A graph must save this share of the time of the whole pass; smaller differences are noise.
+SAVED = 0.03
+# cuDNN compiles a plan in about half a second, and proposes the most promising ones first.
+MOST_PLANS = 6
+# Calls in one replay, and replays.
+CALLS, REPLAYS = 5, 7
+# The largest difference from the result of separate passes, which round twice, relative to the largest value.
+LARGEST_DIFFERENCE = 2e-2
+
+Run = Callable[[], Sequence[Tensor]]
+
+
+class Epilogue:
+    """A graph that replaces a convolution and the pass after it; None if passes are faster, or graphs unavailable.
+
+    Only captured CUDA graphs use it: in eager mode it takes more host time than passes.
+    """
+
+    in_eager_mode = False
+
+    def __init__(self) -> None:
+        self.graph: Any = None
+        self.chosen = False
+
+    def may_choose(self, x: Tensor) -> bool:
+        """Whether to choose now: once, in eager mode, and only if torch may search for fast convolutions as well."""
+        if self.chosen or not torch.backends.cudnn.benchmark or torch.backends.cudnn.deterministic:
+            return False
+        self.chosen = not capturing(x.device)
+        return self.chosen and not torch.are_deterministic_algorithms_enabled() and cudnn_graphs.available(x)
+
+    def choose(self, form: Form | None, build: Callable[[Form, str], Any], run: Run) -> None:
+        """Takes the plan that was remembered for the graph, or the fastest one; `run` calls the whole pass."""
+        if form is None:
+            return
+        try:
+            choice = plan_cache.remembered(form.key)
+            if not _is_choice(choice):
+                choice = self._measured(form, build, run)
+                plan_cache.remember(form.key, choice)
+            self.graph = None if choice["plan"] is None else build(form, choice["plan"])
+        except Exception:
+            # Anything may be missing: memory, a compiler, a plan of an older version. The passes need none of it.
+            self.graph = None
+
+    def _measured(self, form: Form, build: Callable[[Form, str], Any], run: Run) -> dict[str, Any]:
+        """The fastest plan, or None for separate passes, and the microseconds of both."""
+        wanted, passes = run(), replay_us(run)
+        best, least = None, passes * (1 - SAVED)
+        for plan in cudnn_graphs.plans_of(form)[:MOST_PLANS]:
+            try:
+                self.graph = build(form, plan)
+                found = replay_us(run) if _agree(self._in_eager_mode(run), wanted) else least
+            except Exception:
+                # cuDNN proposes plans that it cannot build.
+                continue
+            if found < least:
+                best, least = plan, found
+        return {"plan": best, "us": None if best is None else round(least, 1), "passes_us": round(passes, 1)}
+
+    def _in_eager_mode(self, run: Run) -> Sequence[Tensor]:
+        """The results of a call that uses the graph without a capture."""
+        self.in_eager_mode = True
+        try:
+            return run()
+        finally:
+            del self.in_eager_mode
+
+    def ready(self, x: Tensor) -> Any:
+        """The graph, if the call that is being made should use it."""
+        if self.graph is None or not (self.in_eager_mode or capturing(x.device)):
+            return None
+        return self.graph if cudnn_graphs.ready(x.device) else None
+
+
+def _is_choice(choice: Any) -> bool:
+    return isinstance(choice, dict) and "plan" in choice and isinstance(choice["plan"], str | None)
+
+
+def _agree(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    """Whether two results differ by rounding only; NaN differs."""
+    pairs = [(a.float(), b.float()) for a, b in zip(found, wanted, strict=True) if b.numel()]
+    return all(bool((a - b).abs().amax() <= LARGEST_DIFFERENCE * b.abs().amax()) for a, b in pairs)
+
+
+def replay_us(run: Run) -> float:
+    """Microseconds of one call in a CUDA graph: the median of several replays."""
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for _ in range(CALLS):
+                run()
+        finally:
+            graph.capture_end()
+        times = [_replay_ms(graph) for _ in range(REPLAYS)]
+    torch.cuda.current_stream().wait_stream(stream)
+    return 1000 * statistics.median(times) / CALLS
+
+
+def _replay_ms(graph: torch.cuda.CUDAGraph) -> float:
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    before.record()
+    graph.replay()
+    after.record()
+    after.synchronize()
+    return before.elapsed_time(after)
+
+
+def output_form(operator: str, passes: Passes, keeps_output: bool) -> Form | None:
+    """The graph that computes the output; None if cuDNN has no such epilogue.
+
+    The angle must be the cosine and the layer unweighted. All channels share the constants, except for the radius of
+    tanh. Inner products are not available, so the backward pass must not need them.
+    """
+    op, plan = Operator.parse(operator), passes.plan
+    if not keeps_output or op.weighted or not op.angle.identity or not _one_group(passes):
+        return None
+    per_channel = [name for i, name in enumerate(plan.names) if plan.kinds[4 * i + 1]]
+    if not per_channel:
+        return Form("multiplied", passes.window, passes.settings.dtype)
+    tanh = op.magnitude.parts[0].name == "tanh" and per_channel == ["radius"]
+    return Form("tanh", passes.window, passes.settings.dtype) if tanh else None
+
+
+def gradient_form(passes: Passes) -> Form | None:
+    """The graph that computes the gradient of the input; None if cuDNN has no such epilogue."""
+    return Form("added", passes.window, passes.settings.dtype) if _one_group(passes) else None
+
+
+def _one_group(passes: Passes) -> bool:
+    return passes.window.groups == 1 and passes.window.channels_last
+
+
+class FusedOutput:
+    """The output of a fused convolution: a small kernel for the factors of all patches, and a graph."""
+
+    def __init__(self, passes: Passes, form: Form, plan: str):
+        self.form, self.run, self.passes = form, cudnn_graphs.build(form, plan), passes
+        self.launch = factor_launch(passes, form.kind == "tanh")
+        self.memory = Memory(passes.patches, passes.window.filters)
+
+    def __call__(self, x: Tensor, unit: Tensor, norm: Place, *given: Any, stream: int | None) -> Tensor:
+        """`given` are the channel table, the sums of the norms, running mean and count, and the place of the mean."""
+        *known, kept = given
+        output, places = self.passes.window.empty_output(x), self.memory.places(self.memory.allocate(x.device))
+        self.launch(norm, *known, *places, kept, stream=stream, aligned=True)
+        sizes = self.form.sizes[2:-1]
+        order = [places[0], norm, places[1]][: len(sizes)]
+        self.run(x, unit, *(place.tensor().view(size) for place, size in zip(order, sizes, strict=True)), output)
+        return output
+
+
+class FusedGradient:
+    """The gradient of the input of a fused convolution, with the part of the norms."""
+
+    def __init__(self, form: Form, plan: str):
+        self.form, self.run = form, cudnn_graphs.build(form, plan)
+
+    def __call__(self, gradient: Tensor, x: Tensor, unit: Tensor, factor: Place) -> Tensor:
+        input_gradient = torch.empty_like(x)
+        self.run(gradient, unit, x, factor.tensor().view(self.form.sizes[3]), input_gradient)
+        return input_gradient
+
+
+def factor_launch(passes: Passes, tanh: bool) -> Launch:
+    plan, settings = passes.plan, passes.settings
+    numbers = (passes.norm_sums, passes.patches, plan.decay or 0.0, passes.patches, passes.window.filters)
+    parts = {"MAGNITUDE": plan.magnitude, "COUNTS": plan.counts, "KNOWN": plan.known, "RELATIVE": plan.relative}
+    means = {"MEAN": settings.mean, "UPDATE": settings.update, "COUNTED": settings.counted}
+    sizes = {"SUMS": power_of_two(passes.norm_sums), "WIDTH": power_of_two(passes.window.filters), "BLOCK": PLACES}
+    flags = {**parts, **means, **sizes, "TANH": tanh, "FAST": settings.fast}
+    return Launch(factor_kernel, (-(-passes.patches // PLACES),), numbers, 4, **flags)
