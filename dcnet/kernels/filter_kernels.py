@@ -3,7 +3,7 @@
 from dcnet.device_functions import Block, at_least, constexpr, device_function, tl
 
 # KINDS has four numbers for each constant: learned, per channel, positive, and the floor. A positive constant is stored
-# as r and has the value r^2 + floor. A filter is processed in steps of STEP values, most filters in one.
+# as r and has the value r^2 + floor.
 
 
 @device_function
@@ -38,11 +38,11 @@ def constant(given: Block, channel: Block, KINDS: constexpr, K: constexpr) -> Bl
 
 @device_function
 def filter_size(row: Block, size: Block, eps: Block, channel_step: Block, height_step: Block, width_step: Block,
-                CHANNELS: constexpr, KERNEL: constexpr, LAST: constexpr, STEP: constexpr) -> Block:  # fmt: skip
+                CHANNELS: constexpr, KERNEL: constexpr, LAST: constexpr) -> Block:  # fmt: skip
     """||w|| = sqrt(sum w^2 + eps)."""
-    squares = tl.zeros([STEP], tl.float32)
-    for first in range(0, size, STEP):
-        i = first + tl.arange(0, STEP)
+    squares = tl.zeros([1024], tl.float32)
+    for first in range(0, size, 1024):
+        i = first + tl.arange(0, 1024)
         place = source(i, channel_step, height_step, width_step, CHANNELS, KERNEL, LAST)
         w = tl.load(row + place, mask=i < size, other=0.0).to(tl.float32)
         squares += w * w
@@ -66,7 +66,6 @@ def normalize_filter(
     CHANNELS: constexpr,
     KERNEL: constexpr,
     LAST: constexpr,
-    STEP: constexpr,
     KINDS: constexpr,
     MAGNITUDE: constexpr,
     COUNTS: constexpr,
@@ -76,9 +75,9 @@ def normalize_filter(
 ) -> None:
     """w / ||w||, and the channel's column of the table: the constants, a, b and ||w||."""
     row = weight + c.to(tl.int64) * row_stride
-    norm = filter_size(row, size, eps, channel_step, height_step, width_step, CHANNELS, KERNEL, LAST, STEP)
-    for first in range(0, size, STEP):
-        i = first + tl.arange(0, STEP)
+    norm = filter_size(row, size, eps, channel_step, height_step, width_step, CHANNELS, KERNEL, LAST)
+    for first in range(0, size, 1024):
+        i = first + tl.arange(0, 1024)
         place = source(i, channel_step, height_step, width_step, CHANNELS, KERNEL, LAST)
         w = tl.load(row + place, mask=i < size, other=0.0).to(tl.float32)
         tl.store(unit + c.to(tl.int64) * size + i, (w / norm).to(unit.dtype.element_ty), mask=i < size)
@@ -127,7 +126,6 @@ def filter_gradient_kernel(
     CHANNELS: constexpr,
     KERNEL: constexpr,
     LAST: constexpr,
-    STEP: constexpr,
     KINDS: constexpr,
     RELATIVE: constexpr,
     SUMMED: constexpr,
@@ -173,7 +171,7 @@ def filter_gradient_kernel(
     if WEIGHT:
         filter_gradient(
             c, unit_gradient, weight, weight_gradient, norm, by_norm, 1.0, size, row_stride, channel_step,
-            height_step, width_step, CHANNELS, KERNEL, LAST, STEP,
+            height_step, width_step, CHANNELS, KERNEL, LAST,
         )  # fmt: skip
 
 
@@ -194,19 +192,18 @@ def filter_gradient(
     CHANNELS: constexpr,
     KERNEL: constexpr,
     LAST: constexpr,
-    STEP: constexpr,
 ) -> None:
     """dw = d / ||w|| + w (by_norm - <d, w> / ||w||^2) / ||w||, where d is the gradient of w / ||w|| times the scale."""
     row, onto = weight + c.to(tl.int64) * row_stride, weight_gradient + c.to(tl.int64) * row_stride
-    along = tl.zeros([STEP], tl.float32)
-    for first in range(0, size, STEP):
-        i = first + tl.arange(0, STEP)
+    along = tl.zeros([1024], tl.float32)
+    for first in range(0, size, 1024):
+        i = first + tl.arange(0, 1024)
         place = source(i, channel_step, height_step, width_step, CHANNELS, KERNEL, LAST)
         w = tl.load(row + place, mask=i < size, other=0.0).to(tl.float32)
         along += w * tl.load(unit_gradient + c.to(tl.int64) * size + i, mask=i < size, other=0.0).to(tl.float32)
     outward = (by_norm - scale * tl.sum(along) / (norm * norm)) / norm
-    for first in range(0, size, STEP):
-        i = first + tl.arange(0, STEP)
+    for first in range(0, size, 1024):
+        i = first + tl.arange(0, 1024)
         place = source(i, channel_step, height_step, width_step, CHANNELS, KERNEL, LAST)
         w = tl.load(row + place, mask=i < size, other=0.0).to(tl.float32)
         d = tl.load(unit_gradient + c.to(tl.int64) * size + i, mask=i < size, other=0.0).to(tl.float32)
@@ -236,15 +233,14 @@ def unit_kernel(
     CHANNELS: constexpr,
     KERNEL: constexpr,
     LAST: constexpr,
-    STEP: constexpr,
 ) -> None:
     """scale w / ||w||, and ||w||, of a filter."""
     c = tl.program_id(0)
     row = weight + c.to(tl.int64) * row_stride
-    norm = filter_size(row, size, eps, channel_step, height_step, width_step, CHANNELS, KERNEL, LAST, STEP)
+    norm = filter_size(row, size, eps, channel_step, height_step, width_step, CHANNELS, KERNEL, LAST)
     tl.store(norms + c, norm)
-    for first in range(0, size, STEP):
-        i = first + tl.arange(0, STEP)
+    for first in range(0, size, 1024):
+        i = first + tl.arange(0, 1024)
         place = source(i, channel_step, height_step, width_step, CHANNELS, KERNEL, LAST)
         w = tl.load(row + place, mask=i < size, other=0.0).to(tl.float32)
         tl.store(unit + c.to(tl.int64) * size + i, (w * (scale / norm)).to(unit.dtype.element_ty), mask=i < size)
@@ -265,11 +261,10 @@ def unit_gradient_kernel(
     CHANNELS: constexpr,
     KERNEL: constexpr,
     LAST: constexpr,
-    STEP: constexpr,
 ) -> None:
     """The gradient of a filter from the gradient of scale w / ||w||."""
     c = tl.program_id(0)
     filter_gradient(
         c, unit_gradient, weight, weight_gradient, tl.load(norms + c), 0.0, scale, size, row_stride, channel_step,
-        height_step, width_step, CHANNELS, KERNEL, LAST, STEP,
+        height_step, width_step, CHANNELS, KERNEL, LAST,
     )  # fmt: skip

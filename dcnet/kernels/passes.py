@@ -34,7 +34,6 @@ APPLY = Tiling(2048, 6, 4, 3, chunks=True)
 BACK = Tiling(1024, 8, 1, 3, chunks=True)
 ADD = Tiling(2048, 4, 4, 3)
 PLACES = 512
-LARGEST_STEP = 4096
 MOST_SUMS = 1024
 
 # Codes of `Settings.mean` and `Settings.update`, which kernels compare with these numbers.
@@ -111,7 +110,6 @@ class Passes:
     def _filter_flags(self) -> dict[str, Any]:
         plan, window = self.plan, self.window
         flags = {"CHANNELS": window.channels // window.groups, "KERNEL": window.kernel, "LAST": window.channels_last}
-        flags["STEP"] = filter_step(self._filter_numbers[1])
         parts = {"KINDS": plan.kinds, "MAGNITUDE": plan.magnitude, "COUNTS": plan.counts, "SCALE": plan.scale}
         return {**flags, **parts, "WEIGHTING": plan.weighting}
 
@@ -195,11 +193,6 @@ class Passes:
         }
         numbers = (self.back_programs, *self._filter_numbers)
         return Launch(filter_gradient_kernel, (self.window.filters,), numbers, 4, **flags)
-
-
-def filter_step(size: int) -> int:
-    """Values of a filter that its kernels process at a time."""
-    return min(power_of_two(size), LARGEST_STEP)
 
 
 def chunk_width(channels: int) -> int:

@@ -11,7 +11,6 @@ from torch import Tensor
 from dcnet.kernels.convolution import dense
 from dcnet.kernels.filter_kernels import unit_gradient_kernel, unit_kernel
 from dcnet.kernels.launch import Launch, aligned, device_guard, raw_stream
-from dcnet.kernels.passes import filter_step
 from dcnet.kernels.plan import lies_channels_last
 from dcnet.norms import filter_norm
 
@@ -58,6 +57,6 @@ def _launches(
     """The launches of forward and backward pass, cached by all arguments; `kinds` are dtypes and device."""
     filters, channels, *kernel = shape
     size = channels * kernel[0] * kernel[1]
-    flags = {"CHANNELS": channels, "KERNEL": tuple(kernel), "LAST": last, "STEP": filter_step(size)}
+    flags = {"CHANNELS": channels, "KERNEL": tuple(kernel), "LAST": last}
     forward = Launch(unit_kernel, (filters,), (size, *strides, eps, scale), 4, **flags)
     return forward, Launch(unit_gradient_kernel, (filters,), (size, *strides, scale), 4, **flags)

@@ -30,7 +30,6 @@ def prepare_kernel(
     CHANNELS: constexpr,
     KERNEL: constexpr,
     LAST: constexpr,
-    STEP: constexpr,
     KINDS: constexpr,
     MAGNITUDE: constexpr,
     COUNTS: constexpr,
@@ -51,7 +50,7 @@ def prepare_kernel(
     elif (pid - tiles < filters) & (tl.program_id(1) == 0):
         normalize_filter(
             pid - tiles, weight, unit, table, stored, filters, size, row_stride, channel_step, height_step, width_step,
-            eps, CHANNELS, KERNEL, LAST, STEP, KINDS, MAGNITUDE, COUNTS, SCALE, WEIGHTING, FAST,
+            eps, CHANNELS, KERNEL, LAST, KINDS, MAGNITUDE, COUNTS, SCALE, WEIGHTING, FAST,
         )  # fmt: skip
 
 
