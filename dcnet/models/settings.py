@@ -53,7 +53,8 @@ class Settings:
     """Everything about a network except its structure.
 
     `init` initializes the weights of all layers except the two convolutions of a residual unit, for which there is
-    `unit_init`. With norm_eps=None, the normalization has its own epsilon. `classifier_bias` says whether a linear classifier has a bias.
+    `unit_init`. With norm_eps=None, the normalization has its own epsilon, see NORM_EPS. `classifier_bias` says whether
+    a linear classifier has a bias.
     """
 
     operator: Operator | str = "tanh-cos"
@@ -91,7 +92,9 @@ class Settings:
     def make_norm(self, channels: int, spatial: bool = True) -> nn.Module:
         """The normalization of a convolution, or of a linear layer if not `spatial`."""
         if self.norm in TOKEN_NORMS:
-            raise ValueError(f"norm={self.norm!r} needs a transformer, such as vit-tiny: use norm='batch' or norm='none'")
+            raise ValueError(
+                f"norm={self.norm!r} needs a transformer, such as vit-tiny: use norm='batch' or norm='none'"
+            )
         if self.norm == "none":
             return nn.Identity()
         kind = nn.BatchNorm2d if spatial else nn.BatchNorm1d

@@ -1,4 +1,4 @@
-"""Vision transformers for small images: patches of 4 x 4 pixels, and the mean over all patches instead of a class token."""
+"""Vision transformers for small images: patches of 4 x 4 pixels, and their mean instead of a class token."""
 
 import torch
 import torch.nn.functional as F
