@@ -9,7 +9,8 @@ from torch import Tensor, nn
 import dcnet
 from dcnet.layers import Decoupled
 from dcnet.models import Network, create_model
-from dcnet.models.vit import Attention, Block, MeanOfTokens
+from dcnet.models.tokens import Attention, MeanOfTokens
+from dcnet.models.vit import Block
 from dcnet.robustness import certify
 
 # Width 0.7 gives 134 channels and two heads.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dcnet.models.blocks import Network, sequence
 from dcnet.models.create import register
 from dcnet.models.settings import Settings
-from dcnet.models.vit import DEFAULTS, DEPTH, RATIO, Attention, Embedding, MeanOfTokens, mlp
+from dcnet.models.tokens import DEFAULTS, DEPTH, RATIO, Attention, Embedding, MeanOfTokens, mlp
 
 # The first step of a token towards the output of a block.
 STEP = 0.05
