@@ -48,10 +48,10 @@ class NetworkOptions:
     width: Annotated[float | None, by_recipe("FACTOR")] = None
     """Multiplies the channels of all layers."""
 
-    norm: Annotated[Literal["batch", "none"] | None, by_recipe("{batch,none}")] = None
-    """The normalization after each layer."""
+    norm: Annotated[Literal["batch", "layer", "rms", "none"] | None, by_recipe("{batch,layer,rms,none}")] = None
+    """The normalization after each layer; in a transformer, before attention and MLP."""
 
-    activation: Annotated[Literal["relu", "prelu", "none"] | None, by_recipe("{relu,prelu,none}")] = None
+    activation: Annotated[Literal["relu", "prelu", "gelu", "none"] | None, by_recipe("{relu,prelu,gelu,none}")] = None
     """The activation after each layer."""
 
     classifier: Annotated[Literal["linear", "normalized"] | None, by_recipe("{linear,normalized}")] = None

@@ -72,13 +72,13 @@ def create_model(
         name: one of `dcnet.models.networks`.
         operator: an Operator, its spec, or "conv" for torch's own layers.
         num_classes: number of classes; 0 for a network that returns its features.
-        norm: "batch" or "none".
-        activation: "relu", "prelu" or "none".
+        norm: "batch" or "none", and "layer" or "rms" for transformers.
+        activation: "relu", "prelu", "gelu" or "none".
         classifier: "linear", or "normalized" for logits ||x|| cos(theta) (Table 5).
         width: multiplies the channels of every layer.
         in_channels: number of channels of the images.
         image_size: side of the images; networks that end with average pooling take any size.
-        norm_eps: epsilon of batch normalization.
+        norm_eps: epsilon of the normalization.
         norm_momentum: momentum of batch normalization, as in torch: the weight of the newest batch. With the authors'
             0.001, evaluation is meaningless for thousands of batches.
     """

@@ -12,9 +12,10 @@ from dcnet.checks import check_choice, check_number, check_whole
 from dcnet.layers import linear
 from dcnet.operator import Operator, as_operator, is_plain
 
-# The authors' values: epsilon of batch normalization, the initial slope of PReLU, and the standard deviation of the
-# filters in the residual units of their ImageNet networks.
-NORM_EPS = 1e-3
+# Epsilon of each normalization: the authors' value for batch normalization, and the usual one for transformers.
+NORM_EPS = {"batch": 1e-3, "layer": 1e-6, "rms": 1e-6}
+# The authors' values: the initial slope of PReLU, and the standard deviation of the filters in the residual units of
+# their ImageNet networks.
 PRELU_SLOPE = 0.0
 SMALL_DEVIATION = 0.01
 
@@ -35,11 +36,14 @@ def small_normal_(weight: Tensor) -> Tensor:
     return nn.init.normal_(weight, std=SMALL_DEVIATION)
 
 
-NORMS = ("batch", "none")
+NORMS = ("batch", "layer", "rms", "none")
+# Normalizations of each token over its channels, for transformers.
+TOKEN_NORMS = ("layer", "rms")
 CLASSIFIERS = ("linear", "normalized")
 ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
     "relu": lambda channels: nn.ReLU(),
     "prelu": lambda channels: nn.PReLU(channels, init=PRELU_SLOPE),
+    "gelu": lambda channels: nn.GELU(),
     "none": lambda channels: nn.Identity(),
 }
 
@@ -49,7 +53,8 @@ class Settings:
     """Everything about a network except its structure.
 
     `init` initializes the weights of all layers except the two convolutions of a residual unit, for which there is
-    `unit_init`. `classifier_bias` says whether a linear classifier has a bias.
+    `unit_init`. With norm_eps=None, the normalization has its own epsilon, see NORM_EPS. `classifier_bias` says whether
+    a linear classifier has a bias.
     """
 
     operator: Operator | str = "tanh-cos"
@@ -60,7 +65,7 @@ class Settings:
     width: float = 1.0
     in_channels: int = 3
     image_size: int = 32
-    norm_eps: float = NORM_EPS
+    norm_eps: float | None = None
     norm_momentum: float = NORM_MOMENTUM
     init: Initializer = he_normal_
     unit_init: Initializer = he_normal_
@@ -76,7 +81,8 @@ class Settings:
         check_whole("in_channels", self.in_channels, least=1)
         check_whole("image_size", self.image_size, least=1)
         check_number("width", self.width, above=0)
-        check_number("norm_eps", self.norm_eps, above=0)
+        if self.norm_eps is not None:
+            check_number("norm_eps", self.norm_eps, above=0)
         check_number("norm_momentum", self.norm_momentum, above=0, most=1)
 
     def channels(self, count: int) -> int:
@@ -84,10 +90,25 @@ class Settings:
         return max(1, round(count * self.width))
 
     def make_norm(self, channels: int, spatial: bool = True) -> nn.Module:
+        """The normalization of a convolution, or of a linear layer if not `spatial`."""
+        if self.norm in TOKEN_NORMS:
+            raise ValueError(
+                f"norm={self.norm!r} needs a transformer, such as vit-tiny: use norm='batch' or norm='none'"
+            )
         if self.norm == "none":
             return nn.Identity()
         kind = nn.BatchNorm2d if spatial else nn.BatchNorm1d
-        return kind(channels, eps=self.norm_eps, momentum=self.norm_momentum)
+        return kind(channels, eps=self._norm_eps(), momentum=self.norm_momentum)
+
+    def make_token_norm(self, channels: int) -> nn.Module:
+        """The normalization of tokens [N, T, channels]; for "batch" that of [N, channels, T]."""
+        if self.norm not in TOKEN_NORMS:
+            return self.make_norm(channels, spatial=False)
+        kind = nn.LayerNorm if self.norm == "layer" else nn.RMSNorm
+        return kind(channels, eps=self._norm_eps())
+
+    def _norm_eps(self) -> float:
+        return NORM_EPS[self.norm] if self.norm_eps is None else self.norm_eps
 
     def make_activation(self, channels: int) -> nn.Module:
         return ACTIVATIONS[self.activation](channels)

@@ -135,6 +135,26 @@ def paper_attack() -> RunConfig:
     )
 
 
+def vit_cifar() -> RunConfig:
+    """A small vision transformer on CIFAR-100: AdamW for 200 epochs with a warmup, crops, flips and cutout."""
+    return RunConfig(
+        recipe="vit-cifar",
+        dataset="cifar100",
+        model="vit-tiny",
+        epochs=200,
+        batch_size=128,
+        optimizer="adamw",
+        lr=1e-3,
+        weight_decay=0.05,
+        schedule=Cosine(warmup=0.025),
+        label_smoothing=0.1,
+        augmentation=Augmentation(pad=4, pad_mode="symmetric", flip=True, cutout=8),
+        precision="bfloat16",
+        pixel_mean=CENTER,
+        pixel_std=RANGE,
+    )
+
+
 def features() -> RunConfig:
     """MNIST with two features for `dcnet plot features`, as in Figures 1 and 6; takes minutes on one core."""
     return RunConfig(
@@ -191,6 +211,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "paper-attack": paper_attack,
     "faces": faces,
     "open-set": open_set,
+    "vit-cifar": vit_cifar,
 }
 
 
@@ -236,8 +257,8 @@ def _check_effect(config: RunConfig, asked: dict[str, Any]) -> None:
         )
     if asked.get("momentum") is not None and config.optimizer != "sgd":
         raise ValueError(f"optimizer {config.optimizer!r} has no momentum (got {config.momentum}): omit it, or use sgd")
-    if asked.get("norm_momentum") is not None and config.norm == "none":
-        raise ValueError(f"norm 'none' has no norm_momentum (got {config.norm_momentum}): omit one of them")
+    if asked.get("norm_momentum") is not None and config.norm not in (None, "batch"):
+        raise ValueError(f"norm {config.norm!r} has no norm_momentum (got {config.norm_momentum}): omit one of them")
 
 
 def _scale_milestones(schedule: Steps, before: int, after: int | None) -> Steps:

@@ -47,10 +47,13 @@ class Steps(Constant):
 
 @dataclass(frozen=True)
 class Cosine(Constant):
-    """Cosine annealing of the factor from 1 to `floor`, after a linear warmup."""
+    """Cosine annealing of the factor from 1 to `floor`, after a linear warmup.
+
+    The warmup is a number of steps, or a fraction of all steps if below 1.
+    """
 
     name: ClassVar[str] = "cosine"
-    warmup: int = 0
+    warmup: float = 0
     floor: float = 0.0
 
     def __post_init__(self) -> None:
@@ -60,9 +63,10 @@ class Cosine(Constant):
             )
 
     def factor(self, step: int, total: int, losses: Sequence[float]) -> float:
-        if step < self.warmup:
-            return (step + 1) / (self.warmup + 1)
-        done = (step - self.warmup) / max(total - self.warmup, 1)
+        warmup = round(self.warmup * total) if self.warmup < 1 else self.warmup
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        done = (step - warmup) / max(total - warmup, 1)
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * min(done, 1))) / 2
 
 

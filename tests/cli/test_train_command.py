@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import pytest
 from helpers.cli_runs import color_run
+from helpers.data_files import cifar_files, write_files
 
 from dcnet.cli.app import main
 from dcnet.cli.train import AUGMENTATION, NetworkOptions, RecipeOptions
@@ -25,6 +26,18 @@ def test_networks_are_compared(tmp_path, capsys):
     assert "tanh-cos" in out
     assert "±" in out
     assert len(all_runs(tmp_path)) == 4
+
+
+def test_a_transformer_learns_cifar_by_its_recipe(tmp_path, capsys):
+    folder, contents, _ = cifar_files("cifar100", "binary")
+    write_files(tmp_path / "data" / folder, contents)
+    options = ["--width", "0.05", "--batch-size", "4", "--device", "cpu", "--runs", str(tmp_path / "runs")]
+    words = ["--recipe", "vit-cifar", "--operators", "conv", "tanh-cos", "--steps", "2", *options]
+    assert main(["train", *words, "--data-dir", str(tmp_path / "data")]) == 0
+    assert "cifar100, vit-tiny, last step" in " ".join(capsys.readouterr().out.split())
+    records = [run.record() for run in all_runs(tmp_path / "runs")]
+    assert sorted(record.config["operator"] for record in records) == ["conv", "tanh-cos"]
+    assert all(record.config["optimizer"] == "adamw" for record in records)
 
 
 def test_finished_measurements_are_not_repeated(tmp_path, capsys):

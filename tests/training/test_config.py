@@ -41,6 +41,9 @@ def test_momentum_requires_an_optimizer_with_momentum():
     assert recipe("paper-imagenet", momentum=0.5).momentum == 0.5
     # The norm_momentum of a recipe is ignored for networks without normalization.
     assert recipe("paper-cifar", norm="none").norm_momentum == 1e-3
+    for norm in ("none", "layer", "rms"):
+        with pytest.raises(ValueError, match=rf"norm '{norm}' has no norm_momentum \(got 0.1\)"):
+            recipe("vit-cifar", norm=norm, norm_momentum=0.1)
     with pytest.raises(ValueError, match=r"optimizer 'adamw' has no momentum \(got 0.9\): omit it"):
         recipe("paper-imagenet", momentum=0.9, optimizer="adamw")
 
@@ -164,6 +167,12 @@ def test_cosine_has_a_warmup_and_a_floor():
     assert factors[54] == pytest.approx(0.55)
     assert factors[104] == pytest.approx(0.1)
     assert all(later < earlier for earlier, later in itertools.pairwise(factors[4:]))
+
+
+def test_a_warmup_below_one_is_a_fraction_of_all_steps():
+    for total in (2, 40, 1000):
+        share, count = Cosine(warmup=0.1), Cosine(warmup=round(0.1 * total))
+        assert [share.factor(i, total, []) for i in range(total)] == [count.factor(i, total, []) for i in range(total)]
 
 
 def test_plateau_depends_on_the_losses_only():

@@ -14,7 +14,7 @@ from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledC
 from dcnet.losses import MarginSoftmax
 from dcnet.losses.cosine import EPS
 from dcnet.magnitude import MagnitudeSlopes
-from dcnet.models import blocks
+from dcnet.models import blocks, tokens
 from dcnet.norms import filter_norm
 from dcnet.robustness.certificates.decoupled_rules import Bank, affine, bank_of, decoupled, plain_weight
 from dcnet.robustness.certificates.matrices import Signal, Window, overlap, product, together, window_of
@@ -123,6 +123,11 @@ def flatten(module: nn.Flatten | None, signal: Signal) -> Signal:
         raise ValueError(f"expects images of image_size={module.image_size}: use this size")
     linf, low, high = (part.repeat_interleave(signal.places) for part in (signal.linf, signal.low, signal.high))
     return Signal((math.prod(signal.shape),), linf, low, high, together(signal.l2))
+
+
+@register(tokens.Embedding)
+def _tokens(module: nn.Module, signal: Signal) -> Signal:
+    raise ValueError("makes the tokens of a transformer, whose attention has no rule: certify a convolutional network")
 
 
 def added(one: Signal, other: Signal) -> Signal:
