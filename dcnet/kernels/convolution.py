@@ -52,8 +52,9 @@ class Convolution:
         The output takes the memory of the inner products if the backward pass does not need them, or without `keep`.
         """
         found = None if self._direct_forward is None else self._direct_forward(call, keep)
-        if found is not None:
-            return found
+        return self._forward(call, keep) if found is None else found
+
+    def _forward(self, call: Call, keep: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x, w, bias, constants, running, tracked, *_ = self._laid_out(call)
         passes, device, ok = self.passes, x.device, aligned(x, w, bias, running, tracked, *constants)
         with device_guard(x):
@@ -108,7 +109,7 @@ class Convolution:
             given = (call, gradient, (products, unit, state), from_output)
             if needs_input and self.gradient_epilogue.may_choose(call.x):
                 run = functools.partial(self._backward, *given, True, needs_weight)
-                self.gradient_epilogue.choose(gradient_form(self.passes), FusedGradient, lambda: run()[:2])
+                self.gradient_epilogue.choose(gradient_form(self.passes), FusedGradient, lambda: run()[:1])
             return self._backward(*given, needs_input, needs_weight)
 
     def _backward(
@@ -196,7 +197,7 @@ class Convolution:
             running, tracked = (None if mean is None else mean.clone() for mean in (call.running, call.tracked))
             copied = call._replace(running=running, tracked=tracked)
             build = functools.partial(FusedOutput, self.passes)
-            self.output_epilogue.choose(form, build, lambda: self.forward(copied)[:1])
+            self.output_epilogue.choose(form, build, lambda: self._forward(copied)[:1])
         return self.output_epilogue.ready(call.x)
 
     def _laid_out(self, call: Call) -> Call:
