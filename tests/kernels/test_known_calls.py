@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dcnet
-from dcnet.kernels import convolution, dispatch, known_calls, use_kernels
+from dcnet.kernels import convolution, dispatch, known_calls, launch, use_kernels
 
 pytestmark = [quiet_numpy, pytest.mark.skipif(ON_GPU, reason="pretends that tensors of the CPU are on a GPU")]
 
@@ -361,3 +361,32 @@ def test_frozen_tensors_get_no_gradient(frozen, monkeypatch):
         found = results(run_layer, copies[2], x, cotangent)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_state_that_hooks_moved_to_any_address_is_aligned_again(monkeypatch):
+    """The compiled kernels read several numbers at once."""
+
+    def unpack(tensor):
+        return torch.empty(tensor.numel() + 1)[1:].copy_(tensor) if tensor.dim() == 1 else tensor
+
+    layer, x = make_layer("tanh-cos", padding=1, bias=False), images(2, 3, 5, 6).requires_grad_()
+    usual, seen = launch.Launch.direct, []
+
+    def direct(self, stream, *addresses):
+        seen.extend(address for address in addresses if isinstance(address, int))
+        usual(self, stream, *addresses)
+
+    with runs_by_address(monkeypatch):
+        layer(x).sum().backward()
+        monkeypatch.setattr(launch.Launch, "direct", direct)
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+            layer(x).sum().backward()
+    assert seen
+    assert all(address % 16 == 0 for address in seen)
+
+
+def test_inference_mode_records_nothing_even_with_gradients_enabled():
+    layer, x = a_known_layer()
+    with torch.inference_mode(), torch.enable_grad():
+        assert not layer(x).requires_grad
+    assert layer(x).requires_grad
