@@ -67,7 +67,7 @@ def orthonormal_backward_(model: nn.Module, factor: float = 1.0, *, layers: Choo
 
 
 def has_direct_gradients(model: nn.Module, layers: Choose = "decoupled") -> bool:
-    """Whether `orthonormal_backward_` supports the weights: parameters of one layer each, not sharded, without hooks."""
+    """Whether `orthonormal_backward_` supports the weights: parameters of one layer each, without shards and hooks."""
     weights: list[Any] = [layer.weight for layer in _chosen(model, layers).values()]
     own = all(isinstance(weight, nn.Parameter) and not hasattr(weight, "device_mesh") for weight in weights)
     hooked = any(weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in weights)
