@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dcnet.kernels.direct import DirectBackward, DirectForward, can_run
 from dcnet.kernels.epilogues import Epilogue, FusedGradient, FusedOutput, gradient_form, output_form
-from dcnet.kernels.launch import Memory, aligned, capturing, device_guard, raw_stream, side_stream
+from dcnet.kernels.launch import Memory, aligned, capturing, device_guard, kinds_of, raw_stream, side_stream
 from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, NO_MEAN, NO_UPDATE, RETURNED, RUNNING_MEAN, Passes, Settings
 from dcnet.kernels.plan import Plan, Window, plan_of
 
@@ -352,11 +352,9 @@ class Call(NamedTuple):
         """The compiled convolution for such tensors; it updates the running mean `in_place`, or returns the new one."""
         x, w = self.x, self.w
         tensors = (x, w, self.bias, self.running, self.tracked, *self.constants)
-        # Addresses are not checked: a tensor on another device must not find a launch that runs directly.
-        kinds = tuple([None if tensor is None else (tensor.dtype, tensor.device) for tensor in tensors])
         layout = (x.shape, x.stride(), w.shape, w.stride())
         numbers = (self.eps, tuple(self.stride), tuple(self.padding), tuple(self.dilation), self.groups, self.mean)
-        key = (self.operator, kinds, layout, numbers, in_place)
+        key = (self.plan, kinds_of(*tensors), layout, numbers, in_place)
         if key not in _compiled:
             while len(_compiled) >= MOST_COMPILED:
                 _compiled.pop(next(iter(_compiled)))

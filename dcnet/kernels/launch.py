@@ -122,6 +122,11 @@ def aligned(*tensors: Tensor | None) -> bool:
     return bits % 16 == 0
 
 
+def kinds_of(*tensors: Tensor | None) -> tuple[tuple[torch.dtype, torch.device] | None, ...]:
+    """Dtype and device of every tensor: what a launch by addresses cannot check."""
+    return tuple([None if tensor is None else (tensor.dtype, tensor.device) for tensor in tensors])
+
+
 def power_of_two(size: int) -> int:
     """The smallest power of two that is at least `size`."""
     return 1 << max(size - 1, 0).bit_length()
