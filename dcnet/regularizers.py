@@ -54,10 +54,10 @@ def orthonormal_backward_(model: nn.Module, factor: float = 1.0, *, layers: Choo
     """Adds the gradient of `factor * orthonormal(model)` to the gradients of the filters, in few kernel launches.
 
     It does what `(factor * orthonormal(model)).backward()` does. Call it after the backward pass of the loss. Every
-    weight must be a parameter of one layer only, and not be sharded over processes.
+    weight must be a parameter of one layer only, without hooks on its gradient, and not be sharded over processes.
     """
     if not has_direct_gradients(model, layers):
-        raise ValueError("some weights are computed, shared or sharded: add orthonormal(model) to the loss instead")
+        raise ValueError("some weights are computed, shared, hooked or sharded: add orthonormal(model) to the loss")
     weights: dict[str, Any] = {name: layer.weight for name, layer in _chosen(model, layers).items()}
     filters = {name: found for name, found in filters_of(model, layers).items() if weights[name].requires_grad}
     for names in _alike(filters).values():
@@ -67,10 +67,11 @@ def orthonormal_backward_(model: nn.Module, factor: float = 1.0, *, layers: Choo
 
 
 def has_direct_gradients(model: nn.Module, layers: Choose = "decoupled") -> bool:
-    """Whether `orthonormal_backward_` supports the weights: parameters of one layer each, which are not sharded."""
+    """Whether `orthonormal_backward_` supports the weights: parameters of one layer each, without shards and hooks."""
     weights: list[Any] = [layer.weight for layer in _chosen(model, layers).values()]
     own = all(isinstance(weight, nn.Parameter) and not hasattr(weight, "device_mesh") for weight in weights)
-    return own and len({id(weight) for weight in weights}) == len(weights)
+    hooked = any(weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in weights)
+    return own and not hooked and len({id(weight) for weight in weights}) == len(weights)
 
 
 def _orthonormal_gradients(filters: Tensor, factor: float) -> tuple[Tensor, ...]:

@@ -154,7 +154,10 @@ def test_backward_rejects_weights_that_it_cannot_add_to():
     computed = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(dcnet.DecoupledLinear(4, 4)))
     shared = nn.Sequential(dcnet.DecoupledLinear(4, 4), dcnet.DecoupledLinear(4, 4))
     shared[1].weight = shared[0].weight
-    for model in (computed, shared):
+    hooked, stepping = nn.Sequential(dcnet.DecoupledLinear(4, 4)), nn.Sequential(dcnet.DecoupledLinear(4, 4))
+    hooked[0].weight.register_hook(torch.zeros_like)
+    stepping[0].weight.register_post_accumulate_grad_hook(lambda weight: None)
+    for model in (computed, shared, hooked, stepping):
         with pytest.raises(ValueError, match=r"add orthonormal\(model\) to the loss"):
             orthonormal_backward_(model)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dcnet.kernels.direct import DirectBackward, DirectForward, can_run
 from dcnet.kernels.epilogues import Epilogue, FusedGradient, FusedOutput, gradient_form, output_form
-from dcnet.kernels.launch import Memory, aligned, capturing, device_guard, raw_stream, side_stream
+from dcnet.kernels.launch import Memory, aligned, capturing, device_guard, kinds_of, raw_stream, side_stream
 from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, NO_MEAN, NO_UPDATE, RETURNED, RUNNING_MEAN, Passes, Settings
 from dcnet.kernels.plan import Plan, Window, plan_of
 
@@ -52,8 +52,9 @@ class Convolution:
         The output takes the memory of the inner products if the backward pass does not need them, or without `keep`.
         """
         found = None if self._direct_forward is None else self._direct_forward(call, keep)
-        if found is not None:
-            return found
+        return self._forward(call, keep) if found is None else found
+
+    def _forward(self, call: Call, keep: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x, w, bias, constants, running, tracked, *_ = self._laid_out(call)
         passes, device, ok = self.passes, x.device, aligned(x, w, bias, running, tracked, *constants)
         with device_guard(x):
@@ -108,7 +109,7 @@ class Convolution:
             given = (call, gradient, (products, unit, state), from_output)
             if needs_input and self.gradient_epilogue.may_choose(call.x):
                 run = functools.partial(self._backward, *given, True, needs_weight)
-                self.gradient_epilogue.choose(gradient_form(self.passes), FusedGradient, lambda: run()[:2])
+                self.gradient_epilogue.choose(gradient_form(self.passes), FusedGradient, lambda: run()[:1])
             return self._backward(*given, needs_input, needs_weight)
 
     def _backward(
@@ -196,7 +197,7 @@ class Convolution:
             running, tracked = (None if mean is None else mean.clone() for mean in (call.running, call.tracked))
             copied = call._replace(running=running, tracked=tracked)
             build = functools.partial(FusedOutput, self.passes)
-            self.output_epilogue.choose(form, build, lambda: self.forward(copied)[:1])
+            self.output_epilogue.choose(form, build, lambda: self._forward(copied)[:1])
         return self.output_epilogue.ready(call.x)
 
     def _laid_out(self, call: Call) -> Call:
@@ -351,11 +352,9 @@ class Call(NamedTuple):
         """The compiled convolution for such tensors; it updates the running mean `in_place`, or returns the new one."""
         x, w = self.x, self.w
         tensors = (x, w, self.bias, self.running, self.tracked, *self.constants)
-        # Addresses are not checked: a tensor on another device must not find a launch that runs directly.
-        kinds = tuple([None if tensor is None else (tensor.dtype, tensor.device) for tensor in tensors])
         layout = (x.shape, x.stride(), w.shape, w.stride())
         numbers = (self.eps, tuple(self.stride), tuple(self.padding), tuple(self.dilation), self.groups, self.mean)
-        key = (self.operator, kinds, layout, numbers, in_place)
+        key = (self.plan, kinds_of(*tensors), layout, numbers, in_place)
         if key not in _compiled:
             while len(_compiled) >= MOST_COMPILED:
                 _compiled.pop(next(iter(_compiled)))

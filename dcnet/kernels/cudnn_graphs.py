@@ -57,12 +57,12 @@ class Form(NamedTuple):
 
 @functools.cache
 def frontend() -> Any:
-    """The package nvidia-cudnn-frontend; None if it is missing, or uses another cuDNN than torch."""
+    """The package nvidia-cudnn-frontend; None if it is missing or broken, or uses another cuDNN than torch."""
     try:
         import cudnn
 
         return cudnn if cudnn.backend_version() == torch.backends.cudnn.version() else None
-    except (ImportError, OSError, AttributeError, RuntimeError):
+    except Exception:
         return None
 
 

@@ -30,7 +30,7 @@ class Direct:
     def __init__(self, fused: Convolution):
         window, settings = fused.window, fused.passes.settings
         self.passes, self.plan, self.device, self.dtype = fused.passes, fused.plan, settings.device, settings.dtype
-        self.arguments, self.format, self.filters = window.arguments, window.format, window.filters
+        self.arguments, self.format = window.arguments, window.format
         self.state, self.offsets = fused.state.total, fused.state.offsets
         self.input_strides = strides((window.batch, window.channels, *window.size), self.format)
         self.output_strides = strides((window.batch, window.filters, *window.out), self.format)
@@ -102,11 +102,11 @@ class DirectBackward(Direct):
         if stream is None or small is None or not self._fits(x, w, gradient, products, unit):
             return None
         start, weights, inputs, kept = gradient.data_ptr(), w.data_ptr(), x.data_ptr(), products.data_ptr()
-        if not are_aligned(start, weights, inputs, kept, small[0], *small[1]):
+        norm, (_, table, mean) = state.data_ptr(), self.offsets
+        if not are_aligned(start, weights, inputs, kept, norm, small[0], *small[1]):
             return None
         product_gradient = torch.empty_like(gradient)
         scratch = torch.empty(self.scratch, dtype=torch.float32, device=self.device)
-        norm, (_, table, mean) = state.data_ptr(), self.offsets
         norms, sums, mean_sums, factor = [scratch.data_ptr() + offset for offset in self.scratch_offsets]
         known, passes = (norm + table, norm + mean), self.passes
         self.back.direct(stream, start, kept, norm, *known, product_gradient.data_ptr(), norms, sums, mean_sums)

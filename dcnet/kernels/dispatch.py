@@ -206,7 +206,7 @@ def _learns(*tensors: Tensor | None) -> bool:
 
 def _run(fused: Convolution, call: Call) -> Tensor:
     x, w, bias, constants, *others = call
-    if torch.is_grad_enabled() and _learns(x, w, bias, *constants):
+    if torch.is_grad_enabled() and _learns(x, w, bias, *constants) and not torch.is_inference_mode_enabled():
         return Fused.apply(x, w, bias, fused, others, *constants)
     return fused.forward(call, keep=False)[0]
 

@@ -41,34 +41,37 @@ class Epilogue:
         self.chosen = False
 
     def may_choose(self, x: Tensor) -> bool:
-        """Whether to choose now: once, in eager mode, and only if torch may search for fast convolutions as well."""
-        if self.chosen or not torch.backends.cudnn.benchmark or torch.backends.cudnn.deterministic:
+        """Whether to choose now: once, and in eager mode."""
+        if self.chosen or not _allowed() or capturing(x.device):
             return False
-        self.chosen = not capturing(x.device)
-        return self.chosen and not torch.are_deterministic_algorithms_enabled() and cudnn_graphs.available(x)
+        self.chosen = True
+        return cudnn_graphs.available(x)
 
     def choose(self, form: Form | None, build: Callable[[Form, str], Any], run: Run) -> None:
         """Takes the plan that was remembered for the graph, or the fastest one; `run` calls the whole pass."""
         if form is None:
             return
         try:
-            choice = plan_cache.remembered(form.key)
+            choice, wanted = plan_cache.remembered(form.key), run()
             if not _is_choice(choice):
-                choice = self._measured(form, build, run)
+                choice = self._measured(form, build, run, wanted)
                 plan_cache.remember(form.key, choice)
-            self.graph = None if choice["plan"] is None else build(form, choice["plan"])
+            # The call of a remembered plan also compiles kernels, which a capture could not.
+            fits = choice["plan"] is not None and self._agrees(build(form, choice["plan"]), run, wanted)
+            self.graph = self.graph if fits else None
         except Exception:
             # Anything may be missing: memory, a compiler, a plan of an older version. The passes need none of it.
             self.graph = None
 
-    def _measured(self, form: Form, build: Callable[[Form, str], Any], run: Run) -> dict[str, Any]:
+    def _measured(
+        self, form: Form, build: Callable[[Form, str], Any], run: Run, wanted: Sequence[Tensor]
+    ) -> dict[str, Any]:
         """The fastest plan, or None for separate passes, and the microseconds of both."""
-        wanted, passes = run(), replay_us(run)
+        passes = replay_us(run)
         best, least = None, passes * (1 - SAVED)
         for plan in cudnn_graphs.plans_of(form)[:MOST_PLANS]:
             try:
-                self.graph = build(form, plan)
-                found = replay_us(run) if _agree(self._in_eager_mode(run), wanted) else least
+                found = replay_us(run) if self._agrees(build(form, plan), run, wanted) else least
             except Exception:
                 # cuDNN proposes plans that it cannot build.
                 continue
@@ -76,11 +79,11 @@ class Epilogue:
                 best, least = plan, found
         return {"plan": best, "us": None if best is None else round(least, 1), "passes_us": round(passes, 1)}
 
-    def _in_eager_mode(self, run: Run) -> Sequence[Tensor]:
-        """The results of a call that uses the graph without a capture."""
-        self.in_eager_mode = True
+    def _agrees(self, graph: Any, run: Run, wanted: Sequence[Tensor]) -> bool:
+        """Takes the graph, and calls it without a capture: whether it computes the same as separate passes."""
+        self.graph, self.in_eager_mode = graph, True
         try:
-            return run()
+            return _agree(run(), wanted)
         finally:
             del self.in_eager_mode
 
@@ -88,7 +91,13 @@ class Epilogue:
         """The graph, if the call that is being made should use it."""
         if self.graph is None or not (self.in_eager_mode or capturing(x.device)):
             return None
-        return self.graph if cudnn_graphs.ready(x.device) else None
+        return self.graph if _allowed() and cudnn_graphs.ready(x.device) else None
+
+
+def _allowed() -> bool:
+    """Whether torch may search for fast convolutions, too, and results need not be deterministic."""
+    settings = torch.backends.cudnn
+    return settings.benchmark and not (settings.deterministic or torch.are_deterministic_algorithms_enabled())
 
 
 def _is_choice(choice: Any) -> bool:
@@ -103,18 +112,21 @@ def _agree(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
 
 def replay_us(run: Run) -> float:
     """Microseconds of one call in a CUDA graph: the median of several replays."""
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            for _ in range(CALLS):
-                run()
-        finally:
-            graph.capture_end()
-        times = [_replay_ms(graph) for _ in range(REPLAYS)]
-    torch.cuda.current_stream().wait_stream(stream)
+    stream, graph, before = torch.cuda.Stream(), torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    stream.wait_stream(before)
+    try:
+        with torch.cuda.stream(stream):
+            run()
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for _ in range(CALLS):
+                    run()
+            finally:
+                graph.capture_end()
+            times = [_replay_ms(graph) for _ in range(REPLAYS)]
+    finally:
+        # Also after an error: calls that are still running write to memory of the stream before.
+        before.wait_stream(stream)
     return 1000 * statistics.median(times) / CALLS
 
 

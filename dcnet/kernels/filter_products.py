@@ -7,7 +7,8 @@ import functools
 import torch
 from torch import Tensor
 
-from dcnet.device_functions import AVAILABLE, Block, constexpr, device_function, tl
+from dcnet.device_functions import Block, constexpr, device_function, tl
+from dcnet.kernels.dispatch import enabled, modern
 from dcnet.kernels.launch import Launch, aligned, device_guard, power_of_two, raw_stream
 
 # A program holds one row of products.
@@ -23,9 +24,9 @@ def penalty_gradient_(products: Tensor, inverse: Tensor) -> Tensor:
         products: float32 or float64, [blocks, filters, filters], contiguous.
         inverse: 1 / ||w|| of each filter, [blocks, filters].
     """
-    if AVAILABLE and products.is_cuda and products.dtype == torch.float32 and products.shape[-1] <= MOST_FILTERS:
+    if _fits(products):
         with device_guard(products):
-            launch, stream = _launch(products.shape[0], products.shape[-1]), raw_stream(products.device)
+            launch, stream = _launch(*products.shape[:2], products.device), raw_stream(products.device)
             launch(products, inverse, stream=stream, aligned=aligned(products, inverse))
         return products
     both = inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
@@ -37,16 +38,24 @@ def penalty_gradient_(products: Tensor, inverse: Tensor) -> Tensor:
     return gradient
 
 
+def _fits(products: Tensor) -> bool:
+    """Whether the kernel supports these products."""
+    small = products.dtype == torch.float32 and products.shape[-1] <= MOST_FILTERS
+    return small and enabled() and products.is_cuda and modern(products.device)
+
+
 @functools.lru_cache(maxsize=64)
-def _launch(blocks: int, filters: int) -> Launch:
+def _launch(blocks: int, filters: int, device: torch.device) -> Launch:
+    """The launch for one device, on which its compiled kernel is loaded."""
     width = power_of_two(filters)
-    return Launch(penalty_kernel, (filters, blocks), (filters,), 4 if width <= 1024 else 8, WIDTH=width)
+    # Blocks come first: the other dimensions of a grid have at most 65,535 programs.
+    return Launch(penalty_kernel, (blocks, filters), (filters,), 4 if width <= 1024 else 8, WIDTH=width)
 
 
 @device_function
 def penalty_kernel(products: Block, inverse: Block, filters: Block, WIDTH: constexpr) -> None:
     """One row of the gradient, in place: 2 (C - I) / (||w_i|| ||w_j||), less the part of the norms on the diagonal."""
-    i, block = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    block, i = tl.program_id(0).to(tl.int64), tl.program_id(1)
     j = tl.arange(0, WIDTH)
     inside = j < filters
     row = products + (block * filters + i) * filters + j

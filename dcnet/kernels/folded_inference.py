@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.library import Library
 
 from dcnet.kernels.block_passes import BlockPasses, BlockSettings
-from dcnet.kernels.launch import Memory, aligned, device_guard, raw_stream, side_stream
+from dcnet.kernels.launch import Memory, aligned, device_guard, kinds_of, raw_stream, side_stream
 from dcnet.kernels.passes import NO_MEAN, NO_UPDATE, Passes, Settings
 from dcnet.kernels.plan import Plan, Window, plan_of
 from dcnet.operator import Operator
@@ -41,9 +41,8 @@ _names_and_starts._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=256)
-def _folded_plan(spec: str) -> Plan:
+def _folded_plan(plan: Plan) -> Plan:
     """The plan of an operator whose constants, including the mean norm, are all in a table."""
-    plan = plan_of(spec)
     rows = len(plan.relative)
     # A relative radius, fixed or not, is in the table times the mean norm.
     known = tuple(None if relative else value for relative, value in zip(plan.relative, plan.known, strict=True))
@@ -53,9 +52,9 @@ def _folded_plan(spec: str) -> Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def _passes(spec: str, window: Window, settings: Settings, *kinds: Any) -> Passes:
-    """The passes of a folded layer, cached by all arguments; `kinds` are further dtypes of the call."""
-    return Passes(_folded_plan(spec), window, settings)
+def _passes(plan: Plan, window: Window, settings: Settings, kinds: Any) -> Passes:
+    """The passes of a folded layer, cached by all arguments; `kinds` are those of its tensors."""
+    return Passes(_folded_plan(plan), window, settings)
 
 
 def folded_conv2d(
@@ -70,7 +69,7 @@ def folded_conv2d(
     """a h(b n) g(<filter, x> / n) + bias, without a gradient."""
     shape = Window.of(x, filters, *window)
     settings = Settings(x.device, x.dtype, filters.stride(), bias is not None, eps, mean=NO_MEAN, update=NO_UPDATE)
-    passes = _passes(operator, shape, settings, None if bias is None else bias.dtype)
+    passes = _passes(plan_of(operator), shape, settings, kinds_of(filters, bias, table))
     x = x.contiguous(memory_format=shape.format)
     memory = Memory(passes.places, passes.patches, passes.norm_sums)
     with device_guard(x):
@@ -118,16 +117,16 @@ class FoldedBlock(NamedTuple):
             residual=self.residual is not None,
             hands_on=self.hands_on,
         )
-        kinds = tuple(None if tensor is None else tensor.dtype for tensor in (self.rows, self.residual))
-        return _block_passes(self.operator, self.weighted, self.window, settings, block, *kinds)
+        kinds = kinds_of(self.squares, self.filters, self.table, self.rows, self.residual)
+        return _block_passes(plan_of(self.operator), self.weighted, self.window, settings, block, kinds)
 
 
 @functools.lru_cache(maxsize=1024)
 def _block_passes(
-    spec: str, weighted: bool, window: Window, settings: Settings, block: BlockSettings, *kinds: Any
+    plan: Plan, weighted: bool, window: Window, settings: Settings, block: BlockSettings, kinds: Any
 ) -> BlockPasses:
-    """The passes of a folded block, cached by all arguments; `kinds` are further dtypes of the call."""
-    return BlockPasses(dataclasses.replace(_folded_plan(spec), weighted=weighted), window, settings, block)
+    """The passes of a folded block, cached by all arguments; `kinds` are those of its tensors."""
+    return BlockPasses(dataclasses.replace(_folded_plan(plan), weighted=weighted), window, settings, block)
 
 
 def folded_rows(bias: Tensor | None, prelu: Tensor | None, filters: int) -> Tensor | None:

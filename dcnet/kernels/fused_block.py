@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dcnet.kernels.block_passes import BATCH_NORM, ROWS, BlockPasses, BlockSettings
 from dcnet.kernels.convolution import MOST_COMPILED, Call, Convolution, Steps, dense
-from dcnet.kernels.launch import Memory, Place, aligned, device_guard, raw_stream, side_stream
+from dcnet.kernels.launch import Memory, Place, aligned, device_guard, kinds_of, raw_stream, side_stream
 from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, NO_UPDATE, RETURNED, Settings
-from dcnet.kernels.plan import Plan, Window, plan_of
+from dcnet.kernels.plan import Plan, Window
 
 
 class Extras(NamedTuple):
@@ -288,9 +288,8 @@ def fused_block(call: Call, extras: Extras, block: BlockSettings, in_place: bool
     """The compiled block for such tensors; it updates the mean norm `in_place`, or returns the new one."""
     x, w = call.x, call.w
     tensors = (x, w, call.bias, call.running, call.tracked, *call.constants, *extras)
-    kinds = tuple([None if tensor is None else (tensor.dtype, tensor.device) for tensor in tensors])
     numbers = (call.eps, tuple(call.stride), tuple(call.padding), tuple(call.dilation), call.mean)
-    key = (call.operator, kinds, x.shape, x.stride(), w.shape, w.stride(), numbers, block, in_place)
+    key = (call.plan, kinds_of(*tensors), x.shape, x.stride(), w.shape, w.stride(), numbers, block, in_place)
     if key not in _compiled:
         while len(_compiled) >= MOST_COMPILED:
             _compiled.pop(next(iter(_compiled)))
@@ -302,4 +301,4 @@ def _compile(call: Call, block: BlockSettings, in_place: bool) -> FusedBlock:
     update = NO_UPDATE if call.running is None or call.mean != BATCH_MEAN else IN_PLACE if in_place else RETURNED
     tensors = (call.x.device, call.x.dtype, dense(call.w).stride(), False)
     settings = Settings(*tensors, call.eps, call.mean, update, counted=call.tracked is not None)
-    return FusedBlock(plan_of(call.operator), call.window, settings, block)
+    return FusedBlock(call.plan, call.window, settings, block)

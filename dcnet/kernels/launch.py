@@ -46,6 +46,9 @@ class Memory:
 
     def places(self, buffer: Tensor) -> list[Place]:
         address = buffer.data_ptr()
+        if address % 16:
+            # Hooks of saved tensors may have moved the buffer into another one.
+            return self.places(buffer.clone())
         return [Place(buffer, address + 4 * start, start, size) for start, size in self.spans]
 
 
@@ -117,6 +120,11 @@ def aligned(*tensors: Tensor | None) -> bool:
         if tensor is not None:
             bits |= tensor.data_ptr()
     return bits % 16 == 0
+
+
+def kinds_of(*tensors: Tensor | None) -> tuple[tuple[torch.dtype, torch.device] | None, ...]:
+    """Dtype and device of every tensor: what a launch by addresses cannot check."""
+    return tuple([None if tensor is None else (tensor.dtype, tensor.device) for tensor in tensors])
 
 
 def power_of_two(size: int) -> int:

@@ -35,6 +35,8 @@ BACK = Tiling(1024, 8, 1, 3, chunks=True)
 ADD = Tiling(2048, 4, 4, 3)
 PLACES = 512
 MOST_SUMS = 1024
+# Programs of all groups: kernels add one partial sum of each.
+MOST_PROGRAMS = 1 << 14
 
 # Codes of `Settings.mean` and `Settings.update`, which kernels compare with these numbers.
 NO_MEAN, BATCH_MEAN, RUNNING_MEAN = 0, 1, 2
@@ -94,7 +96,8 @@ class Passes:
         return block, width, pieces[0] * -(-pieces[1] // block)
 
     def _programs(self, tiling: Tiling, pieces: Sequence[int]) -> int:
-        return min(self._tiles(tiling, pieces)[2], tiling.programs * multiprocessors(self.settings.device))
+        most = min(tiling.programs * multiprocessors(self.settings.device), max(MOST_PROGRAMS // self.window.groups, 1))
+        return min(self._tiles(tiling, pieces)[2], most)
 
     def _pass(
         self, kernel: Any, tiling: Tiling, pieces: Sequence[int], numbers: Sequence[float], **flags: Any

@@ -14,7 +14,7 @@ import dcnet.angle
 import dcnet.magnitude
 import dcnet.weighting
 from dcnet.component import Component, belongs_to
-from dcnet.operator import Operator
+from dcnet.operator import REGISTRIES, Operator
 from dcnet.parameters import Slot
 from dcnet.registry import Registry
 from dcnet.weighting import Weighting
@@ -23,9 +23,9 @@ from dcnet.weighting import Weighting
 MOST_LEARNED = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """An operator as the kernels see it.
+    """An operator as the kernels see it; `plan_of` always returns the same object, so that caches compare identities.
 
     Constants come in the order: magnitude, angle, each followed by the fixed numbers of its device function.
 
@@ -88,9 +88,13 @@ def _own_device(part: Component | Weighting, *equations: str) -> bool:
     return part.device is not None and belongs_to(part, "device", *equations)
 
 
-@functools.lru_cache(maxsize=256)
 def plan_of(spec: str) -> Plan:
-    """The plan of an operator's spec."""
+    """The plan of an operator's spec, whose parts may have been replaced in their registries."""
+    return _plan_of(spec, *[registry.changes for registry in REGISTRIES])
+
+
+@functools.lru_cache(maxsize=256)
+def _plan_of(spec: str, *changes: int) -> Plan:
     op = Operator.parse(spec)
     (h,) = op.magnitude.parts
     own, angular = _constants(h), _constants(op.angle)

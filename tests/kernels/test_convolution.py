@@ -35,6 +35,8 @@ from torch import nn
 
 import dcnet
 from dcnet import Learnable, Operator, Radius
+from dcnet.kernels.passes import BATCH_MEAN, NO_UPDATE, Passes, Settings
+from dcnet.kernels.plan import Window, plan_of
 
 
 @pytest.mark.parametrize("operator", operator_params(fused_operators()))
@@ -475,3 +477,13 @@ def test_addresses_can_change_between_calls():
     layer = make_layer(OPERATOR)
     for layout in ("first", "unaligned", "first", "unaligned"):
         check(layer, LAYOUTS[layout](images(2, 3, 5, 6)))
+
+
+def test_kernels_add_few_partial_sums_for_any_number_of_groups(monkeypatch):
+    """Triton compiles no sum over more than 2^20 numbers, and large ones slowly."""
+    monkeypatch.setattr("dcnet.kernels.passes.multiprocessors", lambda device: 132)
+    window = Window(512, 2048, (56, 56), 2048, (3, 3), (1, 1), (1, 1), (1, 1), 2048, channels_last=True)
+    settings = Settings(torch.device("cpu"), torch.bfloat16, (9, 1, 3, 3), False, 1e-4, BATCH_MEAN, NO_UPDATE)
+    passes = Passes(plan_of("tanh-cos"), window, settings)
+    assert passes.mean_sums <= 2**14
+    assert passes.back[True].grid[0] * passes.back[True].grid[1] == passes.mean_sums

@@ -311,3 +311,19 @@ def test_jit_trace_uses_torch():
 
     torch.jit.trace(ask, torch.ones(3), check_trace=False)
     assert seen == [False]
+
+
+def test_plan_follows_a_part_that_is_replaced_in_its_registry():
+    """Otherwise the kernels would silently compute the old equation."""
+    before, replaced = plan_of("sphere-cos"), dcnet.magnitude.registry["sphere"]
+
+    @dataclasses.dataclass(frozen=True)
+    class Root(replaced):
+        device: ClassVar[Any] = staticmethod(dcnet.magnitude.Tanh.device)
+
+    dcnet.magnitude.registry["sphere"] = Root
+    try:
+        assert plan_of("sphere-cos").magnitude is dcnet.magnitude.Tanh.device
+    finally:
+        dcnet.magnitude.registry["sphere"] = replaced
+    assert plan_of("sphere-cos").magnitude is before.magnitude

@@ -3,9 +3,11 @@
 import contextlib
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.address_launches import runs_by_address
 from helpers.kernel_comparison import HALVES, ON_GPU, by_kernels, check, images, make_layer
 from helpers.torch_graphs import TorchGraphs
 
@@ -159,6 +161,57 @@ def test_the_fastest_correct_plan_is_chosen_and_remembered(folder):
 
 
 @on_cpu
+def test_plans_are_compared_although_eager_mode_runs_launches_directly(folder, monkeypatch):
+    layer, x = a_layer(), an_input()
+    with runs_by_address(monkeypatch), TorchGraphs(fast=60.0, wrong=10.0).installed() as graphs:
+        by_kernels(layer, x)
+        assert ("tanh", "wrong") in graphs.called
+    (path,) = folder.iterdir()
+    assert json.loads(path.read_text())["choice"]["plan"] == "fast"
+
+
+@on_cpu
+def test_frozen_filters_do_not_prevent_the_graph_of_the_input(monkeypatch):
+    """The memory for their gradient is never written."""
+    layer, x = a_layer().requires_grad_(False), an_input().requires_grad_()
+    usual = convolution.Convolution.new_gradients
+
+    def new_gradients(self, w, *given):
+        found, *others = usual(self, w, *given)
+        return found.fill_(torch.nan), *others
+
+    monkeypatch.setattr(convolution.Convolution, "new_gradients", new_gradients)
+    with TorchGraphs(fast=50.0).installed():
+        by_kernels(layer, x).sum().backward()
+        (fused,) = convolution._compiled.values()
+    assert fused.gradient_epilogue.graph is not None
+
+
+@on_cpu
+@pytest.mark.parametrize(("times", "taken"), [({"fast": 50.0}, True), ({"wrong": 50.0}, False)])
+def test_remembered_plans_are_called_once_before_a_capture(times, taken, monkeypatch):
+    """The call compiles kernels, which a capture could not, and shows whether the plan is still right."""
+    (plan,) = times
+    monkeypatch.setattr(plan_cache, "remembered", lambda key: {"plan": plan})
+    with TorchGraphs(**times).installed(in_eager_mode=False) as graphs:
+        by_kernels(a_layer(), an_input())
+        assert graphs.called == [("tanh", plan)]
+        (fused,) = convolution._compiled.values()
+    assert (fused.output_epilogue.graph is not None) == taken
+
+
+@on_cpu
+def test_a_chosen_graph_is_not_used_once_results_must_be_deterministic():
+    layer, x = a_layer(), an_input()
+    with TorchGraphs(fast=50.0).installed() as graphs:
+        by_kernels(layer, x)
+        graphs.called.clear()
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=True):
+            by_kernels(layer, x)
+        assert graphs.called == []
+
+
+@on_cpu
 def test_passes_are_kept_if_they_are_about_as_fast(folder):
     layer, x = a_layer(), an_input()
     with TorchGraphs(fast=98.0).installed() as graphs:
@@ -276,6 +329,15 @@ def test_nothing_is_measured_during_a_capture(monkeypatch):
 
 def test_without_the_package_there_are_no_graphs(monkeypatch):
     monkeypatch.setitem(sys.modules, "cudnn", None)
+    assert cudnn_graphs.frontend.__wrapped__() is None
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, SyntaxError])
+def test_a_broken_package_is_ignored(error, monkeypatch):
+    def backend_version():
+        raise error
+
+    monkeypatch.setitem(sys.modules, "cudnn", SimpleNamespace(backend_version=backend_version))
     assert cudnn_graphs.frontend.__wrapped__() is None
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dcnet.kernels import filter_products
+from dcnet.kernels import filter_products, use_kernels
 from dcnet.regularizers import NORM_EPS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -24,7 +24,7 @@ def by_autograd(products):
 
 
 def by_kernel(products, inverse):
-    filter_products._launch(*products.shape[:2])(products, inverse, stream=None, aligned=False)
+    filter_products._launch(*products.shape[:2], products.device)(products, inverse, stream=None, aligned=False)
     return products
 
 
@@ -40,3 +40,27 @@ def test_gradient_matches_autograd(way, blocks, filters, zero):
     inverse = (products.diagonal(dim1=-2, dim2=-1) + NORM_EPS).rsqrt()
     found = way(products.clone(), inverse)
     torch.testing.assert_close(found.double(), wanted, rtol=2e-5, atol=1e-6 * float(wanted.abs().max()) + 1e-9)
+
+
+def test_every_gpu_has_its_own_launch():
+    """A compiled kernel is loaded on one GPU."""
+    first, second = (filter_products._launch(3, 5, torch.device("cuda", i)) for i in range(2))
+    assert first is not second
+
+
+def test_grid_of_many_depthwise_layers_is_within_the_limits():
+    blocks, *others = filter_products._launch(100_000, 1, torch.device("cuda", 0)).grid
+    assert blocks == 100_000
+    assert max(others) <= 65_535
+
+
+def test_kernel_is_used_only_where_kernels_are(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(filter_products, "modern", lambda device: True)
+    products = torch.ones(1, 2, 2)
+    assert filter_products._fits(products)
+    assert not filter_products._fits(products.double())
+    with use_kernels(False):
+        assert not filter_products._fits(products)
+    monkeypatch.setattr(filter_products, "modern", lambda device: False)
+    assert not filter_products._fits(products)

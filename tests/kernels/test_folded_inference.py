@@ -11,7 +11,7 @@ import dcnet
 from dcnet import kernels
 from dcnet.eager import ConvPatches
 from dcnet.inference.folded_layers import FoldedConv
-from dcnet.kernels import dispatch
+from dcnet.kernels import dispatch, folded_inference
 from dcnet.kernels.plan import has_device_functions
 
 
@@ -249,3 +249,14 @@ def test_rows_follow_the_bias_and_the_slopes():
     assert layer.rows(prelu.weight)[2].tolist() == [0.5] * 8
     layer.bias.add_(1)
     assert torch.equal(layer.rows(prelu.weight)[1], layer.bias)
+
+
+def test_launches_depend_on_the_dtypes_of_all_tensors():
+    """A launch by addresses cannot check them."""
+    layer, seen = folded_layer("tanh-cos", True, 1, False), []
+    x, table = torch.randn(2, 6, 7, 5, device=DEVICE), layer.table()
+    for given in (table, table.double()):
+        before = folded_inference._passes.cache_info().currsize
+        dispatch.folded(x, layer.weight, layer.bias, given, layer.operator, layer.eps, layer.window)
+        seen.append(folded_inference._passes.cache_info().currsize - before)
+    assert seen[1] == 1

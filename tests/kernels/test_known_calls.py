@@ -1,12 +1,11 @@
 """Calls that ran before: found again only if nothing has changed, and launched with addresses in place of tensors."""
 
-import contextlib
 import copy
-import ctypes
 
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+from helpers.address_launches import runs_by_address
 from helpers.kernel_comparison import ON_GPU, images, make_layer, quiet_numpy, results
 from torch import nn
 from torch.nn.utils import parametrize
@@ -295,43 +294,6 @@ def test_number_of_known_calls_is_bounded(monkeypatch):
 # --- launches with addresses ---
 
 
-def at_address(address, like):
-    """The memory at an address as a tensor; None and numbers stay the same."""
-    if isinstance(like, tuple):
-        return tuple(at_address(*pair) for pair in zip(address, like, strict=True))
-    if not isinstance(like, torch.Tensor | launch.Place):
-        assert address == like
-        return like
-    tensor = like.tensor() if isinstance(like, launch.Place) else like
-    size = 1 + sum(step * (count - 1) for step, count in zip(tensor.stride(), tensor.shape, strict=True))
-    memory = (ctypes.c_char * (size * tensor.element_size())).from_address(address)
-    return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
-
-
-@contextlib.contextmanager
-def runs_by_address(monkeypatch):
-    """After its first call in the interpreter, every launch gets a runner that reads tensors from their addresses."""
-    usual, taken = launch.Launch.__call__, []
-
-    def call(self, *given, stream, aligned):
-        taken.append("with tensors")
-        if self.runner is None or not aligned:
-            usual(self, *given, stream=stream, aligned=aligned)
-
-            def run(*arguments):
-                taken.append("with addresses")
-                addresses = arguments[-1][: len(given)]
-                tensors = [at_address(*pair) for pair in zip(addresses, given, strict=True)]
-                self.kernel[self.grid](*tensors, *self.numbers, num_warps=self.warps, **self.flags)
-
-            self.runner = run, (), True
-        else:
-            usual(self, *given, stream=stream, aligned=aligned)
-
-    monkeypatch.setattr(launch.Launch, "__call__", call)
-    yield taken
-
-
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["first", "last"])
 @pytest.mark.parametrize(("operator", "bias"), [("tanh-cos", False), ("tanh-cos", True), (LEARNING, False)])
 def test_launches_with_addresses_give_the_same_results(operator, bias, layout, monkeypatch):
@@ -399,3 +361,32 @@ def test_frozen_tensors_get_no_gradient(frozen, monkeypatch):
         found = results(run_layer, copies[2], x, cotangent)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_state_that_hooks_moved_to_any_address_is_aligned_again(monkeypatch):
+    """The compiled kernels read several numbers at once."""
+
+    def unpack(tensor):
+        return torch.empty(tensor.numel() + 1)[1:].copy_(tensor) if tensor.dim() == 1 else tensor
+
+    layer, x = make_layer("tanh-cos", padding=1, bias=False), images(2, 3, 5, 6).requires_grad_()
+    usual, seen = launch.Launch.direct, []
+
+    def direct(self, stream, *addresses):
+        seen.extend(address for address in addresses if isinstance(address, int))
+        usual(self, stream, *addresses)
+
+    with runs_by_address(monkeypatch):
+        layer(x).sum().backward()
+        monkeypatch.setattr(launch.Launch, "direct", direct)
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+            layer(x).sum().backward()
+    assert seen
+    assert all(address % 16 == 0 for address in seen)
+
+
+def test_inference_mode_records_nothing_even_with_gradients_enabled():
+    layer, x = a_known_layer()
+    with torch.inference_mode(), torch.enable_grad():
+        assert not layer(x).requires_grad
+    assert layer(x).requires_grad
