@@ -46,6 +46,7 @@ def masks():
     allowed[0, 0, 2] = False  # a query without any key
     added = torch.randn(HEADS, QUERIES, KEYS, dtype=torch.float64)
     infinite = added.clone().masked_fill(torch.rand(added.shape) > 0.7, -math.inf)
+    infinite[1, 3] = -math.inf
     row = torch.tensor([True, False, True])
     return {"bool": allowed, "float": added, "infinite": infinite, "keys": row}
 
@@ -238,7 +239,7 @@ def test_extreme_norms_give_finite_results_and_gradients(operator, dtype):
     weighted = dcnet.Operator.parse(operator).weighted
     for norm in (0.0, 1e-20, 1e6 if weighted else 1e15):
         given = [each.to(dtype).requires_grad_() for each in inputs(torch.float32, norm=norm)]
-        for mask in (None, masks()["bool"]):
+        for mask in (None, masks()["bool"], masks()["infinite"].to(dtype)):
             found = decoupled_attention(*given, mask, operator=fixed(operator))
             assert found.isfinite().all(), norm
             for gradient in torch.autograd.grad(found.float().sum(), given):
@@ -256,11 +257,21 @@ def test_zero_queries_attend_evenly(operator):
 @pytest.mark.parametrize("operator", pairwise_operators())
 def test_half_precision_is_close_to_float32(operator, dtype):
     query, key, value = (each.to(dtype) for each in inputs(torch.float32))
-    mask = torch.randn(QUERIES, KEYS)
+    mask = torch.randn(QUERIES, KEYS, dtype=torch.float64)
     found = decoupled_attention(query, key, value, mask, operator=fixed(operator))
     expected = decoupled_attention(query.float(), key.float(), value.float(), mask, operator=fixed(operator))
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "operator", ["sphere-cos", "tanh(radius=2.0)-cos+product", "sphere-sqcos", "ball(radius=2.0)-cos+joint"]
+)
+def test_bounded_operators_are_exact_for_inner_products_beyond_float16(operator):
+    query, key, value = (each.half() for each in inputs(torch.float32, norm=5e3))
+    found = decoupled_attention(query, key, value, operator=operator)
+    expected = decoupled_attention(query.float(), key.float(), value.float(), operator=operator)
+    torch.testing.assert_close(found.float(), expected, rtol=0.01, atol=0.01)
 
 
 @pytest.mark.parametrize("operator", PATHS)
