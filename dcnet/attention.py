@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcnet.checks import check_flag, check_number, check_tensor, check_whole
+from dcnet.clamp import is_traced
 from dcnet.eager import check_options
 from dcnet.norms import accumulation_dtype, vector_norm
 from dcnet.operator import Operator, as_operator
 from dcnet.parameters import Value
+from dcnet.tracing import Opaque, is_symbolic, record_call
 from dcnet.weighting import Weighting
 
 # Cosine attention with one learned scale per head.
@@ -166,36 +168,47 @@ def _constants(op: Operator, stored: Mapping[str, Tensor], query: Tensor) -> dic
     dtype, heads = accumulation_dtype(query.dtype), query.shape[-3] if query.dim() > 2 else 1
     values = op.constants({name: tensor.to(dtype) for name, tensor in stored.items()})
     for name, value in values.items():
-        if not isinstance(value, Tensor):
-            continue
-        size = op.slots[name].size
-        if value.numel() not in ((1, heads) if size == 1 else (size,)):
-            expected = f"one, or one for each of {heads} heads" if size == 1 else str(size)
-            raise ValueError(f"the constant {name!r} has {value.numel()} numbers, but must have {expected}")
-        per_head = size == 1 and value.numel() > 1
-        values[name] = value.view(-1, 1, 1) if per_head else value.view(-1).to(query.device, dtype)
+        if isinstance(value, Tensor):
+            size = op.slots[name].size
+            _check_count(name, value.numel(), size, heads)
+            per_head = size == 1 and value.numel() != 1
+            values[name] = value.view(-1, 1, 1) if per_head else value.view(-1).to(query.device, dtype)
     return values
 
 
+def _check_count(name: str, count: int, size: int, heads: int) -> None:
+    # By comparisons alone: for a compiler, a size that may change is in no tuple.
+    if count != size and (size != 1 or count != heads):
+        expected = f"one, or one for each of {heads} heads" if size == 1 else str(size)
+        raise ValueError(f"the constant {name!r} has {count} numbers, but must have {expected}")
+
+
 def _check_inputs(query: Tensor, key: Tensor, value: Tensor, settings: Settings) -> None:
+    if is_traced():
+        # The sizes are tensors, and torch.jit warns about comparisons.
+        return
     named = {"query": query, "key": key, "value": value}
     for name, tensor in named.items():
         _check_tensor(name, tensor)
-    dtypes = {name: tensor.dtype for name, tensor in named.items()}
-    if len(set(dtypes.values())) > 1 and not torch.is_autocast_enabled(query.device.type):
-        found = ", ".join(map(str, dtypes.values()))
-        raise TypeError(f"query, key and value must have one dtype, not {found}")
+    dtypes = [str(tensor.dtype) for tensor in named.values()]
+    if len(set(dtypes)) > 1 and not torch.is_autocast_enabled(query.device.type):
+        raise TypeError(f"query, key and value must have one dtype, not {', '.join(dtypes)}")
     if key.shape[-1] != query.shape[-1]:
         raise ValueError(f"key of shape {list(key.shape)} must have {query.shape[-1]} features, as the query does")
     if value.shape[-2] != key.shape[-2]:
         raise ValueError(f"value of shape {list(value.shape)} must have {key.shape[-2]} rows, as the key does")
-    check_number("dropout_p", settings.dropout_p, least=0, most=1)
-    check_flag("is_causal", settings.is_causal)
-    check_flag("enable_gqa", settings.enable_gqa)
-    if settings.scale is not None:
-        check_number("scale", settings.scale)
+    _check_numbers(settings)
     leading = _check_heads(query, key, value, settings.enable_gqa)
     _check_mask(settings, (*leading, query.shape[-2], key.shape[-2]))
+
+
+def _check_numbers(settings: Settings) -> None:
+    check_flag("is_causal", settings.is_causal)
+    check_flag("enable_gqa", settings.enable_gqa)
+    # A graph that is compiled for any number has no values to check.
+    if not torch.compiler.is_compiling():
+        check_number("dropout_p", settings.dropout_p, least=0, most=1)
+        check_number("scale", 1 if settings.scale is None else settings.scale)
 
 
 def _check_tensor(name: str, tensor: Any) -> None:
@@ -229,10 +242,13 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> tu
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
     """The shape that all of them broadcast to, or None."""
-    longest = max(map(len, shapes))
-    padded = [(*[1] * (longest - len(shape)), *shape) for shape in shapes]
-    sizes = [{size for size in column if size != 1} or {1} for column in zip(*padded, strict=True)]
-    return tuple(size for each in sizes for size in each) if all(len(each) == 1 for each in sizes) else None
+    found = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for place, size in enumerate(shape, len(found) - len(shape)):
+            if size != 1 and found[place] != 1 and found[place] != size:
+                return None
+            found[place] = found[place] if size == 1 else size
+    return tuple(found)
 
 
 def _check_mask(settings: Settings, scores: tuple[int, ...]) -> None:
@@ -248,7 +264,7 @@ def _check_mask(settings: Settings, scores: tuple[int, ...]) -> None:
         raise ValueError(f"attn_mask of shape {list(mask.shape)} must broadcast to the scores, {list(scores)}")
 
 
-class DecoupledAttention(nn.Module):
+class DecoupledAttention(Opaque):
     """softmax(scale * f(k, q) + mask) v, with the operator and its learned constants; it has no projections.
 
     Each learned constant is a parameter of the same name: `radius`, `k`, `scale`, ..., stored as in decoupled layers,
@@ -275,8 +291,7 @@ class DecoupledAttention(nn.Module):
         self.operator = as_operator(operator)
         check_operator(self.operator)
         check_number("eps", eps, least=0)
-        if scale is not None:
-            check_number("scale", scale)
+        check_number("scale", 1 if scale is None else scale)
         # Not `scale`, which is the name of a learned constant.
         self.eps, self.fixed_scale = float(eps), scale
         self.num_heads = None if num_heads is None else check_whole("num_heads", num_heads, least=1)
@@ -294,7 +309,7 @@ class DecoupledAttention(nn.Module):
             raise ValueError(f"{str(self.operator)!r} learns a constant per head: num_heads must be a number, not None")
         return {name: slot.initial(self.num_heads or 1) for name, slot in learned.items()}
 
-    def forward(
+    def forward(  # type: ignore[override]  # layers have one input
         self,
         query: Tensor,
         key: Tensor,
@@ -304,12 +319,16 @@ class DecoupledAttention(nn.Module):
         is_causal: bool = False,
         enable_gqa: bool = False,
     ) -> Tensor:
-        if self.num_heads is not None and (query.dim() < 3 or query.shape[-3] != self.num_heads):
+        if any(map(is_symbolic, (query, key, value, attn_mask))):
+            return record_call(self, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        if self.num_heads is not None and not is_traced() and (query.dim() < 3 or query.shape[-3] != self.num_heads):
             raise ValueError(
                 f"query of shape {list(query.shape)} must have {self.num_heads} heads, its third-last size"
             )
         settings = Settings(attn_mask, dropout_p, is_causal, self.fixed_scale, enable_gqa)
         return attend(query, key, value, settings, self.operator, self.eps, self.learned())
+
+    own_forward = forward  # type: ignore[assignment]
 
     def learned(self) -> dict[str, Tensor]:
         """The learned constants as they are stored, by name."""

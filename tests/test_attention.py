@@ -371,11 +371,38 @@ def test_constants_of_the_module_do_not_decay():
     assert others["param_names"] == ["0.scale"]
 
 
-@pytest.mark.parametrize("operator", [COSINE, "log-sqcos+joint"])
-def test_compiled_module(operator):
-    module, given = DecoupledAttention(HEADS, operator=operator).double(), inputs()
-    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(*given, is_causal=True), module(*given, is_causal=True))
+class Block(nn.Module):
+    def __init__(self, operator):
+        super().__init__()
+        self.attention = DecoupledAttention(HEADS, operator=operator, dtype=torch.float64)
+
+    def forward(self, query, key, value):
+        return self.attention(query, key, value, is_causal=True)
+
+
+GRAPHS = [COSINE, "log-cos+product", f"tanh(radius={RADIUS})-sigmoid(learnable=True)+joint"]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("operator", GRAPHS)
+def test_compiled_module(operator, dynamic):
+    torch.compiler.reset()  # all blocks have the same code, which is compiled a few times only
+    block = Block(operator)
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for samples in (2, 3):
+        given = inputs(samples=samples)
+        torch.testing.assert_close(compiled(*given), block(*given))
+
+
+@pytest.mark.parametrize("operator", GRAPHS)
+def test_exported_and_traced_module(operator):
+    block, given, other = Block(operator), inputs(), inputs(samples=3)
+    sizes = ({0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC},) * 3
+    exported = torch.export.export(block, given, dynamic_shapes=sizes).module()
+    for graph in (exported, torch.fx.symbolic_trace(block)):
+        torch.testing.assert_close(graph(*other), block(*other))
+    alone = torch.fx.symbolic_trace(block.attention)
+    torch.testing.assert_close(alone(*other), block.attention(*other))
 
 
 # --- errors ---
