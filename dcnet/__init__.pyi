@@ -4,6 +4,7 @@ from dcnet import experiments as experiments
 from dcnet import robustness as robustness
 from dcnet import training as training
 from dcnet import verification as verification
+from dcnet.attention import DecoupledAttention
 from dcnet.convert import decouple, recouple
 from dcnet.fuse import fuse, fusion_report, unfuse
 from dcnet.inference.fold_network import fold
@@ -39,6 +40,7 @@ __all__ = [
     "BallConv2d",
     "BcosConv2d",
     "Constant",
+    "DecoupledAttention",
     "DecoupledConv1d",
     "DecoupledConv2d",
     "DecoupledConv3d",

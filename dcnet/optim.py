@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
+from dcnet.attention import DecoupledAttention
 from dcnet.checks import check_number, check_whole
 from dcnet.layers import Decoupled
 from dcnet.losses.head import FeatureScale
@@ -182,7 +183,9 @@ def _decaying(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _exempt(module: nn.Module) -> set[str]:
-    """The names of the parameters of a decoupled layer that do not decay."""
+    """The names of the parameters of a decoupled layer or of attention that do not decay."""
+    if isinstance(module, DecoupledAttention):
+        return set(module.operator.learned)
     if not isinstance(module, Decoupled):
         return set()
     return {*module.operator.learned, *(() if module.norm_matters else ("weight",))}

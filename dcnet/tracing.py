@@ -36,23 +36,23 @@ class Opaque(nn.Module):
     # A subclass in dcnet that overrides `forward` sets this as well.
     own_forward = forward
 
-    def unhooked(self, input: Tensor) -> Tensor:
+    def unhooked(self, *inputs: Any) -> Tensor:
         """The output without hooks and without the `forward` of a user's subclass."""
-        return self.own_forward(input)
+        return self.own_forward(*inputs)
 
     def compute(self, input: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define compute(input)")
 
 
-def record_call(layer: Opaque, input: Any) -> Any:
+def record_call(layer: Opaque, *inputs: Any) -> Any:
     """Records one call of the layer in the graph that is being traced."""
-    tracer = input.tracer
+    tracer = next(each.tracer for each in inputs if is_symbolic(each))
     path = tracer.path_of_module(layer) or "itself"
     if type(layer).forward is type(layer).own_forward and not has_hooks(layer):
-        return tracer.create_proxy("call_module", path, (input,), {})
+        return tracer.create_proxy("call_module", path, inputs, {})
     # Hooks and the forward of a subclass are traced already; a call of the layer would run both again.
     found = tracer.create_proxy("get_attr", path, (), {})
-    return tracer.create_proxy("call_method", "unhooked", (found, input), {})
+    return tracer.create_proxy("call_method", "unhooked", (found, *inputs), {})
 
 
 def has_hooks(module: nn.Module) -> bool:

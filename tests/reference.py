@@ -176,3 +176,40 @@ def convolution(
                 value = operator(names, filters[channel], patch, rho[channel], mean, eps=eps, **constants)
                 out[(sample, channel, *position)] = value
     return out
+
+
+# --- attention: keys are filters, queries are patches ---
+
+
+def attention(
+    names: tuple[str, str, str],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    rho: list[float] | None = None,
+    **constants: float,
+) -> Tensor:
+    """softmax over j of scale * f(k_j, q_i) + mask, times v_j, for [N, heads, length, features]; rho is per head.
+
+    Query heads that follow each other share a head of the key. A mask holds numbers, -inf to exclude a key. A query
+    without any key gets zeros.
+    """
+    samples, heads, length, _ = query.shape
+    out = torch.zeros(samples, heads, length, value.shape[-1], dtype=torch.float64)
+    for sample, head, i in itertools.product(range(samples), range(heads), range(length)):
+        shared = head // (heads // key.shape[1])
+        keys, values = key[sample, shared].tolist(), value[sample, shared].tolist()
+        radius = 1.0 if rho is None else rho[head]
+        exponentials = []
+        for j, k in enumerate(keys):
+            added = 0.0 if mask is None else float(mask[sample, head, i, j])
+            score = scale * operator(names, k, query[sample, head, i].tolist(), radius, **constants) + added
+            exponentials.append(0.0 if causal and j > i else math.exp(score))
+        total = sum(exponentials)
+        for j, exponential in enumerate(exponentials):
+            weight = exponential / total if total else 0.0
+            out[sample, head, i] += weight * torch.tensor(values[j], dtype=torch.float64)
+    return out

@@ -21,7 +21,7 @@ FLOORS = [
     ["component"],
     ["magnitude", "angle", "weighting"],
     ["operator"],
-    ["norms", "eager"],
+    ["norms", "eager", "attention"],
     ["kernels"],
     ["functional"],
     ["layers"],
