@@ -17,9 +17,10 @@ from dcnet.norms import accumulation_dtype
 from dcnet.operator import Operator
 from dcnet.parameters import Learnable, Slot, Value
 
-# Norms of filters (columns) and patches (rows) at which an operator is evaluated.
-FILTER_NORMS = torch.tensor([0.1, 1.0, 7.0], dtype=torch.float64)
-PATCH_NORMS = torch.tensor([[0.01], [0.3], [1.0], [5.0], [100.0]], dtype=torch.float64)
+# Norms of filters (columns) and patches (rows) at which an operator is evaluated. On the CPU, also if the module is
+# imported on first use inside of `with torch.device(...)`.
+FILTER_NORMS = torch.tensor([0.1, 1.0, 7.0], dtype=torch.float64, device="cpu")
+PATCH_NORMS = torch.tensor([[0.01], [0.3], [1.0], [5.0], [100.0]], dtype=torch.float64, device="cpu")
 
 
 def calibratable(operator: Operator) -> Operator:
