@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dcnet.device_functions import Block, constexpr, device_function, tl
 from dcnet.kernels import cudnn_graphs, plan_cache
 from dcnet.kernels.cudnn_graphs import Form
-from dcnet.kernels.epilogue_kernels import factor_kernel
+from dcnet.kernels.device_helpers import channel_constants, keep_means, mean_norm, split
 from dcnet.kernels.launch import Launch, Memory, Place, capturing, power_of_two
 from dcnet.kernels.passes import PLACES, Passes
 from dcnet.operator import Operator
@@ -203,3 +204,50 @@ def factor_launch(passes: Passes, tanh: bool) -> Launch:
     sizes = {"SUMS": power_of_two(passes.norm_sums), "WIDTH": power_of_two(passes.window.filters), "BLOCK": PLACES}
     flags = {**parts, **means, **sizes, "TANH": tanh, "FAST": settings.fast}
     return Launch(factor_kernel, (-(-passes.patches // PLACES),), numbers, 4, **flags)
+
+
+@device_function
+def factor_kernel(
+    norm: Block,
+    table: Block,
+    sums: Block,
+    running: Block,
+    tracked: Block,
+    factor: Block,
+    rate: Block,
+    kept: Block,
+    count: Block,
+    of: Block,
+    decay: Block,
+    positions: Block,
+    filters: Block,
+    MAGNITUDE: constexpr,
+    COUNTS: constexpr,
+    KNOWN: constexpr,
+    RELATIVE: constexpr,
+    MEAN: constexpr,
+    UPDATE: constexpr,
+    COUNTED: constexpr,
+    SUMS: constexpr,
+    TANH: constexpr,
+    WIDTH: constexpr,
+    BLOCK: constexpr,
+    FAST: constexpr,
+) -> None:
+    """Computes h(n) / n for every patch. If TANH, alpha / n for every patch, and 1 / radius for every channel."""
+    mean = mean_norm(sums, running, count, of, MEAN, SUMS)
+    if (MEAN > 0) & (tl.program_id(0) == 0):
+        keep_means(mean, running, tracked, kept, decay, UPDATE, COUNTED)
+    # All channels share the constants, except for the radius of TANH.
+    own, _, _ = split(channel_constants(table, mean, 1, filters, KNOWN, RELATIVE, 1, 1), 0, COUNTS)
+    position = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None]
+    there = position < positions
+    n = tl.load(norm + position, mask=there, other=1.0)
+    if TANH:
+        tl.store(factor + position, own[0] / n, mask=there)
+        if tl.program_id(0) == 0:
+            of_channels = channel_constants(table, mean, filters, filters, KNOWN, RELATIVE, 1, WIDTH)
+            column = tl.arange(0, WIDTH)[None, :]
+            tl.store(rate + column, 1 / of_channels[1], mask=column < filters)
+    else:
+        tl.store(factor + position, MAGNITUDE(n, *own, FAST)[0] / n, mask=there)

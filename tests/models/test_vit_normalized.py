@@ -8,7 +8,7 @@ from torch import Tensor
 import dcnet
 from dcnet.layers import Decoupled
 from dcnet.models import Network, create_model
-from dcnet.models.vit_normalized import Scale, SphereBlock
+from dcnet.models.vit import Scale, SphereBlock
 
 
 def tiny(operator: str = "conv", **given: object) -> Network:
