@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -39,6 +40,13 @@ class Steps:
         """Counts one finished step."""
         self.progress.advance(self.task)
 
+    def status(self) -> str:
+        """The share of finished steps, the elapsed time, and an estimate of the time left."""
+        task = self.progress.tasks[self.task]
+        elapsed, done = task.elapsed or 0.0, task.completed / task.total if task.total else 1.0
+        left = f", about {elapsed * (1 / done - 1):.0f} s left" if done else ""
+        return f"{task.description.partition(': timing')[0]}: {done:.0%} done after {elapsed:.0f} s{left}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -49,6 +57,19 @@ class Config:
     threads: int
     repeats: int = 20
     warmup: int = 3
+
+
+class Deadline:
+    """Passes after so many minutes; never for None."""
+
+    def __init__(self, minutes: float | None):
+        self.minutes, self.started = minutes, time.monotonic()
+
+    @property
+    def passed(self) -> str:
+        """The reason to start nothing more; empty before the deadline."""
+        late = self.minutes is not None and time.monotonic() - self.started > 60 * self.minutes
+        return f"the limit of {self.minutes:g} minutes had passed" if late else ""
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
@@ -107,16 +128,39 @@ class Benchmark(ABC, Generic[AnyConfig]):
 
 
 class Group:
-    """The rows of a group by name; one of them is the base of all ratios.
+    """The rows of a group by name; one of them is the base of all ratios, or each row has its own base.
 
     `wrong` of a row says why its results are wrong, `failed` why it did not run; both are None otherwise. `about`
     describes the group in the progress bar.
     """
 
-    def __init__(self, benchmark: Benchmark[Any], base: str, rows: Mapping[str, Row], steps: Steps, about: str):
-        self.benchmark, self.base, self.rows, self.steps, self.about = benchmark, base, rows, steps, about
+    def __init__(
+        self,
+        benchmark: Benchmark[Any],
+        base: str | Mapping[str, str],
+        rows: Mapping[str, Row],
+        steps: Steps,
+        about: str,
+    ):
+        self.benchmark, self.rows, self.steps, self.about = benchmark, rows, steps, about
+        self.bases = dict.fromkeys(rows, base) if isinstance(base, str) else base
         for row in rows.values():
             row.update(wrong=None, failed=None)
+
+    def skip(self, sentence: str) -> list[Row]:
+        """Marks all rows as skipped, which is not an error; returns them."""
+        for row in self.rows.values():
+            row["skipped"] = sentence
+        return list(self.rows.values())
+
+    def attempt_all(self, action: Callable[[], None]) -> None:
+        """Runs the action; an exception marks every row without a problem as failed."""
+        try:
+            action()
+        except Exception as error:  # A device may fail anywhere.
+            for row in self.rows.values():
+                if not (row["wrong"] or row["failed"]):
+                    row["failed"] = short_error(error)
 
     def make(self, build: Callable[[Row], Made]) -> dict[str, Made]:
         """The result of `build` for each row; rows for which it fails are marked and left out."""
@@ -138,14 +182,13 @@ class Group:
             return None
 
     def valid(self, calls: Mapping[str, Call]) -> dict[str, Call]:
-        """The calls of rows that are neither wrong nor failed; empty if the base row is wrong or failed."""
+        """The calls of rows that are neither wrong nor failed, and whose base rows are neither."""
         rows = self.rows
         good = {name: call for name, call in calls.items() if not (rows[name]["wrong"] or rows[name]["failed"])}
-        if self.base in good:
-            return good
         for name in good:
-            rows[name]["failed"] = f"{self.base}, the base of its ratios, was not timed"
-        return {}
+            if self.bases[name] not in good:
+                rows[name]["failed"] = f"{self.bases[name]}, the base of its ratios, was not timed"
+        return {name: call for name, call in good.items() if self.bases[name] in good}
 
     def measure_memory(self, forward: Mapping[str, Call], training: Mapping[str, Call]) -> None:
         """Measures and stores the memory of every row."""
@@ -155,7 +198,7 @@ class Group:
             self.note_memory(name, self.attempt(name, weigh))
 
     def note_memory(self, name: str, mib: float | None) -> None:
-        entry, base = self.benchmark.meter.memory_name, self.rows[self.base]
+        entry, base = self.benchmark.meter.memory_name, self.rows[self.bases[name]]
         if mib is not None:
             self.rows[name][entry] = mib
             self.rows[name]["memory_ratio"] = mib / base[entry] if entry in base else None
@@ -175,16 +218,18 @@ class Group:
             stopwatch = self.attempt(name, functools.partial(clock.start, call))
             stopwatches.update({} if stopwatch is None else {name: stopwatch})
         config = self.benchmark.config
-        if self.base not in stopwatches:
+        ready = {name: stopwatch for name, stopwatch in stopwatches.items() if self.bases[name] in stopwatches}
+        if not ready:
             return {}
-        times = time_rounds(stopwatches, *clock.rounds(config.warmup, config.repeats), self.steps.advance)
-        return summarize(times, self.base)
+        times = time_rounds(ready, *clock.rounds(config.warmup, config.repeats), self.steps.advance)
+        return summarize(times, self.bases)
 
     def _count_launches(self, calls: Mapping[str, Call], entry: str) -> None:
         counts = {name: self.benchmark.meter.launches(call) for name, call in self.valid(calls).items()}
         for name, count in counts.items():
             if count is not None:
-                self.rows[name][entry] |= {"launches": count, "launches_ratio": count / (counts[self.base] or 1)}
+                ratio = count / (counts[self.bases[name]] or 1)
+                self.rows[name][entry] |= {"launches": count, "launches_ratio": ratio}
 
 
 def short_error(error: Exception) -> str:
@@ -228,8 +273,8 @@ class Session:
         for table in terminal_tables(self.record):
             self.console.print(table)
         self._write_all()
-        # A row that is skipped for lack of memory is not an error.
-        skips = [row["skipped"] for row in self.record["results"] if row.get("skipped")]
+        # A row that is skipped, as for lack of memory, is not an error.
+        skips = dict.fromkeys(row["skipped"] for row in self.record["results"] if row.get("skipped"))
         problems = complaints(self.record["results"])
         for sentence in (*skips, *problems):
             self._report(sentence)
@@ -248,6 +293,9 @@ class Session:
             for rows in self.benchmark.measure(steps):
                 self.record["results"] += rows
                 self._write()
+                if not self.console.is_terminal:
+                    # The progress bar is shown only at the end.
+                    self.console.print(steps.status(), highlight=False, soft_wrap=True)
         self.record |= {"complete": True, **self.benchmark.summary(self.record["results"])}
 
     def _stop(self) -> int:

@@ -38,7 +38,7 @@ def make_blocks(operator: str, count: int, shape: Shape, dtype: torch.dtype, dev
     model = nn.Sequential()
     for i in range(1, count + 1):
         sizes = (shape.channels, shape.channels, shape.kernel)
-        layer = conv2d(*sizes, padding=shape.kernel // 2, bias=False, operator=operator)
+        layer = conv2d(*sizes, padding=shape.kernel // 2, groups=shape.groups, bias=False, operator=operator)
         norm = nn.BatchNorm2d(shape.channels)
         for name, module in {f"conv{i}": layer, f"norm{i}": norm, f"relu{i}": nn.ReLU()}.items():
             model.add_module(name, module)
@@ -54,7 +54,7 @@ def make_case(variant: str, operator: str, count: int, shape: Shape, dtype: torc
     model = make_blocks(PLAIN if VARIANTS[variant] == "plain" else operator, count, shape, dtype, device)
     if variant == "fused":
         fuse(model)
-    call: Callable[[Tensor], Tensor] = model
+    call: Callable[..., Tensor] = model
     if variant.endswith("compiled"):
         call = torch.compile(model, fullgraph=True, dynamic=False)
     return Case(model, call)
@@ -133,7 +133,7 @@ class BlockBenchmark(Benchmark[BlockConfig]):
         check.references.clear()
         # The memory of the base comes first, since all others are divided by it.
         in_order = dict(sorted(cases.items(), key=lambda item: item[0] != BASE))
-        time_cases(group, in_order, x.requires_grad_(), gradient)
+        time_cases(group, in_order, [x.requires_grad_()], gradient)
         return list(rows.values())
 
     def _checked(self, shape: Shape, check: "Check", row: Row) -> Case:

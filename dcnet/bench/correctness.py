@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dcnet.bench.shapes import naive_conv2d
-from dcnet.layers import DecoupledConv2d
+from dcnet.bench.naive import naive_output
 from dcnet.modes import full_precision
 
 Results = dict[str, Tensor]
+Call = Callable[..., Tensor]
+# The inputs of a layer, by name; a single tensor is named x.
+Inputs = Mapping[str, Tensor]
 
 # Largest allowed ||found - expected|| / ||expected|| of the output or a gradient of a layer, by dtype.
 LAYER_TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4}
@@ -37,20 +39,23 @@ class Gradients:
     def of(cls, output: Tensor, x: Tensor) -> "Gradients":
         random = torch.randn_like(output)
         leaning = torch.randn_like(output) + output / output.square().mean().sqrt()
-        return cls(*[made.to(x).contiguous(memory_format=torch.channels_last) for made in (random, leaning)])
+        channels_last = x.dim() == 4 and not x.is_contiguous()
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        return cls(*[made.to(x).contiguous(memory_format=layout) for made in (random, leaning)])
 
 
-def results(layer: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor, gradients: Gradients) -> Results:
-    """The output and the gradients of the input, the filters and every learned constant, by name."""
+def results(layer: nn.Module, call: Call, given: Tensor | Inputs, gradients: Gradients) -> Results:
+    """The output and the gradients of the inputs, the filters and every learned constant, by name."""
+    inputs = named_inputs(given)
     parameters = dict(layer.named_parameters())
     weights = {name: value for name, value in parameters.items() if name.rpartition(".")[2] in ("weight", "bias")}
-    direct = {"x": x, **weights}
+    direct = {**inputs, **weights}
     constants = {name: value for name, value in parameters.items() if name not in direct}
     found: Results = {}
     for wanted, gradient in ((direct, gradients.random), (constants, gradients.leaning)):
         if wanted:
             # A second forward pass, since a compiled one may free its saved tensors in the first backward pass.
-            output = call(x)
+            output = call(*inputs.values())
             found.setdefault("output", output.detach())
             values = torch.autograd.grad(output, list(wanted.values()), gradient.to(output))
             found.update({f"gradient of {name}": value for name, value in zip(wanted, values, strict=True)})
@@ -59,27 +64,32 @@ def results(layer: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor, gradi
 
 @dataclass(frozen=True)
 class Reference:
-    """An input, gradients of the output, and the expected `results`."""
+    """Inputs, gradients of the output, and the expected `results`."""
 
-    x: Tensor
+    inputs: Inputs
     gradients: Gradients
     expected: Results
 
-    def errors(self, layer: nn.Module, call: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    def errors(self, layer: nn.Module, call: Call) -> dict[str, float]:
         """||found - expected|| / ||expected|| of the output and every gradient."""
-        found = results(layer, call, self.x, self.gradients)
+        found = results(layer, call, self.inputs, self.gradients)
         return {name: relative_error(found[name], value) for name, value in self.expected.items()}
 
 
-def make_reference(layer: nn.Module, x: Tensor) -> Reference:
+def make_reference(layer: nn.Module, given: Tensor | Inputs) -> Reference:
     """The expected results in float64: of a layer by the naive formulation, of a network by its modules."""
-    exact = copy.deepcopy(layer).double()
-    point = x.detach().double().requires_grad_()
+    exact, inputs = copy.deepcopy(layer).double(), named_inputs(given)
+    point = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.items()}
     # Also turns off the algorithm search of cuDNN, which would take longer than the convolution in float64.
     with full_precision():
-        gradients = Gradients.of(_naive_output(exact, point).detach(), x)
-        expected = results(exact, lambda x: _naive_output(exact, x), point, gradients)
-    return Reference(x.detach().clone().requires_grad_(), gradients, expected)
+        gradients = Gradients.of(naive_output(exact, *point.values()).detach(), next(iter(inputs.values())))
+        expected = results(exact, lambda *tensors: naive_output(exact, *tensors), point, gradients)
+    copies = {name: tensor.detach().clone().requires_grad_() for name, tensor in inputs.items()}
+    return Reference(copies, gradients, expected)
+
+
+def named_inputs(given: Tensor | Inputs) -> Inputs:
+    return {"x": given} if isinstance(given, Tensor) else given
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
@@ -103,18 +113,18 @@ def finite(errors: Mapping[str, float]) -> dict[str, float | None]:
     return {name: error if math.isfinite(error) else None for name, error in errors.items()}
 
 
-def _naive_output(layer: nn.Module, x: Tensor) -> Tensor:
-    return naive_conv2d(layer, x) if isinstance(layer, DecoupledConv2d) else layer(x)
-
-
 Module = TypeVar("Module", bound=nn.Module)
 
 
 def random_images(shape: Sequence[int], device: str, dtype: torch.dtype, seed: int) -> Tensor:
-    """Random images [N, C, H, W], which depend on shape, seed and type of device."""
+    """Random images [N, C, H, W], channels last, which depend on shape, seed and type of device."""
+    return random_values(shape, device, dtype, seed).to(memory_format=torch.channels_last)
+
+
+def random_values(shape: Sequence[int], device: str, dtype: torch.dtype, seed: int) -> Tensor:
+    """Random numbers, which depend on shape, seed and type of device."""
     generator = torch.Generator(device).manual_seed(seed)
-    images = torch.randn(*shape, generator=generator, device=device)
-    return images.to(dtype).to(memory_format=torch.channels_last)
+    return torch.randn(*shape, generator=generator, device=device).to(dtype)
 
 
 def placed(module: Module, device: str, dtype: torch.dtype = torch.float32) -> Module:

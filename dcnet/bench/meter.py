@@ -38,17 +38,18 @@ def time_rounds(
     return {name: taken[warmup:] for name, taken in times.items()}
 
 
-def summarize(times: Mapping[str, Sequence[float]], base: str) -> dict[str, dict[str, Any]]:
+def summarize(times: Mapping[str, Sequence[float]], bases: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Median and quartiles of times, the ratio of the median to that of the base, and quartiles of per-round ratios."""
     quartiles = functools.partial(statistics.quantiles, n=4, method="inclusive")
     results = {}
     for name, taken in times.items():
         low, median, high = quartiles(taken)
-        ratio_low, _, ratio_high = quartiles([own / other for own, other in zip(taken, times[base], strict=True)])
+        base = times[bases[name]]
+        ratio_low, _, ratio_high = quartiles([own / other for own, other in zip(taken, base, strict=True)])
         results[name] = {
             "ms": median,
             "ms_quartiles": [low, high],
-            "ratio": median / statistics.median(times[base]),
+            "ratio": median / statistics.median(base),
             "ratio_quartiles": [ratio_low, ratio_high],
         }
     return results

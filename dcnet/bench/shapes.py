@@ -1,16 +1,27 @@
-"""Shapes of the timed layers, lower bounds of their times, and the naive formulation."""
+"""Shapes of the timed layers: how they are written, their layers, and lower bounds of their times."""
 
+import math
 import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from dcnet.layers import DecoupledConv2d
+from dcnet.attention import DecoupledAttention, check_operator
+from dcnet.layers import conv1d, conv2d, conv3d, linear
+from dcnet.operator import as_operator, is_plain
 
-PATTERN = re.compile(r"N(\d+)xC(\d+)x(\d+)(?:x(\d+))?(?:xK(\d+))?", re.IGNORECASE)
+EXAMPLES = (
+    "write N512xC64x32 for 512 images of 64 channels and 32x32 pixels, N512xC64x32x48 if they are not square, "
+    "N512xC64x32xK5 for 5x5 filters and N512xC64x32xG64 for 64 groups"
+)
+OTHERS = (
+    "N64xC256xL1024 for sequences, N8xC32xD16x28 for volumes, M50432x384-1536 for a linear layer, "
+    "and B64xH6xT197xD64 for attention"
+)
 
 
 @dataclass(frozen=True)
@@ -33,49 +44,52 @@ class Work:
         return 1000 * max(self.bytes / ceilings.bytes_per_s, self.flops / ceilings.flops_per_s)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A square convolution with as many filters as channels, stride 1, same padding and no bias."""
+class LayerShape(ABC):
+    """The sizes of a timed layer and of its input; the text of a shape is that of its record."""
 
-    batch: int
-    channels: int
-    height: int
-    width: int
-    kernel: int = 3
+    names: ClassVar[tuple[str, ...]] = ("x",)
+    channels_last: ClassVar[bool] = False
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parses N512xC64x32, N8xC3x32x48 or N8xC3x32xK5."""
-        found = PATTERN.fullmatch(text)
-        if found is None:
-            raise ValueError(
-                f"unknown shape {text!r}: write N512xC64x32 for 512 images of 64 channels and 32x32 pixels, "
-                "N512xC64x32x48 if they are not square, and N512xC64x32xK5 for 5x5 filters"
-            )
-        batch, channels, height = (int(number) for number in found.groups()[:3])
-        shape = cls(batch, channels, height, int(found[4] or height), int(found[5] or 3))
-        if min(batch, channels, height, shape.width) < 1:
-            raise ValueError(f"numbers of a shape must be 1 or more, not {text!r}")
-        if shape.kernel % 2 == 0:
-            raise ValueError(f"the filter size after K must be odd to keep the image size, not {text!r}")
-        return shape
-
-    def __str__(self) -> str:
-        size = f"{self.height}" if self.height == self.width else f"{self.height}x{self.width}"
-        return f"N{self.batch}xC{self.channels}x{size}" + ("" if self.kernel == 3 else f"xK{self.kernel}")
+    @abstractmethod
+    def read(cls, text: str) -> Self | None:
+        """The shape; None if the text is that of another kind. ValueError for impossible sizes."""
 
     @property
-    def images(self) -> tuple[int, int, int, int]:
-        """The shape of input and output."""
-        return self.batch, self.channels, self.height, self.width
+    @abstractmethod
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each input, by name."""
+
+    @property
+    @abstractmethod
+    def output(self) -> tuple[int, ...]:
+        """The shape of the output."""
+
+    @property
+    @abstractmethod
+    def filters(self) -> int:
+        """The number of values of all filters."""
+
+    @property
+    @abstractmethod
+    def products(self) -> int:
+        """Floating-point operations of the forward pass."""
+
+    @abstractmethod
+    def make(self, operator: str) -> nn.Module:
+        """A layer with this operator, or the plain one."""
+
+    def obstacle(self, operator: str) -> str:
+        """Why a layer of this kind does not support the operator; empty if it does."""
+        return ""
 
     def forward(self, itemsize: int) -> Work:
-        """Reads images and filters, writes the output."""
-        return Work((2 * self._image_values + self._filter_values) * itemsize, self._products)
+        """Reads inputs and filters, writes the output."""
+        return Work((self._given + self.filters + math.prod(self.output)) * itemsize, self.products)
 
     def backward(self, itemsize: int) -> Work:
-        """Reads images, filters and the gradient of the output, writes the gradients of images and filters."""
-        return Work((3 * self._image_values + 2 * self._filter_values) * itemsize, 2 * self._products)
+        """Reads inputs, filters and the gradient of the output, writes the gradients of inputs and filters."""
+        return Work((2 * self._given + 2 * self.filters + math.prod(self.output)) * itemsize, 2 * self.products)
 
     def floors(self, itemsize: int, ceilings: Ceilings) -> dict[str, float]:
         """Lower bounds in ms of the forward pass, and of forward and backward together."""
@@ -83,33 +97,298 @@ class Shape:
         return {"forward": forward, "training": forward + backward}
 
     @property
-    def _image_values(self) -> int:
-        return self.batch * self.channels * self.height * self.width
+    def _given(self) -> int:
+        return sum(math.prod(shape) for shape in self.inputs.values())
+
+
+class ConvShape(LayerShape):
+    """A convolution with as many filters as channels, stride 1, same padding and no bias."""
+
+    pattern: ClassVar[re.Pattern[str]]
+    batch: int
+    channels: int
+    kernel: int
+    groups: int
 
     @property
-    def _filter_values(self) -> int:
-        return self.channels**2 * self.kernel**2
+    @abstractmethod
+    def sizes(self) -> tuple[int, ...]:
+        """The length of a sequence, or the sides of an image or a volume."""
 
     @property
-    def _products(self) -> int:
-        return 2 * self._image_values * self.channels * self.kernel**2
+    def images(self) -> tuple[int, ...]:
+        """The shape of input and output."""
+        return self.batch, self.channels, *self.sizes
+
+    @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        return {"x": self.images}
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        return self.images
+
+    @property
+    def filters(self) -> int:
+        return self.channels**2 // self.groups * self.kernel ** len(self.sizes)
+
+    @property
+    def products(self) -> int:
+        return 2 * math.prod(self.images) * self.channels // self.groups * self.kernel ** len(self.sizes)
+
+    def make(self, operator: str) -> nn.Module:
+        build: Any = {1: conv1d, 2: conv2d, 3: conv3d}[len(self.sizes)]
+        sizes = (self.channels, self.channels, self.kernel)
+        layer: nn.Module = build(*sizes, padding=self.kernel // 2, groups=self.groups, bias=False, operator=operator)
+        return layer
+
+    def checked(self, text: str) -> Self:
+        """The shape itself; ValueError with the text for impossible sizes."""
+        _check_positive(text, (*self.images, self.groups))
+        if self.kernel % 2 == 0:
+            raise ValueError(f"the filter size after K must be odd to keep the image size, not {text!r}")
+        if self.channels % self.groups:
+            raise ValueError(f"the groups after G must divide the channels after C, not {text!r}")
+        return self
+
+    def _ending(self) -> str:
+        kernel = "" if self.kernel == 3 else f"xK{self.kernel}"
+        return kernel + ("" if self.groups == 1 else f"xG{self.groups}")
 
 
-def naive_conv2d(layer: DecoupledConv2d, x: Tensor) -> Tensor:
-    """A layer in training as the authors wrote it: a convolution with ones for the norms, a division, h and g.
+def _square(height: int, width: int) -> str:
+    return f"{height}" if height == width else f"{height}x{width}"
 
-    Supports one group, zero padding and no bias; the running mean norm is not updated.
-    """
-    op = layer.operator
-    window: Any = (layer.stride, layer.padding, layer.dilation)
-    n = (F.conv2d(x * x, torch.ones_like(layer.weight[:1]), None, *window) + layer.eps).sqrt()
-    w_norm = (layer.weight.square().sum((1, 2, 3)) + layer.eps).sqrt().view(-1, 1, 1)
-    cos = F.conv2d(x, layer.weight, None, *window) / (n * w_norm)
-    of_filters = {
-        name: value.view(-1, 1, 1) if isinstance(value, Tensor) and op.slots[name].per_channel else value
-        for name, value in layer.constants().items()
-    }
-    mean = n.mean()
-    of_patches = {name: value * mean if op.slots[name].relative else value for name, value in of_filters.items()}
-    factor = op.factor(w_norm, of_filters)
-    return factor * op.h(op.weighting.argument(w_norm, n), of_patches) * op.g(cos, of_filters)
+
+ENDING = r"(?:xK(\d+))?(?:xG(\d+))?"
+
+
+@dataclass(frozen=True)
+class Shape(ConvShape):
+    """A convolution of images, compared with nn.Conv2d."""
+
+    pattern = re.compile(rf"N(\d+)xC(\d+)x(\d+)(?:x(\d+))?{ENDING}", re.IGNORECASE)
+    channels_last = True
+    batch: int
+    channels: int
+    height: int
+    width: int
+    kernel: int = 3
+    groups: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parses N512xC64x32, N8xC3x32x48, N8xC3x32xK5 or N8xC4x32xG2."""
+        shape = cls.read(text)
+        if shape is None:
+            raise ValueError(f"unknown shape {text!r}: {EXAMPLES}")
+        return shape
+
+    @classmethod
+    def read(cls, text: str) -> Self | None:
+        found = cls.pattern.fullmatch(text)
+        if found is None:
+            return None
+        batch, channels, height = (int(number) for number in found.groups()[:3])
+        shape = cls(batch, channels, height, int(found[4] or height), int(found[5] or 3), int(found[6] or 1))
+        return shape.checked(text)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.height, self.width
+
+    def __str__(self) -> str:
+        return f"N{self.batch}xC{self.channels}x{_square(*self.sizes)}{self._ending()}"
+
+
+@dataclass(frozen=True)
+class SequenceShape(ConvShape):
+    """A convolution of sequences, compared with nn.Conv1d."""
+
+    pattern = re.compile(rf"N(\d+)xC(\d+)xL(\d+){ENDING}", re.IGNORECASE)
+    batch: int
+    channels: int
+    length: int
+    kernel: int = 3
+    groups: int = 1
+
+    @classmethod
+    def read(cls, text: str) -> Self | None:
+        found = cls.pattern.fullmatch(text)
+        if found is None:
+            return None
+        batch, channels, length = (int(number) for number in found.groups()[:3])
+        return cls(batch, channels, length, int(found[4] or 3), int(found[5] or 1)).checked(text)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (self.length,)
+
+    def __str__(self) -> str:
+        return f"N{self.batch}xC{self.channels}xL{self.length}{self._ending()}"
+
+
+@dataclass(frozen=True)
+class VolumeShape(ConvShape):
+    """A convolution of volumes, compared with nn.Conv3d."""
+
+    pattern = re.compile(rf"N(\d+)xC(\d+)xD(\d+)x(\d+)(?:x(\d+))?{ENDING}", re.IGNORECASE)
+    batch: int
+    channels: int
+    depth: int
+    height: int
+    width: int
+    kernel: int = 3
+    groups: int = 1
+
+    @classmethod
+    def read(cls, text: str) -> Self | None:
+        found = cls.pattern.fullmatch(text)
+        if found is None:
+            return None
+        batch, channels, depth, height = (int(number) for number in found.groups()[:4])
+        sides = (depth, height, int(found[5] or height))
+        return cls(batch, channels, *sides, int(found[6] or 3), int(found[7] or 1)).checked(text)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.depth, self.height, self.width
+
+    def __str__(self) -> str:
+        sides = _square(self.height, self.width)
+        return f"N{self.batch}xC{self.channels}xD{self.depth}x{sides}{self._ending()}"
+
+
+@dataclass(frozen=True)
+class LinearShape(LayerShape):
+    """A linear layer with a bias, compared with nn.Linear."""
+
+    pattern = re.compile(r"M(\d+)x(\d+)-(\d+)", re.IGNORECASE)
+    rows: int
+    in_features: int
+    out_features: int
+
+    @classmethod
+    def read(cls, text: str) -> Self | None:
+        found = cls.pattern.fullmatch(text)
+        if found is None:
+            return None
+        sizes = [int(number) for number in found.groups()]
+        _check_positive(text, sizes)
+        return cls(*sizes)
+
+    def __str__(self) -> str:
+        return f"M{self.rows}x{self.in_features}-{self.out_features}"
+
+    @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        return {"x": (self.rows, self.in_features)}
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        return self.rows, self.out_features
+
+    @property
+    def filters(self) -> int:
+        return self.in_features * self.out_features
+
+    @property
+    def products(self) -> int:
+        return 2 * self.rows * self.filters
+
+    def make(self, operator: str) -> nn.Module:
+        return linear(self.in_features, self.out_features, operator=operator)
+
+
+class DotProductAttention(nn.Module):
+    """Torch's attention as a module, the plain twin of `DecoupledAttention`."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value)
+
+
+@dataclass(frozen=True)
+class AttentionShape(LayerShape):
+    """Attention without projections, compared with torch's scaled_dot_product_attention."""
+
+    pattern = re.compile(r"B(\d+)xH(\d+)xT(\d+)xD(\d+)", re.IGNORECASE)
+    names = ("query", "key", "value")
+    batch: int
+    heads: int
+    tokens: int
+    features: int
+
+    @classmethod
+    def read(cls, text: str) -> Self | None:
+        found = cls.pattern.fullmatch(text)
+        if found is None:
+            return None
+        sizes = [int(number) for number in found.groups()]
+        _check_positive(text, sizes)
+        return cls(*sizes)
+
+    def __str__(self) -> str:
+        return f"B{self.batch}xH{self.heads}xT{self.tokens}xD{self.features}"
+
+    @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(self.names, self.output)
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        return self.batch, self.heads, self.tokens, self.features
+
+    @property
+    def filters(self) -> int:
+        return 0
+
+    @property
+    def products(self) -> int:
+        """Those of the scores and of the weighted values."""
+        return 4 * math.prod(self.output) * self.tokens
+
+    def make(self, operator: str) -> nn.Module:
+        return DotProductAttention() if is_plain(operator) else DecoupledAttention(self.heads, operator=operator)
+
+    def obstacle(self, operator: str) -> str:
+        try:
+            check_operator(as_operator(operator))
+        except ValueError as error:
+            return str(error)
+        return ""
+
+
+KINDS: tuple[type[LayerShape], ...] = (Shape, SequenceShape, VolumeShape, LinearShape, AttentionShape)
+
+# Shapes by the name of their set and by device. Linear layers and attention are those of vision transformers.
+SETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "linear": {
+        "cpu": ("M1576x192-768", "M1576x768-192"),
+        "cuda": ("M50432x384-1536", "M50432x1536-384", "M12608x768-768", "M8192x1024-4096"),
+    },
+    "depthwise": {
+        "cpu": ("N4xC64x28xG64", "N4xC48x28xK7xG48"),
+        "cuda": ("N64xC256x28xG256", "N64xC96x56xK7xG96"),
+    },
+    "pointwise": {"cpu": ("N8xC128x14xK1",), "cuda": ("N64xC256x14xK1",)},
+    "attention": {"cpu": ("B4xH3xT197xD64",), "cuda": ("B64xH6xT197xD64", "B16xH6xT1024xD64")},
+}
+
+
+def parse_shape(text: str) -> LayerShape:
+    """The shape of a layer of any kind, such as N512xC64x32, M50432x384-1536 or B64xH6xT197xD64."""
+    found = next((shape for kind in KINDS if (shape := kind.read(text)) is not None), None)
+    if found is None:
+        raise ValueError(f"unknown shape {text!r}: {EXAMPLES}; {OTHERS}; or name a set: {', '.join(SETS)}")
+    return found
+
+
+def expand_shapes(texts: Iterable[str], device: str) -> list[str]:
+    """The shapes as records write them, without duplicates; the name of a set stands for its shapes."""
+    whole = [one for text in texts for one in (SETS[text][device] if text in SETS else (text,))]
+    return list(dict.fromkeys(str(parse_shape(text)) for text in whole))
+
+
+def _check_positive(text: str, sizes: Iterable[int]) -> None:
+    if min(sizes) < 1:
+        raise ValueError(f"numbers of a shape must be 1 or more, not {text!r}")

@@ -26,6 +26,7 @@ NumbersByDevice = Annotated[tuple[int, ...], by_device("N ...")]
 NumberByDevice = Annotated[int | None, by_device("N")]
 FactorByDevice = Annotated[float | None, by_device("FACTOR")]
 Dtype = Annotated[Literal["bfloat16", "float16", "float32"] | None, by_device("{bfloat16,float16,float32}")]
+Minutes = Annotated[float | None, options.arg("MINUTES", "no limit")]
 DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 Item = TypeVar("Item")
 
@@ -73,19 +74,22 @@ class BenchOptions(options.DeviceOption):
 
 @dataclass(frozen=True, kw_only=True)
 class Layers(BenchOptions):
-    """Time single layers against nn.Conv2d, forward and forward + backward.
+    """Time single layers against torch's, such as nn.Conv2d, forward and forward + backward.
 
-    Each operator is timed as a layer of dcnet and as the naive formulation, both eager and compiled, in turns with
-    nn.Conv2d. A layer whose output or gradients differ from those in float64 is reported but not timed, and the exit
-    code is 1.
+    Each operator is timed as a layer of dcnet and as the naive formulation, both eager and compiled, in turns with the
+    plain layer of torch, eager and compiled. A layer whose output or gradients differ from those in float64 is reported
+    but not timed, and the exit code is 1. An operator that a layer does not support is reported and skipped.
     """
 
     operators: options.Specs = ("tanh-cos", "tanh(radius=8.0)-cos", "seg-sqcos", "sphere-cos", "linear-cos")
     """Operators such as tanh-cos or "seg(slope=0.2)-sqcos+linear"."""
 
     shapes: Annotated[tuple[str, ...], by_device("SHAPE ...")] = ()
-    """Inputs such as N32xC64x32: 32 images, 64 channels, 32x32 pixels; N8xC3x32x48xK5 for 32x48 pixels and 5x5 filters.
-    There are as many filters as channels."""
+    """Inputs such as N32xC64x32: 32 images, 64 channels, 32x32 pixels; N8xC4x32x48xK5xG2 for 32x48 pixels, 5x5 filters
+    and 2 groups. N32xC64xL100 are sequences, N8xC16xD8x28 volumes of 8x28x28. There are as many filters as channels.
+    M1576x192-768 is a linear layer for 1576 rows, from 192 to 768 features; B4xH3xT197xD64 is attention with 4 samples,
+    3 heads, 197 tokens and 64 features. The sets linear, depthwise, pointwise and attention are usual shapes for the
+    device."""
 
     dtype: Dtype = None
     """The dtype: float32 on the cpu, bfloat16 on cuda."""
@@ -94,21 +98,26 @@ class Layers(BenchOptions):
         tuple[Literal["eager", "compiled", "naive", "naive-compiled"], ...],
         tyro.conf.arg(metavar="{eager,compiled,naive,naive-compiled} ..."),
     ] = ("eager", "compiled", "naive", "naive-compiled")
-    """What to time besides nn.Conv2d: the layer of dcnet (eager, compiled) and the naive formulation. Compiling takes a
-    while."""
+    """What to time besides the plain layer: the layer of dcnet (eager, compiled) and the naive formulation. Compiled
+    ones are compared with the compiled plain layer. Compiling takes a while."""
 
     check_batch: Annotated[int | None, options.arg("N", "all")] = None
-    """The number of images to compare with float64; fewer are faster, but are compiled separately."""
+    """The number of images or rows to compare with float64; fewer are faster, but are compiled separately."""
+
+    minutes: Minutes = None
+    """Start no further layer after so many minutes; the rest is reported as skipped."""
 
     def prepare(self) -> Callable[[], int]:
         device = self.chosen_device()
         options.check_at_least(1, "--check-batch", self.check_batch)
+        options.check_above_zero("--minutes", self.minutes)
         config = bench.layer_costs.LayerConfig(
             **self.common(device, self.operators),
-            shapes=_once(str(bench.shapes.Shape.parse(text)) for text in self.shapes or SHAPES[device]),
+            shapes=bench.shapes.expand_shapes(self.shapes or SHAPES[device], device),
             variants=_once(self.variants),
             dtype=self.dtype or DTYPES[device],
             check_batch=self.check_batch,
+            minutes=self.minutes,
         )
         return self.session(bench.layer_costs.LayerBenchmark, config)
 
@@ -163,20 +172,22 @@ BLOCK_SHAPES = {"cpu": ("N32xC64x16",), "cuda": ("N512xC96x32", "N512xC192x16", 
 
 @dataclass(frozen=True, kw_only=True)
 class Network(BenchOptions):
-    """Time training steps of a network, plain and decoupled.
+    """Time training steps of networks, plain and decoupled.
 
     A step is forward, cross entropy, backward and SGD with momentum, on random images. A network whose loss differs
-    from that in float64 is reported but not timed, and the exit code is 1.
+    from that in float64 is reported but not timed, and the exit code is 1. In networks of timm, all convolutions and
+    linear layers except the classifier are decoupled.
     """
 
-    model: Annotated[str, tyro.conf.arg(metavar="NAME")] = "resnet32"
-    """A network of dcnet.create_model, such as cnn9, resnet32 or timm:resnet18."""
+    model: Names = ("resnet32",)
+    """Networks of dcnet.create_model, such as cnn9, resnet32 or timm:resnet18; timm stands for five networks: resnet50,
+    convnext_tiny, mobilenetv3_large_100, efficientnet_b0 and vit_small_patch16_224."""
 
     operators: options.Specs = ("tanh-cos",)
     """Operators such as tanh-cos or "seg(slope=0.2)-sqcos+linear"."""
 
     batch: NumbersByDevice = ()
-    """Batch sizes: 32 on the cpu, 512 and 128 on cuda."""
+    """Batch sizes: 32 on the cpu; on cuda 512 and 128, or 128 for networks of timm."""
 
     mode: Annotated[tuple[Literal["eager", "graph", "compile"], ...], by_device("{eager,graph,compile} ...")] = ()
     """How steps run: eager; graph replays the whole step as a CUDA graph; compile uses torch.compile, and a graph on
@@ -186,27 +197,47 @@ class Network(BenchOptions):
     """The precision: float32, bfloat16 by autocast (on cuda), or pure bfloat16, including the filters."""
 
     width: FactorByDevice = None
-    """Multiplier of the channels of all layers: 0.25 on the cpu, 1 on cuda."""
+    """Multiplier of the channels of all layers: 0.25 on the cpu, 1 on cuda and for networks of timm."""
 
-    size: options.Number = 32
-    """Height and width of the images."""
+    size: Annotated[int | None, options.arg("N", "by network")] = None
+    """Height and width of the images: 32, or 224 if there are networks of timm."""
 
     fuse: bool = True
     """Fuse the blocks of decoupled networks on cuda, as dcnet.create_model does; --no-fuse times separate modules."""
 
+    check_batch: Annotated[int | None, options.arg("N", "by network")] = None
+    """The number of images to compare with float64: all, or 8 if there are networks of timm. If it is less than the
+    batch, a compiled network is compared with the eager one on the whole batch."""
+
+    plans: Annotated[Literal["all", "ten"] | None, options.arg("{all,ten}", "by network")] = None
+    """The plans of cuDNN to time for each convolution, plain and decoupled: all, or ten if there are networks of timm,
+    whose many convolutions would take minutes."""
+
+    minutes: Minutes = None
+    """Start no further network after so many minutes; the rest is reported as skipped."""
+
     def prepare(self) -> Callable[[], int]:
         device = self.chosen_device()
         cuda = device == "cuda"
+        names = options.known_networks(bench.timed_networks.expand_networks(self.model))
+        timm = any(map(bench.timed_networks.is_timm, names))
+        if timm and self.width not in (None, 1):
+            raise ValueError(f"--width must be 1 for networks of timm, not {self.width:g}")
         config = bench.network_costs.NetworkConfig(
             **self.common(device, self.operators),
-            model=options.known_networks([self.model])[0],
-            width=(1.0 if cuda else 0.25) if self.width is None else self.width,
-            size=self.size,
-            batches=_once(self.batch or ((512, 128) if cuda else (32,))),
+            models=names,
+            width=(1.0 if cuda or timm else 0.25) if self.width is None else self.width,
+            size=(224 if timm else 32) if self.size is None else self.size,
+            batches=_once(self.batch or ((128,) if cuda and timm else (512, 128) if cuda else (32,))),
             modes=_once(self.mode or (("eager", "graph", "compile") if cuda else ("eager",))),
             precision=self.precision or ("autocast" if cuda else "float32"),
             fuse=self.fuse,
+            check_batch=(8 if timm else None) if self.check_batch is None else self.check_batch,
+            plans=self.plans or ("ten" if timm else "all"),
+            minutes=self.minutes,
         )
+        options.check_at_least(2, "--check-batch", config.check_batch)
+        options.check_above_zero("--minutes", config.minutes)
         options.check_above_zero("--width", config.width)
         options.check_at_least(8, "--size", config.size)
         options.check_at_least(2, "--batch", *config.batches)

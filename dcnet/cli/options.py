@@ -160,8 +160,8 @@ def check_at_least(limit: float, option: str, *values: float | None) -> None:
             raise ValueError(f"{option} must be {limit} or more, not {value}")
 
 
-def check_above_zero(option: str, value: float) -> None:
-    if not 0 < value < float("inf"):
+def check_above_zero(option: str, value: float | None) -> None:
+    if value is not None and not 0 < value < float("inf"):
         raise ValueError(f"{option} must be a number above 0, not {value}")
 
 

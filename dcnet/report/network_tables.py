@@ -29,44 +29,48 @@ class Ways:
     """The ways to run a network that a benchmark compares.
 
     Attributes:
-        group: networks are compared if they have the same value of this key.
+        group: networks are compared if they have the same values of these keys.
         entry: the key of the times.
         name: the name of the way of a row.
         compiled: the values of the compiled plain network.
     """
 
-    group: str
+    group: tuple[str, ...]
     entry: str
     name: Callable[[Row], str]
     compiled: Mapping[str, Any]
 
     def x_compiled(self, row: Row, rows: Sequence[Row]) -> float | None:
         """The time relative to the compiled plain network of the same group; None if either was not timed."""
-        wanted = {self.group: row[self.group], "operator": PLAIN, **self.compiled}
+        wanted = {**self._named(row), "operator": PLAIN, **self.compiled}
         base = [self._ms(one) for one in self._timed(rows) if matches(one, **wanted)]
         return self._ms(row) / base[0] if base and self._timed([row]) else None
 
     def fastest(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """The fastest way of each decoupled network and of its plain twin, and all ratios to the compiled twin."""
         found = []
-        for group, operator in dict.fromkeys((row[self.group], row["operator"]) for row in rows):
-            own = [row for row in self._timed(rows) if matches(row, **{self.group: group, "operator": operator})]
-            plain = [row for row in self._timed(rows) if matches(row, **{self.group: group, "operator": PLAIN})]
-            if operator != PLAIN and own and plain:
+        keys = (*self.group, "operator")
+        for values in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
+            names = dict(zip(keys, values, strict=True))
+            own = [row for row in self._timed(rows) if matches(row, **names)]
+            plain = [row for row in self._timed(rows) if matches(row, **names | {"operator": PLAIN})]
+            if names["operator"] != PLAIN and own and plain:
                 best, other = min(own, key=self._ms), min(plain, key=self._ms)
-                names = {self.group: group, "operator": operator}
                 times = {"decoupled": self._best(best), "plain": self._best(other)}
                 ratios = {self.name(row): self.x_compiled(row, rows) for row in own}
                 found.append({**names, **times, "ratio": self._ms(best) / self._ms(other), "x_plain_compiled": ratios})
         return found
 
-    def notes(self, rows: Sequence[Row], about: str = "") -> list[str]:
-        """A sentence for each entry of `fastest`."""
+    def notes(self, rows: Sequence[Row], about: Callable[[Row], str]) -> list[str]:
+        """A sentence for each entry of `fastest`; `about` describes its group."""
         return [
-            f"Fastest of both: {about}{found[self.group]}: {_spoken(found['operator'], found['decoupled'])} and "
+            f"Fastest of both: {about(found)}: {_spoken(found['operator'], found['decoupled'])} and "
             f"{_spoken('plain', found['plain'])}, ratio {two_digits(found['ratio'])}."
             for found in self.fastest(rows)
         ]
+
+    def _named(self, row: Row) -> dict[str, Any]:
+        return {key: row[key] for key in self.group}
 
     def _timed(self, rows: Sequence[Row]) -> list[Row]:
         return [row for row in rows if "ms" in row.get(self.entry, {}) and not problem(row)]
@@ -83,8 +87,8 @@ def _spoken(who: str, best: Row) -> str:
     return f"{three_digits(best['ms'])} ms ({who}, {best['mode']})"
 
 
-STEPS = Ways("batch", "training", lambda row: str(row["mode"]), {"mode": "compile"})
-FORWARD = Ways("network", "forward", form, {"folded": True, "compiled": True})
+STEPS = Ways(("model", "batch"), "training", lambda row: str(row["mode"]), {"mode": "compile"})
+FORWARD = Ways(("network",), "forward", form, {"folded": True, "compiled": True})
 
 
 def network(record: Record) -> str:
@@ -92,9 +96,16 @@ def network(record: Record) -> str:
     return network_table(record).markdown_section()
 
 
+def network_names(record: Record) -> list[str]:
+    """Returns the names of the networks of a record of training steps; earlier records have one."""
+    config = record["config"]
+    return list(config["models"]) if "models" in config else [config["model"]]
+
+
 def network_table(record: Record) -> Table:
-    config, rows = record["config"], list(_network_rows(record["results"]))
+    names, rows = network_names(record), list(_network_rows(record["results"]))
     columns = [
+        Column("network", wraps=True, code=True),
         Column("operator", wraps=True, code=True),
         Column("batch", "right"),
         Column("mode"),
@@ -102,18 +113,30 @@ def network_table(record: Record) -> Table:
         Column(memory_heading(record), "right", detail=True),
         Column("memory", "right"),
     ]
+    if len(names) == 1:
+        columns, rows = columns[1:], [row[1:] for row in rows]
+    notes = STEPS.notes(record["results"], lambda row: _group_name(row, len(names) > 1))
+    return without_empty(Table(columns, rows, _network_title(record), notes), X_COMPILED)
+
+
+def _network_title(record: Record) -> str:
+    config, names = record["config"], network_names(record)
     unfused = "" if config.get("fuse", True) else ", not fused"
-    title = f"Training step of {config['model']}, width {config['width']:g}, {config['precision']}{unfused}"
-    notes = STEPS.notes(record["results"], "batch ")
-    return without_empty(Table(columns, rows, f"{title}, {place(record)}", notes), X_COMPILED)
+    what = f"Training step of {names[0]}" if len(names) == 1 else "Training step"
+    size = f", {config['size']}x{config['size']} pixels" if "models" in config else ""
+    return f"{what}, width {config['width']:g}{size}, {config['precision']}{unfused}, {place(record)}"
+
+
+def _group_name(row: Row, several: bool) -> str:
+    return f"{row['model']}, batch {row['batch']}" if several else f"batch {row['batch']}"
 
 
 def _network_rows(results: Sequence[Row]) -> Iterator[list[str]]:
     for row in [row for row in results if row["operator"] != PLAIN]:
-        same = {"operator": PLAIN, "mode": row["mode"], "batch": row["batch"]}
+        same = {"operator": PLAIN, **{key: row[key] for key in ("model", "mode", "batch")}}
         (plain,) = [base for base in results if matches(base, **same)]
         cells = _network_cells(row, plain, STEPS.x_compiled(row, results))
-        yield [row["operator"], str(row["batch"]), row["mode"], *cells]
+        yield [row["model"], row["operator"], str(row["batch"]), row["mode"], *cells]
 
 
 def _network_cells(row: Row, plain: Row, x_compiled: float | None) -> list[str]:
@@ -141,8 +164,12 @@ def inference_table(record: Record) -> Table:
     ]
     title = f"Forward pass in evaluation, batch {config['batch']}, width {config['width']:g}{setting(record)}"
     # Without compiled networks, the table shows it already.
-    notes = FORWARD.notes(record["results"]) if any(row["compiled"] for row in record["results"]) else []
+    notes = FORWARD.notes(record["results"], _network_name) if any(row["compiled"] for row in record["results"]) else []
     return without_empty(Table(columns, rows, title, notes), X_FOLDED_COMPILED)
+
+
+def _network_name(row: Row) -> str:
+    return str(row["network"])
 
 
 def _inference_rows(results: Sequence[Row]) -> Iterator[list[str]]:

@@ -16,7 +16,7 @@ from PIL import Image
 from dcnet.experiments import experiments
 from dcnet.files import write_atomically
 from dcnet.registry import unknown_name
-from dcnet.report import feature_plots, listing, network_tables, speed_tables
+from dcnet.report import feature_plots, listing, network_tables, speed_tables, twin_tables
 from dcnet.report.curves import run_curves
 from dcnet.report.drawing import DPI
 from dcnet.report.experiment_tables import docs_table
@@ -53,8 +53,10 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "digits": digits,
     "layers_cpu": speed_tables.layers_cpu,
     "layers_cuda": speed_tables.layers_cuda,
+    "twins_cuda": twin_tables.twins,
     "blocks_cuda": speed_tables.blocks,
     "network_cuda": network_tables.network,
+    "timm_cuda": network_tables.network,
     "inference_cpu": network_tables.inference,
     "inference_cuda": network_tables.inference,
     "int8_cpu": network_tables.int8,

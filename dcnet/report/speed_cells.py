@@ -1,7 +1,7 @@
 """Texts of benchmark tables and charts: shapes, devices, numbers, and rows without a time."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dcnet.table import Table
@@ -11,12 +11,49 @@ Row = Mapping[str, Any]
 
 
 def spell(shape: str) -> str:
-    """Formats the shape `N512xC64x32` of a record as `N512 C64 32x32`, with the filter size if it is not 3x3."""
-    batch, channels, *sizes = shape.split("x")
-    sides = [size for size in sizes if not size.startswith("K")]
-    kernels = [size[1:] for size in sizes if size.startswith("K")]
-    text = f"{batch} {channels} {sides[0]}x{sides[-1]}"
-    return f"{text}, {kernels[0]}x{kernels[0]} filters" if kernels else text
+    """Formats the shape `N512xC64x32` of a record as `N512 C64 32x32`, with filter size and groups if not the usual.
+
+    `M50432x384-1536` is `M50432, 384 to 1536`, and `B64xH6xT197xD64` is `B64 H6 T197 D64`.
+    """
+    first, *parts = shape.split("x")
+    if first.startswith("M"):
+        return f"{first}, {parts[0].replace('-', ' to ')}"
+    if first.startswith("B"):
+        return " ".join([first, *parts])
+    channels, *sizes = parts
+    sides = [size for size in sizes if size[0] not in "KG"]
+    found = {size[0]: int(size[1:]) for size in sizes if size[0] in "KG"}
+    text = f"{first} {channels} {_sides(sides)}"
+    text += f", {_filters(found['K'], _dimensions(sides))}" if "K" in found else ""
+    groups = found.get("G", 1)
+    depthwise = groups > 1 and f"C{groups}" == channels
+    return text + (", depthwise" if depthwise else f", {groups} groups" if groups > 1 else "")
+
+
+def _filters(size: int, dimensions: int) -> str:
+    return f"filters of {size}" if dimensions == 1 else f"{'x'.join([str(size)] * dimensions)} filters"
+
+
+def _dimensions(sides: Sequence[str]) -> int:
+    return {"L": 1, "D": 3}.get(sides[0][0], 2)
+
+
+def _sides(sides: Sequence[str]) -> str:
+    """Formats the sides of images, of volumes, or the length of sequences; a single side of images is repeated."""
+    if _dimensions(sides) == 1:
+        return sides[0]
+    if _dimensions(sides) == 3:
+        return f"{sides[0][1:]}x{sides[1]}x{sides[-1]}"
+    return f"{sides[0]}x{sides[-1]}"
+
+
+def twin_of(shape: str) -> str:
+    """Returns the name of torch's layer that layers of this shape are compared with."""
+    if shape.startswith("M"):
+        return "nn.Linear"
+    if shape.startswith("B"):
+        return "scaled_dot_product_attention"
+    return {"L": "nn.Conv1d", "D": "nn.Conv3d"}.get(shape.split("x")[2][0], "nn.Conv2d")
 
 
 def count_blocks(record: Record) -> str:

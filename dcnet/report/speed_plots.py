@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 from dcnet.operator import PLAIN
 from dcnet.report.chart import Axis, BarChart, BarGroup, Line, LineChart
 from dcnet.report.drawing import draw_bars, draw_lines, legend_below, literal
+from dcnet.report.network_tables import network_names
 from dcnet.report.speed_cells import Record, Row, count_blocks, form, spell, where
-from dcnet.report.speed_tables import BLOCKS, LAYERS, Variants
+from dcnet.report.speed_tables import BLOCKS, LAYERS, Variants, base_title
 
 GIB_OF_MIB = 1 / 1024
-# What the times of each benchmark are relative to.
+# What the times of each benchmark are relative to; for layers see `base_title`.
 BASES = {
-    "layers": LAYERS.title,
     "blocks": BLOCKS.title,
     "network": "plain network",
     "inference": "folded plain network",
@@ -62,7 +62,8 @@ def speed_charts(record: Record) -> list[BarChart]:
     for panel, group, name, ratio in BARS[record["benchmark"]](record):
         if math.isfinite(ratio):
             panels.setdefault(panel, {}).setdefault(group, {})[name] = ratio
-    unit, about = f"time, x {BASES[record['benchmark']]}", "The dashed line is at 1, no extra cost."
+    base = base_title(record) if record["benchmark"] == "layers" else BASES[record["benchmark"]]
+    unit, about = f"time, x {base}", "The dashed line is at 1, no extra cost."
     return [
         BarChart(panel, unit, [BarGroup(group, values) for group, values in groups.items()], base=1.0, about=about)
         for panel, groups in panels.items()
@@ -79,7 +80,9 @@ def _variant_bars(record: Record, variants: Variants) -> Iterator[Bar]:
     With a single shape, there is one panel with a group per operator. With a single variant and several shapes, there
     is one panel with a series per operator.
     """
-    rows = [row for row in record["results"] if row["variant"] != variants.base and "ratio" in row.get("training", {})]
+    rows = [
+        row for row in record["results"] if row["variant"] not in variants.bases and "ratio" in row.get("training", {})
+    ]
     several = len(record["config"]["shapes"]) > 1
     one_variant = several and len({row["variant"] for row in rows}) == 1
     for row in rows:
@@ -89,9 +92,13 @@ def _variant_bars(record: Record, variants: Variants) -> Iterator[Bar]:
 
 
 def _network_bars(record: Record) -> Iterator[Bar]:
+    """Yields a panel per mode, a group per batch size, or per network if there are several, a series per operator."""
+    several = len(network_names(record)) > 1
     for row in record["results"]:
         if row["operator"] != PLAIN and "ratio" in row.get("training", {}):
-            yield row["mode"], f"batch {row['batch']}", row["operator"], row["training"]["ratio"]
+            batch = f"batch {row['batch']}"
+            group = f"{row['model'].removeprefix('timm:')}, {batch}" if several else batch
+            yield row["mode"], group, row["operator"], row["training"]["ratio"]
 
 
 def _inference_bars(record: Record) -> Iterator[Bar]:
@@ -114,9 +121,11 @@ def speed_title(record: Record) -> str:
     what = {
         "layers": "Forward and backward of one layer",
         "blocks": f"Forward and backward of {count_blocks(record)}",
-        "network": f"Training step of {config.get('model')}",
+        "network": "Training step",
         "inference": "Forward pass in evaluation",
     }[record["benchmark"]]
+    if record["benchmark"] == "network" and len(network_names(record)) == 1:
+        what += f" of {network_names(record)[0]}"
     return f"{what}, {config.get('dtype', config.get('precision'))}, {where(record)}"
 
 

@@ -19,6 +19,7 @@ from dcnet.report.speed_cells import (
     setting,
     spell,
     three_digits,
+    twin_of,
     two_digits,
     unique,
     where,
@@ -26,9 +27,12 @@ from dcnet.report.speed_cells import (
 )
 from dcnet.table import Column, Table
 
-# The timed variants of a layer; all are compared with "conv", the layer of torch.
+# The timed variants of a layer. All are compared with "conv", the layer of torch; but if the record has
+# "conv-compiled", the compiled layer of torch, compiled ones are compared with that.
+PLAIN_COMPILED = "conv-compiled"
 VARIANTS = {
     "conv": "nn.Conv2d",
+    PLAIN_COMPILED: "nn.Conv2d, compiled",
     "eager": "dcnet",
     "compiled": "dcnet, compiled",
     "naive": "naive",
@@ -45,6 +49,7 @@ BLOCK_VARIANTS = {
 HEADS = {"linear": "`nn.Linear`", "margin": "`MarginSoftmax`", "sharded": "one share", "sampled": "{:.0%} sampled"}
 LAYER_FLOOR = "floor: lower bound, if each byte is moved once and each product computed at the device's peak speed"
 HEAD_FLOOR = "floor: lower bound, if each byte is moved once per pass and each product computed at peak speed"
+COMPILED_BASE = "Compiled forms are compared with the compiled plain layer."
 NOT_FUSED = "The fused variant ran module by module: there is no GPU, or no fused block for this operator."
 
 
@@ -68,16 +73,31 @@ def terminal_tables(record: Record) -> list[Table]:
 
 @dataclass(frozen=True)
 class Variants:
-    """The names of the timed variants, the one that all are compared with, and how titles and headings call it."""
+    """The names of the timed variants, those that others are compared with, and how titles and headings call them."""
 
     names: Mapping[str, str]
-    base: str
+    bases: tuple[str, ...]
     title: str
     heading: str
 
+    def name(self, variant: str, shape: str) -> str:
+        """Returns the name of a variant; a plain layer has the name of torch's class for the shape."""
+        return self.names[variant].replace("nn.Conv2d", twin_of(shape))
 
-LAYERS = Variants(VARIANTS, PLAIN, "nn.Conv2d", "x conv")
-BLOCKS = Variants(BLOCK_VARIANTS, "plain-compiled", "plain, compiled", "x plain compiled")
+
+LAYERS = Variants(VARIANTS, (PLAIN, PLAIN_COMPILED), "nn.Conv2d", "x plain")
+BLOCKS = Variants(BLOCK_VARIANTS, ("plain-compiled",), "plain, compiled", "x plain compiled")
+
+
+def base_title(record: Record) -> str:
+    """Returns what the times of layers are relative to: torch's class, or "plain layer" if there are several."""
+    twins = {twin_of(shape) for shape in record["config"]["shapes"]}
+    return twins.pop() if len(twins) == 1 else "plain layer"
+
+
+def compares_compiled(record: Record) -> bool:
+    """Returns whether compiled layers are compared with compiled ones; in earlier records they are not."""
+    return any(row.get("variant") == PLAIN_COMPILED for row in record["results"])
 
 
 def _variant_tables(record: Record, variants: Variants) -> list[Table]:
@@ -94,10 +114,11 @@ def _shape_details(record: Record, shape: str, variants: Variants) -> Table:
         sections.append(len(rows))
         own = [row for row in record["results"] if matches(row, operator=operator, shape=shape)]
         for at, row in enumerate(own):
-            rows.append(["" if at else operator, variants.names[row["variant"]], *_layer_cells(row, on_gpu)])
+            rows.append(["" if at else operator, variants.name(row["variant"], shape), *_layer_cells(row, on_gpu)])
     parts = [count_blocks(record), spell(shape), record["config"]["dtype"], where(record)]
     headings.append(memory_heading(record))
     notes = [LAYER_FLOOR] if "floors_ms" in record else _fusion_notes(record)
+    notes += [COMPILED_BASE] if compares_compiled(record) else []
     title = ", ".join(part for part in parts if part)
     return Table.of_rows(headings, rows, names=2, title=title, notes=notes, sections=sections)
 
@@ -131,12 +152,13 @@ def _means(record: Record, variants: Variants) -> Table:
     for operator in unique(record["means"], "operator"):
         sections.append(len(rows))
         own = [one for one in record["means"] if one["operator"] == operator]
-        for mean in [one for one in own if one["variant"] != variants.base]:
+        for mean in [one for one in own if one["variant"] not in variants.bases]:
             training = mean["training"]
             more = _on_gpu(on_gpu, training.get("host_ratio"), training.get("launches_ratio"))
             ratios = [mean["forward"].get("ratio"), training.get("ratio"), *more, mean["memory_ratio"]]
             rows.append([operator, variants.names[mean["variant"]], *map(two_digits, ratios)])
-    title = f"x {variants.title}, geometric mean, {record['config']['dtype']}, {where(record)}"
+    base = base_title(record) if variants is LAYERS else variants.title
+    title = f"x {base}, geometric mean, {record['config']['dtype']}, {where(record)}"
     return Table.of_rows(headings, rows, names=2, title=title, sections=sections)
 
 
@@ -178,7 +200,8 @@ def layers_cuda(record: Record) -> str:
     if not any(line[-1] for line in lines):
         headings, lines = headings[:-1], [line[:-1] for line in lines]
     title = f"Forward and backward, x `nn.Conv2d`, by CUDA graphs{setting(record)}"
-    return Table.of_rows(headings, lines, names=2, code=["operator"], title=title).markdown_section()
+    notes = [COMPILED_BASE] if compares_compiled(record) else []
+    return Table.of_rows(headings, lines, names=2, code=["operator"], title=title, notes=notes).markdown_section()
 
 
 def _mean_cells(mean: Row, naive: Row | None) -> list[str]:

@@ -11,7 +11,8 @@ from torch import Tensor
 import dcnet
 from dcnet.bench import correctness
 from dcnet.bench.layer_costs import make_layer
-from dcnet.bench.shapes import Shape, naive_conv2d
+from dcnet.bench.naive import naive_conv
+from dcnet.bench.shapes import Shape
 from dcnet.testing import naive
 
 SHAPE = Shape(2, 4, 6, 5)
@@ -33,9 +34,9 @@ def layer_of(operator: str, dtype: torch.dtype = torch.float64) -> dcnet.Decoupl
 
 
 @pytest.mark.parametrize("operator", every_operator())
-def test_naive_conv2d_equals_the_computation_by_patches(operator: str):
+def test_naive_conv_equals_the_computation_by_patches(operator: str):
     layer, x = layer_of(operator), torch.randn(SHAPE.images, dtype=torch.float64)
-    assert torch.allclose(naive_conv2d(layer, x), naive(layer, x), rtol=1e-10, atol=1e-12)
+    assert torch.allclose(naive_conv(layer, x), naive(layer, x), rtol=1e-10, atol=1e-12)
 
 
 def errors(layer: torch.nn.Conv2d, call) -> dict[str, float]:
@@ -104,7 +105,7 @@ def test_gradients_of_constants_inside_networks_use_the_leaning_gradient():
     layer = layer_of("tanh-cos")
     whole = torch.nn.Sequential(layer)
     reference = correctness.make_reference(whole, torch.randn(SHAPE.images, dtype=torch.float64))
-    alone = correctness.results(layer, layer, reference.x, reference.gradients)
+    alone = correctness.results(layer, layer, reference.inputs, reference.gradients)
     assert torch.equal(reference.expected["gradient of 0.radius"], alone["gradient of radius"])
     assert torch.equal(reference.expected["gradient of 0.weight"], alone["gradient of weight"])
 

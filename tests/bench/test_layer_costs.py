@@ -92,7 +92,7 @@ def test_compiled_layers_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     variants = ["compiled", "naive-compiled"]
     assert bench("layers", "--variants", *variants, "--json", str(tmp_path / "record.json")) == 0
     record = json.loads((tmp_path / "record.json").read_text())
-    assert [row["variant"] for row in record["results"]] == ["conv", *variants]
+    assert [row["variant"] for row in record["results"]] == ["conv", "conv-compiled", *variants]
     for row in record["results"][1:]:
         assert row["training"]["ratio"] > 0
         assert max(row["errors"].values()) <= record["tolerance"]

@@ -25,7 +25,7 @@ def test_rounds_without_stopwatches():
 
 
 def test_summary_has_medians_and_ratios_of_rounds():
-    found = summarize({"conv": [1.0, 2.0, 4.0], "own": [3.0, 3.0, 8.0]}, "conv")
+    found = summarize({"conv": [1.0, 2.0, 4.0], "own": [3.0, 3.0, 8.0]}, {"conv": "conv", "own": "conv"})
     assert found["conv"] == {"ms": 2, "ms_quartiles": [1.5, 3], "ratio": 1, "ratio_quartiles": [1, 1]}
     assert found["own"] == {"ms": 3, "ms_quartiles": [3, 5.5], "ratio": 1.5, "ratio_quartiles": [1.75, 2.5]}
 

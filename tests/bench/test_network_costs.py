@@ -40,9 +40,16 @@ def test_training_steps_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_step_updates_all_parameters():
-    given = {"device": "cpu", "operators": ["tanh-cos"], "threads": 1, "model": "cnn9-small", "width": 0.1, "size": 8}
+    given = {
+        "device": "cpu",
+        "operators": ["tanh-cos"],
+        "threads": 1,
+        "models": ["cnn9-small"],
+        "width": 0.1,
+        "size": 8,
+    }
     config = NetworkConfig(**given, batches=[2], modes=["eager"], precision="float32")  # type: ignore[arg-type]
-    training = NetworkBenchmark(config, Cpu())._build("tanh-cos", "eager", 2)
+    training = NetworkBenchmark(config, Cpu())._build("cnn9-small", "tanh-cos", "eager", 2)
     before = [parameter.detach().clone() for parameter in training.model.parameters()]
     losses = [training.step().item() for _ in range(30)]
     assert losses[-1] < losses[0]
@@ -70,9 +77,16 @@ def test_the_record_has_the_fastest_modes(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("fuse", [True, False])
 def test_blocks_are_fused_unless_it_is_turned_off(fuse: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dcnet.models.create._has_gpu", lambda: True)
-    given = {"device": "cpu", "operators": ["tanh-cos"], "threads": 1, "model": "cnn9-small", "width": 0.1, "size": 8}
+    given = {
+        "device": "cpu",
+        "operators": ["tanh-cos"],
+        "threads": 1,
+        "models": ["cnn9-small"],
+        "width": 0.1,
+        "size": 8,
+    }
     config = NetworkConfig(**given, batches=[2], modes=["eager"], precision="float32", fuse=fuse)  # type: ignore[arg-type]
-    model = NetworkBenchmark(config, Cpu())._build("tanh-cos", "eager", 2).model
+    model = NetworkBenchmark(config, Cpu())._build("cnn9-small", "tanh-cos", "eager", 2).model
     assert any(PLAN in vars(module) for module in model.modules()) == fuse
 
 
@@ -86,7 +100,7 @@ def test_the_record_says_whether_blocks_are_fused(tmp_path: Path, capsys: pytest
 
 def test_bfloat16_by_autocast_and_pure():
     for precision, kind in {"autocast": torch.float32, "pure": torch.bfloat16}.items():
-        given = {"device": "cpu", "operators": ["tanh-cos"], "threads": 1, "model": "cnn9-small", "width": 0.1}
+        given = {"device": "cpu", "operators": ["tanh-cos"], "threads": 1, "models": ["cnn9-small"], "width": 0.1}
         config = NetworkConfig(
             **given,  # type: ignore[arg-type]
             size=8,
@@ -97,7 +111,9 @@ def test_bfloat16_by_autocast_and_pure():
             warmup=0,
         )
         benchmark = NetworkBenchmark(config, Cpu())
-        assert {parameter.dtype for parameter in benchmark._build("conv", "eager", 2).model.parameters()} == {kind}
+        assert {
+            parameter.dtype for parameter in benchmark._build("cnn9-small", "conv", "eager", 2).model.parameters()
+        } == {kind}
         ((_, row),) = benchmark.measure(Steps())
         assert row["wrong"] is None
         assert row["errors"]["loss"] > 1e-7

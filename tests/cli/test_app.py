@@ -37,7 +37,7 @@ def test_help_lists_commands(capsys: pytest.CaptureFixture[str]):
 
 def test_help_of_the_group_says_what_each_command_does(capsys: pytest.CaptureFixture[str]):
     text = help_of(capsys, "bench", "--help")
-    assert "layers Time single layers against nn.Conv2d, forward and forward + backward." in text
+    assert "layers Time single layers against torch's, such as nn.Conv2d, forward and forward + backward." in text
     assert "blocks Time blocks of convolution, batch normalization and ReLU, plain and decoupled." in text
     assert "network Time training steps of a network, plain and decoupled." in text
     assert "inference Time networks in evaluation mode, as trained and folded." in text
@@ -67,6 +67,10 @@ def test_help_explains_every_option(command: str, options: list[str], capsys: py
         (["layers", "--operators", "conv"], "--operators must name an operator other than 'conv'"),
         (["layers", "--operators", "tanh-cos,ball-cos"], "invalid operator 'tanh-cos,ball-cos': unexpected ','"),
         (["layers", "--shapes", "64x32"], "unknown shape '64x32': write N512xC64x32 for 512 images"),
+        (["layers", "--shapes", "linear", "M5x3"], "unknown shape 'M5x3': write N512xC64x32 for 512 images"),
+        (["layers", "--shapes", "N1xC6x4xG4"], "the groups after G must divide the channels after C, not 'N1xC6x4xG4'"),
+        (["layers", "--shapes", "B0xH1xT1xD1"], "numbers of a shape must be 1 or more, not 'B0xH1xT1xD1'"),
+        (["layers", "--minutes", "0"], "--minutes must be a number above 0, not 0.0"),
         (["layers", "--repeats", "1"], "--repeats must be 2 or more, not 1"),
         (["layers", "--threads", "0"], "--threads must be 1 or more, not 0"),
         (["layers", "--check-batch", "0"], "--check-batch must be 1 or more, not 0"),
@@ -77,6 +81,9 @@ def test_help_explains_every_option(command: str, options: list[str], capsys: py
         (["network", "--mode", "graph"], "--mode graph needs cuda, since it is a CUDA graph"),
         (["network", "--model", "vgg"], "unknown network 'vgg': known are cnn9, "),
         (["network", "--width", "0"], "--width must be a number above 0, not 0.0"),
+        (["network", "--check-batch", "1"], "--check-batch must be 2 or more, not 1"),
+        (["network", "--minutes", "-1"], "--minutes must be a number above 0, not -1.0"),
+        (["blocks", "--shapes", "M5x3-4"], "unknown shape 'M5x3-4': write N512xC64x32 for 512 images"),
         (["inference", "--networks", "cnn9", "vgg"], "unknown network 'vgg': known are cnn9, "),
         (["inference", "--batch", "1"], "--batch must be 2 or more, not 1"),
     ],

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from helpers.speed_records import inference, network, step
 
-from dcnet.report import network_tables
+from dcnet.report import network_tables, speed_plots
 
 
 def test_training_steps_have_a_row_for_each_batch_and_mode():
@@ -74,6 +74,7 @@ def test_a_note_says_the_fastest_of_both():
 def test_fastest_of_steps_has_modes_times_and_ratios():
     (first, second) = network_tables.STEPS.fastest(network("compile")["results"])
     assert first == {
+        "model": "resnet32",
         "batch": 512,
         "operator": "tanh-cos",
         "decoupled": {"mode": "compile", "ms": 10.0},
@@ -111,3 +112,44 @@ def test_inference_is_compared_with_the_folded_compiled_plain_network():
     eager = network_tables.inference(inference())
     assert "x plain folded compiled" not in eager
     assert "Fastest" not in eager
+
+
+def several() -> dict[str, Any]:
+    """Two networks of timm; the second one takes twice the time."""
+    record = network("compile")
+    rows = [row for row in record["results"] if row["batch"] == 128]
+    second = [
+        {**row, "model": "timm:b", "training": {**row["training"], "ms": 2 * row["training"]["ms"]}} for row in rows
+    ]
+    record["results"] = [*({**row, "model": "timm:a"} for row in rows), *second]
+    del record["config"]["model"]
+    record["config"] |= {"models": ["timm:a", "timm:b"], "size": 224}
+    return record
+
+
+def test_several_networks_have_a_column_of_names():
+    table = network_tables.network(several())
+    assert table.startswith("Training step, width 1, 224x224 pixels, autocast, NVIDIA X, torch 2.11.0:\n")
+    assert "| network | operator | batch | mode | plain, ms |" in table
+    assert "| `timm:a` | `tanh-cos` | 128 | graph | 10.0 | 12.0 | 1.20 | 1.50 | 51,200 | 1.50 |" in table
+    assert "| `timm:b` | `tanh-cos` | 128 | graph | 20.0 | 24.0 | 1.20 | 1.50 | 51,200 | 1.50 |" in table
+    end = "20.0 ms (tanh-cos, compile) and 16.0 ms (plain, compile), ratio 1.25."
+    assert table.endswith(f"- Fastest of both: timm:b, batch 128: {end}")
+
+
+def test_skipped_networks_are_marked():
+    record = several()
+    for row in record["results"]:
+        if (row["model"], row["mode"]) == ("timm:b", "compile"):
+            del row["training"]
+            row["skipped"] = "the limit of 1 minutes had passed"
+    table = network_tables.network(record)
+    assert "| `timm:b` | `tanh-cos` | 128 | compile | skipped | skipped | skipped |" in table
+    assert "| `timm:b` | `tanh-cos` | 128 | graph | 20.0 | 24.0 | 1.20 |  |" in table
+
+
+def test_the_plot_of_several_networks_has_a_group_per_network():
+    figure = speed_plots.speed_plot(several())
+    assert [axes.get_title() for axes in figure.axes] == ["graph", "compile"]
+    assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == ["a, batch 128", "b, batch 128"]
+    assert figure.get_suptitle() == "Training step, autocast, NVIDIA X"
