@@ -26,7 +26,8 @@ __all__ = [
 
 def decoupled_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Unpack[Options]) -> Tensor:
     """f(w, x) = h(||w||, ||x||) * g(theta) + bias for every row and every filter: [..., in] -> [..., out]."""
-    return decoupled(LinearPatches(input, weight), weight, bias, options)
+    output = kernels.linear(input, weight, bias, options)
+    return decoupled(LinearPatches(input, weight), weight, bias, options) if output is None else output
 
 
 def decoupled_conv1d(
@@ -40,7 +41,9 @@ def decoupled_conv1d(
     **options: Unpack[Options],
 ) -> Tensor:
     """f(w, x) for every patch of a sequence, [N, C, L] or [C, L]; see `decoupled_conv2d`."""
-    return decoupled(ConvPatches(1, input, weight, stride, padding, dilation, groups), weight, bias, options)
+    window = (stride, padding, dilation, groups)
+    output = kernels.conv1d(input, weight, bias, *window, options)
+    return decoupled(ConvPatches(1, input, weight, *window), weight, bias, options) if output is None else output
 
 
 def decoupled_conv2d(

@@ -1,10 +1,21 @@
 from dcnet.kernels.block_dispatch import block, fits_block, uses_blocks
-from dcnet.kernels.dispatch import conv2d, find_known, fits, fits_folded, folded, is_plain_eager, use_kernels
+from dcnet.kernels.dispatch import (
+    conv1d,
+    conv2d,
+    find_known,
+    fits,
+    fits_folded,
+    folded,
+    is_plain_eager,
+    linear,
+    use_kernels,
+)
 from dcnet.kernels.filter_products import penalty_gradient_
 from dcnet.kernels.folded_inference import folded_rows, folded_table
 
 __all__ = [
     "block",
+    "conv1d",
     "conv2d",
     "find_known",
     "fits",
@@ -14,6 +25,7 @@ __all__ = [
     "folded_rows",
     "folded_table",
     "is_plain_eager",
+    "linear",
     "penalty_gradient_",
     "use_kernels",
     "uses_blocks",

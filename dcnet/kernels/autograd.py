@@ -12,7 +12,9 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.library import Library
 
 from dcnet.eager import ConvPatches, Options, decoupled
-from dcnet.kernels.convolution import Call, Convolution, dense, mean_of, state_memory
+from dcnet.kernels.convolution import Call, Convolution
+from dcnet.kernels.depthwise import Depthwise, unit_shape
+from dcnet.kernels.fused_layer import dense, mean_of, state_memory
 from dcnet.kernels.passes import RUNNING_MEAN
 from dcnet.kernels.plan import MOST_LEARNED
 
@@ -22,7 +24,13 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, fused: Convolution, others: list[Any], *constants: Tensor
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        fused: Convolution | Depthwise,
+        others: list[Any],
+        *constants: Tensor,
     ) -> Tensor:
         """`others` are the arguments of the call after the constants."""
         ctx.fused, ctx.others = fused, others
@@ -152,8 +160,11 @@ def _forward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     call = _call_of(arguments)
     x, window = call.x, call.window
     output = window.empty_output(x)
-    product = x.new_empty(0) if call.keeps_output else torch.empty_like(output)
-    unit = torch.empty(call.w.shape, dtype=x.dtype, device=x.device, memory_format=window.format)
+    product = x.new_empty(0) if call.keeps_output or window.depthwise else torch.empty_like(output)
+    if window.depthwise:
+        unit = x.new_empty(unit_shape(window), dtype=torch.float32)
+    else:
+        unit = torch.empty(call.w.shape, dtype=x.dtype, device=x.device, memory_format=window.format)
     state = x.new_empty(state_memory(call.plan, window).total, dtype=torch.float32)
     return output, product, unit, state, state.new_empty(2)
 

@@ -12,7 +12,7 @@ from torch.library import Library
 
 from dcnet.eager import ConvPatches, Options, decoupled
 from dcnet.kernels.block_passes import BATCH_NORM, PRELU, RELU, RUNNING_NORM, BlockSettings
-from dcnet.kernels.convolution import Call, dense
+from dcnet.kernels.convolution import Call
 from dcnet.kernels.fused_block import (
     BlockGradients,
     Extras,
@@ -22,6 +22,7 @@ from dcnet.kernels.fused_block import (
     state_memory,
     updated_span,
 )
+from dcnet.kernels.fused_layer import dense
 from dcnet.kernels.passes import NO_UPDATE, RETURNED, RUNNING_MEAN
 from dcnet.kernels.plan import MOST_LEARNED
 

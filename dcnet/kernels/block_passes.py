@@ -85,6 +85,8 @@ class BlockSettings:
 class BlockPasses(Passes):
     """The launches of a fused block."""
 
+    sliced = False
+
     def __init__(self, plan: Plan, window: Window, settings: Settings, block: BlockSettings):
         self.block = block
         self.norm_scale = 0.5 if block.given else 1.0
@@ -121,7 +123,7 @@ class BlockPasses(Passes):
 
     def _block_pass(self, kernel: Any, tilings: Mapping[int, Tiling], numbers: Sequence[float], **flags: Any) -> Launch:
         """A pass over the output."""
-        functions = {**self._operator_flags, "ANGLE": self.plan.angle}
+        functions = {**self.operator_flags, "ANGLE": self.plan.angle}
         return self._pass(kernel, self._tiling(tilings), self.outputs, numbers, **functions, **flags)
 
     @property

@@ -9,23 +9,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dcnet.kernels.depthwise import Depthwise
 from dcnet.kernels.direct import DirectBackward, DirectForward, can_run
 from dcnet.kernels.epilogues import Epilogue, FusedGradient, FusedOutput, gradient_form, output_form
+from dcnet.kernels.fused_layer import FusedLayer, Gradients, Rest, dense, keeps_output, state_memory
 from dcnet.kernels.launch import Memory, aligned, capturing, device_guard, kinds_of, raw_stream, side_stream
+from dcnet.kernels.matrix_products import MatrixProducts
 from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, NO_MEAN, NO_UPDATE, RETURNED, RUNNING_MEAN, Passes, Settings
 from dcnet.kernels.plan import Plan, Window, plan_of
 
-# The gradients of filters, bias and stored constants; and those after the gradient of the input.
-Rest = tuple[Tensor, Tensor | None, list[Tensor]]
-Gradients = tuple[Tensor, Tensor, Tensor | None, list[Tensor]]
 
-
-class Convolution:
+class Convolution(FusedLayer):
     """Forward and backward pass of one fused convolution, compiled for one operator, shape, layout and dtype.
 
     The backward pass needs one tensor of state: the norms [group, image, *out]; the channel table, with a row for each
     constant and for a, b and ||w||; and the mean norm, followed by the next running mean and its count.
     """
+
+    passes: Passes
 
     def __init__(self, plan: Plan, window: Window, settings: Settings):
         self.plan, self.window, self.passes = plan, window, Passes(plan, window, settings)
@@ -33,18 +34,17 @@ class Convolution:
         self.state = state_memory(plan, window)
         self.forward_scratch = Memory(passes.places, passes.norm_sums)
         sums = passes.back_programs * passes.rows * filters
-        self.backward_scratch = Memory(passes.patches, sums, passes.mean_sums, passes.places)
+        self.backward_scratch = Memory(passes.slices * passes.patches, sums, passes.mean_sums, passes.places)
         self.output_epilogue, self.gradient_epilogue = Epilogue(), Epilogue()
+        self.fused_output, self.fused_gradient = MatrixProducts.support(passes)
+        self.products = MatrixProducts(passes) if self.fused_output or self.fused_gradient else None
         self.gather()
 
     def gather(self) -> None:
         """Gathers once what every pass needs."""
-        plan = self.plan
-        self.keeps_output = keeps_output(plan, self.passes.settings.has_bias)
+        self.keeps_output = keeps_output(self.plan, self.window, self.passes.settings.has_bias)
         self._direct_forward: DirectForward | None = None
         self._direct_backward: dict[bool, DirectBackward] = {}
-        # For every sum over positions, the learned constant that it belongs to.
-        self.places = [plan.learned.index(i) if i in plan.learned else None for i in plan.summed]
 
     def forward(self, call: Call, keep: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The output, and the inputs of the backward pass: inner products, unit filters and state.
@@ -55,7 +55,7 @@ class Convolution:
         return self._forward(call, keep) if found is None else found
 
     def _forward(self, call: Call, keep: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x, w, bias, constants, running, tracked, *_ = self._laid_out(call)
+        x, w, bias, constants, running, tracked, *_ = self.laid_out(call)
         passes, device, ok = self.passes, x.device, aligned(x, w, bias, running, tracked, *constants)
         with device_guard(x):
             fused = self._fused_output(call) if ok else None
@@ -68,18 +68,28 @@ class Convolution:
             with side_stream(device) as side:
                 passes.norms(squares, norm, sums, stream=raw_stream(device), aligned=True)
             means = (sums, table if running is None else running, table if tracked is None else tracked)
+            offset, keep = table if bias is None else bias, keep and not self.keeps_output
             if fused is not None:
                 side.join()
                 output = product = fused(x, unit, norm, table, *means, kept, stream=stream)
+            elif self.products is not None and self.fused_output:
+                side.join()
+                output = self.window.empty_output(x)
+                product = torch.empty_like(output) if keep else output
+                given = (x, unit, norm, table, offset, *means, output, product, kept)
+                self.products.output[keep](*given, stream=stream, aligned=ok)
             else:
                 product = self.window.convolve(x, unit)
                 side.join()
-                output = product if self.keeps_output or not keep else torch.empty_like(product)
-                offset = table if bias is None else bias
+                output = torch.empty_like(product) if keep else product
                 passes.apply(product, norm, table, offset, *means, output, kept, stream=stream, aligned=ok)
         if running is not None and passes.settings.update == IN_PLACE:
             torch.autograd.graph.increment_version([value for value in (running, tracked) if value is not None])
-        if self._direct_forward is None and can_run((passes.prepare, passes.norms, passes.apply)):
+        if (
+            self._direct_forward is None
+            and not self.fused_output
+            and can_run((passes.prepare, passes.norms, passes.apply))
+        ):
             self._direct_forward = DirectForward(self)
         return output, product, unit, state
 
@@ -101,7 +111,7 @@ class Convolution:
             found = self._direct_backward[from_output](call, gradient, saved)
             if found is not None:
                 return found
-        call, layout, (products, unit, state) = self._laid_out(call), self.window.format, saved
+        call, layout, (products, unit, state) = self.laid_out(call), self.window.format, saved
         gradient, unit = gradient.contiguous(memory_format=layout), unit.contiguous(memory_format=layout)
         with device_guard(call.x):
             recompute = not products.numel()
@@ -131,13 +141,16 @@ class Convolution:
         outs = (product_gradient, norm_gradient, sums, mean_sums)
         back(gradient, products, norm, table, kept, *outs, stream=stream, aligned=ok)
         spread = functools.partial(passes.spread, norm, norm_gradient, mean_sums, factor, aligned=True)
-        finish = functools.partial(self._finish, w, bias, constants, (table, kept, sums), ok)
+        finish = functools.partial(self.finish, w, bias, constants, (table, kept, sums), ok)
         steps = Steps(spread, finish, lambda gradient: passes.add(gradient, x, factor, stream=stream, aligned=ok))
         fused = self.gradient_epilogue.ready(x) if needs_input and ok else None
+        if fused is None and needs_input and self.products is not None and self.fused_gradient:
+            fused = self.products.input_gradient
         if fused is not None:
             steps = steps._replace(fused=functools.partial(fused, product_gradient, x, unit, factor))
         input_gradient, rest = self.convolve_gradients((product_gradient, x, unit), steps, needs_input, needs_weight)
-        if from_output not in self._direct_backward and can_run((back, passes.spread, passes.add, passes.finish[True])):
+        launches = (back, passes.spread, passes.add, passes.finish[True])
+        if from_output not in self._direct_backward and not self.fused_gradient and can_run(launches):
             self._direct_backward[from_output] = DirectBackward(self, back)
         return (input_gradient, *rest)
 
@@ -149,7 +162,7 @@ class Convolution:
         `tensors` are the gradient of the inner products, the input and the normalized filters. In a captured graph, the
         gradients of filters and constants are computed concurrently with that of the input.
         """
-        device, convolved = tensors[1].device, functools.partial(self._gradients, *tensors)
+        device, convolved = tensors[1].device, functools.partial(self.window.convolve_backward, *tensors)
         if steps.fused is not None:
             return self._fused_gradients(tensors, steps, steps.fused, needs_weight)
         if not capturing(device):
@@ -182,7 +195,7 @@ class Convolution:
         """As `convolve_gradients`, if the data gradient adds the part of the norms, which must be known before."""
         device = tensors[1].device
         with side_stream(device) as side:
-            unit_gradient = self._gradients(*tensors, False, needs_weight)[1]
+            unit_gradient = self.window.convolve_backward(*tensors, False, needs_weight)[1]
             rest = steps.finish(unit_gradient if needs_weight else None, raw_stream(device))
         steps.spread(stream=raw_stream(device))
         input_gradient = fused()
@@ -200,70 +213,6 @@ class Convolution:
             self.output_epilogue.choose(form, build, lambda: self._forward(copied)[:1])
         return self.output_epilogue.ready(call.x)
 
-    def _laid_out(self, call: Call) -> Call:
-        """The call with its tensors in the layout that the kernels expect, which they usually have already."""
-        x, w, bias, constants, *_ = call
-        strides, small = self.passes.settings.weight_strides, (bias, *constants)
-        arranged = x.is_contiguous(memory_format=self.window.format) and w.stride() == strides
-        if arranged and False not in [tensor is None or tensor.is_contiguous() for tensor in small]:
-            return call
-        x, w = x.contiguous(memory_format=self.window.format), dense(w)
-        bias = bias if bias is None else bias.contiguous()
-        if w.stride() != strides:
-            # Since the forward pass, the saved filters may have been moved to another layout.
-            w = torch.empty_strided(w.shape, strides, dtype=w.dtype, device=w.device).copy_(w)
-        return call._replace(x=x, w=w, bias=bias, constants=[constant.contiguous() for constant in constants])
-
-    def _gradients(self, gradient: Tensor, x: Tensor, unit: Tensor, *wanted: bool) -> list[Tensor]:
-        """Gradients of the plain convolution with respect to input and filters; empty if not wanted."""
-        if not any(wanted):
-            return [x.new_empty(0)] * 2
-        sizes, mask = self.window.arguments, (*wanted, False)
-        found = torch.ops.aten.convolution_backward.default(gradient, x, unit, None, *sizes, mask)
-        return [
-            made.contiguous(memory_format=self.window.format) if want else x.new_empty(0)
-            for made, want in zip(found, wanted, strict=False)
-        ]
-
-    def _finish(
-        self,
-        w: Tensor,
-        bias: Tensor | None,
-        constants: Sequence[Tensor],
-        known: tuple[Any, ...],
-        ok: bool,
-        unit_gradient: Tensor | None,
-        stream: int | None,
-    ) -> Rest:
-        """Gradients of filters, bias and stored constants."""
-        table, kept, sums = known
-        weight_gradient, bias_gradient, made = self.new_gradients(w, bias, constants, unit_gradient)
-        rows = tuple([w if place is None else made[place] for place in self.places])
-        outs = (weight_gradient, w if bias_gradient is None else bias_gradient, rows)
-        first, launch = w if unit_gradient is None else unit_gradient, self.passes.finish[unit_gradient is not None]
-        launch(first, w, table, kept, self.plan.stored(constants), sums, *outs, stream=stream, aligned=ok)
-        return weight_gradient, bias_gradient, self.as_stored(made, constants)
-
-    def new_gradients(
-        self, w: Tensor, bias: Tensor | None, constants: Sequence[Tensor], unit_gradient: Tensor | None
-    ) -> Rest:
-        """Memory for the gradients of filters and bias, and for one row of gradients per constant.
-
-        The gradient of the filters takes the memory of that of the normalized ones if dtype and layout are the same.
-        """
-        weight_gradient = unit_gradient
-        if weight_gradient is None or weight_gradient.dtype != w.dtype or weight_gradient.stride() != w.stride():
-            weight_gradient = torch.empty_like(w)
-        made = [_row_for(constant, self.window.filters) for constant in constants]
-        return weight_gradient, None if bias is None else torch.empty_like(bias), made
-
-    def as_stored(self, rows: Sequence[Tensor], constants: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of the constants: a row, or its sum if all channels share the constant."""
-        return [
-            row if row.numel() == constant.numel() else row.sum(0, keepdim=True).to(constant.dtype)
-            for row, constant in zip(rows, constants, strict=True)
-        ]
-
 
 class Steps(NamedTuple):
     """Steps of a backward pass around the gradients of the plain convolution.
@@ -278,18 +227,6 @@ class Steps(NamedTuple):
     fused: Callable[[], Tensor] | None = None
 
 
-def state_memory(plan: Plan, window: Window) -> Memory:
-    """The layout of the state: norms, channel table and mean norms."""
-    patches = window.groups * window.batch * window.outs
-    return Memory(patches, (len(plan.starts) + 3) * window.filters, 3)
-
-
-def mean_of(plan: Plan, window: Window, state: Tensor) -> Tensor:
-    """A copy of the mean norm that the forward pass used."""
-    start, _ = state_memory(plan, window).spans[-1]
-    return state[start].clone()
-
-
 def mean_kind(decay: float | None, running: Tensor | None, training: bool) -> int:
     """The code for the mean norm in use; see `Settings`."""
     if decay is None:
@@ -297,22 +234,7 @@ def mean_kind(decay: float | None, running: Tensor | None, training: bool) -> in
     return BATCH_MEAN if training or running is None else RUNNING_MEAN
 
 
-def keeps_output(plan: Plan, has_bias: bool) -> bool:
-    """Whether the backward pass gets the output, from which it computes the inner products.
-
-    The next layer usually keeps the output anyway. With a bias, small values could not be recovered from it.
-    """
-    return plan.invertible and not has_bias
-
-
-def _row_for(stored: Tensor, filters: int) -> Tensor:
-    """A buffer for a constant's gradient per channel; `as_stored` sums it if all channels share the constant."""
-    if stored.numel() == filters:
-        return torch.empty_like(stored)
-    return torch.empty(filters, dtype=torch.float32, device=stored.device)
-
-
-_compiled: dict[Any, Convolution] = {}
+_compiled: dict[Any, Convolution | Depthwise] = {}
 
 # Bounds the cache, since every new image size adds an entry.
 MOST_COMPILED = 4096
@@ -346,9 +268,9 @@ class Call(NamedTuple):
     @property
     def keeps_output(self) -> bool:
         """Whether the backward pass gets the output; see the function."""
-        return keeps_output(self.plan, self.bias is not None)
+        return keeps_output(self.plan, self.window, self.bias is not None)
 
-    def convolution(self, in_place: bool) -> Convolution:
+    def convolution(self, in_place: bool) -> Convolution | Depthwise:
         """The compiled convolution for such tensors; it updates the running mean `in_place`, or returns the new one."""
         x, w = self.x, self.w
         tensors = (x, w, self.bias, self.running, self.tracked, *self.constants)
@@ -361,14 +283,8 @@ class Call(NamedTuple):
             _compiled[key] = self._compile(in_place)
         return _compiled[key]
 
-    def _compile(self, in_place: bool) -> Convolution:
+    def _compile(self, in_place: bool) -> Convolution | Depthwise:
         update = NO_UPDATE if self.running is None or self.mean != BATCH_MEAN else IN_PLACE if in_place else RETURNED
         tensors = (self.x.device, self.x.dtype, dense(self.w).stride(), self.bias is not None)
         settings = Settings(*tensors, self.eps, self.mean, update, counted=self.tracked is not None)
-        return Convolution(self.plan, self.window, settings)
-
-
-def dense(w: Tensor) -> Tensor:
-    """The filters without gaps in memory; copied only if there are gaps."""
-    without_gaps = w.is_contiguous() or w.is_contiguous(memory_format=torch.channels_last)
-    return w if without_gaps else w.contiguous()
+        return (Depthwise if self.window.depthwise else Convolution)(self.plan, self.window, settings)

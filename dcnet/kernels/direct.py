@@ -16,7 +16,8 @@ from dcnet.kernels.launch import Launch, direct_stream
 from dcnet.kernels.passes import IN_PLACE
 
 if TYPE_CHECKING:
-    from dcnet.kernels.convolution import Call, Convolution, Gradients
+    from dcnet.kernels.convolution import Call, Convolution
+    from dcnet.kernels.fused_layer import Gradients
 
 
 def can_run(launches: Sequence[Launch]) -> bool:
@@ -30,7 +31,7 @@ class Direct:
     def __init__(self, fused: Convolution):
         window, settings = fused.window, fused.passes.settings
         self.passes, self.plan, self.device, self.dtype = fused.passes, fused.plan, settings.device, settings.dtype
-        self.arguments, self.format = window.arguments, window.format
+        self.window, self.format = window, window.format
         self.state, self.offsets = fused.state.total, fused.state.offsets
         self.input_strides = strides((window.batch, window.channels, *window.size), self.format)
         self.output_strides = strides((window.batch, window.filters, *window.out), self.format)
@@ -72,7 +73,7 @@ class DirectForward(Direct):
         table, kept, sums = norm + self.offsets[1], norm + self.offsets[2], squares + self.sums
         passes.prepare.direct(stream, given, squares, weights, unit.data_ptr(), table, self.plan.stored(stored))
         passes.norms.direct(stream, squares, norm, sums)
-        product = torch.convolution(x, unit, None, *self.arguments).contiguous(memory_format=self.format)
+        product = self.window.convolve(x, unit)
         output = product if self.keeps_output or not keep else torch.empty_like(product)
         means = (offset or table, sums, mean or table, count or table)
         passes.apply.direct(stream, product.data_ptr(), norm, table, *means, output.data_ptr(), kept)
@@ -110,7 +111,7 @@ class DirectBackward(Direct):
         norms, sums, mean_sums, factor = [scratch.data_ptr() + offset for offset in self.scratch_offsets]
         known, passes = (norm + table, norm + mean), self.passes
         self.back.direct(stream, start, kept, norm, *known, product_gradient.data_ptr(), norms, sums, mean_sums)
-        input_gradient, unit_gradient = self._convolve(product_gradient, x, unit)
+        input_gradient, unit_gradient = self.window.convolve_backward(product_gradient, x, unit, True, True)
         passes.spread.direct(stream, norm, norms, mean_sums, factor)
         passes.add.direct(stream, input_gradient.data_ptr(), inputs, factor)
         rest = self._finish(stream, (w, bias, constants), (weights, small[1]), (*known, sums), unit_gradient)
@@ -121,11 +122,6 @@ class DirectBackward(Direct):
         outputs = gradient.stride() == self.output_strides == products.stride()
         filters = w.stride() == self.weight_strides and unit.stride() == self.unit_strides
         return outputs and filters and x.stride() == self.input_strides
-
-    def _convolve(self, gradient: Tensor, x: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
-        mask = (True, True, False)
-        found = torch.ops.aten.convolution_backward.default(gradient, x, unit, None, *self.arguments, mask)
-        return found[0].contiguous(memory_format=self.format), found[1].contiguous(memory_format=self.format)
 
     def _finish(
         self, stream: int, tensors: tuple[Any, ...], addresses: tuple[Any, ...], known: tuple[int, ...], unit: Tensor

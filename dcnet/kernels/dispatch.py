@@ -15,7 +15,7 @@ from torch import Tensor
 from dcnet.device_functions import AVAILABLE
 from dcnet.eager import Options, Size, check_options, each_dimension, padding_ends, sharing
 from dcnet.kernels.convolution import mean_kind
-from dcnet.kernels.passes import BATCH_MEAN
+from dcnet.kernels.passes import BATCH_MEAN, slices_of
 from dcnet.kernels.plan import has_device_functions, lies_channels_last
 from dcnet.norms import HALF_PRECISIONS
 from dcnet.operator import Operator, as_operator
@@ -23,13 +23,14 @@ from dcnet.operator import Operator, as_operator
 if AVAILABLE:
     from dcnet.kernels.autograd import Fused, arguments_of
     from dcnet.kernels.convolution import Call, Convolution
+    from dcnet.kernels.depthwise import Depthwise
     from dcnet.kernels.folded_inference import folded_conv2d
     from dcnet.kernels.known_calls import Known, recall, remember, signature
     from dcnet.kernels.unit_filters import UnitFilters
 
 DTYPES = (*HALF_PRECISIONS, torch.float32)
 
-# Limits: a tile holds all channels of a group, loops over windows are unrolled, and positions are 32-bit integers.
+# Limits: a tile holds all channels of a group or slice, loops over windows are unrolled, positions are 32-bit integers.
 MOST_CHANNELS, LARGEST_WINDOW, LARGEST = 4096, 121, 2**31
 
 Sizes = tuple[int, ...]
@@ -98,11 +99,12 @@ def _supports_tensors(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size |
     if bias is not None and (bias.dtype not in wide or bias.shape != w.shape[:1]):
         return False
     channels = w.shape[0] // max(groups, 1)
+    width = channels // slices_of(channels) if groups == 1 else channels
     return (
         x.numel() > 0
         and x.shape[1] == w.shape[1] * groups
         and w.shape[0] == channels * groups
-        and 0 < channels <= MOST_CHANNELS
+        and 0 < width <= MOST_CHANNELS
         and max(x.shape[0] * groups, w.shape[0], x.shape[1]) * x.shape[2] * x.shape[3] < LARGEST
         and w.shape[2] * w.shape[3] <= LARGEST_WINDOW
         and (not isinstance(padding, str) or padding == "valid" or (padding == "same" and _has_odd_sides(w)))
@@ -182,6 +184,56 @@ def conv2d(
     return output
 
 
+def linear(input: Tensor, w: Tensor, bias: Tensor | None, options: Options) -> Tensor | None:
+    """f(w, x) + bias of the rows of an input [..., in] by the kernels of 1x1 filters; None if they do not support it.
+
+    The rows are the pixels of one image of height 1 with its channels last, so that nothing is copied.
+    """
+    if not _enabled or not _are_rows(input, w):
+        return None
+    rows, filters = input.reshape(1, 1, -1, w.shape[1]).permute(0, 3, 1, 2), w.view(*w.shape, 1, 1)
+    window = (1, 0, 1, 1)
+    known = find_known(rows, filters, bias, *window, options)
+    if known is None:
+        if not fits(rows, filters, bias, 0, 1, options):
+            return None
+        if (op := check_options(options)).norm_cancels:
+            made = _filters_of(op, rows, filters, options.get("eps", 1e-4))
+            return F.linear(input, made.view(w.shape), bias)
+    output = conv2d(rows, filters, bias, *window, options, known)
+    return output.permute(0, 2, 3, 1).reshape(*input.shape[:-1], w.shape[0])
+
+
+def _are_rows(input: Tensor, w: Tensor) -> bool:
+    """Whether the tensors are a batch of rows and a matrix of filters on a GPU, neither of them a tensor subclass."""
+    if not isinstance(input, Tensor) or not input.is_cuda or not w.is_cuda or input.is_nested:
+        return False
+    plain = torch.compiler.is_compiling() or type(w) in (Tensor, torch.nn.Parameter)
+    return plain and input.dim() > 1 and w.dim() == 2 and input.shape[-1] == w.shape[1] and input.numel() > 0
+
+
+def conv1d(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Size,
+    padding: Size | str,
+    dilation: Size,
+    groups: int,
+    options: Options,
+) -> Tensor | None:
+    """f(w, x) + bias of a batch of sequences as images of height 1; None if the kernels do not support it."""
+    if not _enabled or not isinstance(x, Tensor) or not x.is_cuda or x.dim() != 3 or w.dim() != 3:
+        return None
+    ends = padding if isinstance(padding, str) else (0, *each_dimension(padding, 1))
+    window = ((1, *each_dimension(stride, 1)), ends, (1, *each_dimension(dilation, 1)), groups)
+    images, filters = x.unsqueeze(2), w.unsqueeze(2)
+    known = find_known(images, filters, bias, *window, options)
+    if known is None and not fits(images, filters, bias, ends, groups, options):
+        return None
+    return conv2d(images, filters, bias, *window, options, known).squeeze(2)
+
+
 def find_known(
     x: Tensor,
     w: Tensor,
@@ -204,7 +256,7 @@ def _learns(*tensors: Tensor | None) -> bool:
     return True in [tensor is not None and tensor.requires_grad for tensor in tensors]
 
 
-def _run(fused: Convolution, call: Call) -> Tensor:
+def _run(fused: Convolution | Depthwise, call: Call) -> Tensor:
     x, w, bias, constants, *others = call
     if torch.is_grad_enabled() and _learns(x, w, bias, *constants) and not torch.is_inference_mode_enabled():
         return Fused.apply(x, w, bias, fused, others, *constants)
@@ -232,11 +284,15 @@ def folded(
 
 def _with_filters(op: Operator, x: Tensor, w: Tensor, bias: Tensor | None, eps: float, window: Any) -> Tensor:
     """f(w, x) for the operators of `filters_alone`: a plain convolution with normalized or original filters."""
+    return F.conv2d(x, _filters_of(op, x, w, eps), bias, *window)
+
+
+def _filters_of(op: Operator, x: Tensor, w: Tensor, eps: float) -> Tensor:
     scale = op.slots["scale"].init
     if op.weighted:
-        return F.conv2d(x, w if scale == 1 else w * scale, bias, *window)
+        return w if scale == 1 else w * scale
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-    return F.conv2d(x, UnitFilters.apply(w, scale, eps, dtype, lies_channels_last(x)), bias, *window)
+    return UnitFilters.apply(w, scale, eps, dtype, lies_channels_last(x))
 
 
 def is_plain_eager(x: Tensor) -> bool:

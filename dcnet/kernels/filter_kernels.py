@@ -81,6 +81,14 @@ def normalize_filter(
         place = source(i, channel_step, height_step, width_step, CHANNELS, KERNEL, LAST)
         w = tl.load(row + place, mask=i < size, other=0.0).to(tl.float32)
         tl.store(unit + c.to(tl.int64) * size + i, (w / norm).to(unit.dtype.element_ty), mask=i < size)
+    store_constants(c, norm, table, stored, filters, KINDS, MAGNITUDE, COUNTS, SCALE, WEIGHTING, FAST)
+
+
+@device_function
+def store_constants(c: Block, norm: Block, table: Block, stored: Block, filters: Block, KINDS: constexpr,
+                    MAGNITUDE: constexpr, COUNTS: constexpr, SCALE: constexpr, WEIGHTING: constexpr,
+                    FAST: constexpr) -> None:  # fmt: skip
+    """The channel's column of the table: the constants, a, b and ||w||."""
     COUNT: constexpr = COUNTS[0] + COUNTS[1]
     own: Block = ()
     for k in tl.static_range(COUNT):

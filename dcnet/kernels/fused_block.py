@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from dcnet.kernels.block_passes import BATCH_NORM, ROWS, BlockPasses, BlockSettings
-from dcnet.kernels.convolution import MOST_COMPILED, Call, Convolution, Steps, dense
+from dcnet.kernels.convolution import MOST_COMPILED, Call, Convolution, Steps
+from dcnet.kernels.fused_layer import dense
 from dcnet.kernels.launch import Memory, Place, aligned, device_guard, kinds_of, raw_stream, side_stream
 from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, NO_UPDATE, RETURNED, Settings
 from dcnet.kernels.plan import Plan, Window
@@ -83,7 +84,7 @@ class FusedBlock(Convolution):
 
         With `overwrite`, the output takes the memory of the inner products.
         """
-        call, extras = self._laid_out(call), self._arranged(extras)
+        call, extras = self.laid_out(call), self._arranged(extras)
         ok = aligned(call.x, call.w, call.bias, call.running, call.tracked, *call.constants, *extras)
         with device_guard(call.x):
             unit, state = self._prepare(call.w, call.constants)
@@ -178,7 +179,7 @@ class FusedBlock(Convolution):
         needs_weight: bool,
     ) -> BlockGradients:
         """`gradients` are those of the output, of its squares, and of the output as its second user returned it."""
-        call = self._laid_out(call)
+        call = self.laid_out(call)
         with device_guard(call.x):
             arranged = self._arranged_gradients(gradients, saved.product)
             saved = saved._replace(unit=saved.unit.contiguous(memory_format=self.window.format))
@@ -222,7 +223,7 @@ class FusedBlock(Convolution):
         given = torch.empty(size, dtype=torch.float32, device=device) if block.given else None
         into = factor if given is None else given
         spread = functools.partial(passes.spread, norm, norm_gradient, mean_sums, into, aligned=ok)
-        finish = functools.partial(self._finish, w, None, constants, (table, kept, sums), ok)
+        finish = functools.partial(self.finish, w, None, constants, (table, kept, sums), ok)
 
         def add(gradient: Tensor) -> None:
             if given is None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dcnet.eager import Options
 from dcnet.kernels.convolution import MOST_COMPILED, Call, Convolution
+from dcnet.kernels.depthwise import Depthwise
 from dcnet.operator import REGISTRIES, Operator
 
 # Types of tensors without behavior of their own.
@@ -25,7 +26,7 @@ class Known(NamedTuple):
     """
 
     operator: Operator
-    fused: Convolution
+    fused: Convolution | Depthwise
     names: tuple[str, ...]
     cast: torch.dtype | None
     settings: tuple[Any, ...]

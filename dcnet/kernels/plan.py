@@ -14,6 +14,7 @@ import dcnet.angle
 import dcnet.magnitude
 import dcnet.weighting
 from dcnet.component import Component, belongs_to
+from dcnet.norms import HALF_PRECISIONS
 from dcnet.operator import REGISTRIES, Operator
 from dcnet.parameters import Slot
 from dcnet.registry import Registry
@@ -21,6 +22,8 @@ from dcnet.weighting import Weighting
 
 # The largest number of learned constants of an operator.
 MOST_LEARNED = 4
+# The largest window of the depthwise kernels, which keep a sum for each of its positions in registers.
+MOST_DEPTHWISE_TAPS = 49
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +169,12 @@ class Window:
         return high, wide
 
     @property
+    def depthwise(self) -> bool:
+        """Whether every channel has one filter of its own, and kernels can unroll the window."""
+        small = self.kernel[0] * self.kernel[1] <= MOST_DEPTHWISE_TAPS
+        return 1 < self.groups == self.channels == self.filters and small
+
+    @property
     def pixels(self) -> int:
         return self.size[0] * self.size[1]
 
@@ -173,10 +182,49 @@ class Window:
     def outs(self) -> int:
         return self.out[0] * self.out[1]
 
+    @functools.cached_property
+    def is_pointwise(self) -> bool:
+        """Whether all filters are 1x1, in one group, and channels are adjacent: the convolution is a matrix product."""
+        ones = self.kernel == self.stride == (1, 1) and self.padding == (0, 0)
+        return ones and self.groups == 1 and self.channels_last
+
+    def _is_matrix_product(self, x: Tensor) -> bool:
+        """Whether to multiply matrices in place of a convolution.
+
+        In float32, torch has separate settings of the precision of convolutions and matrix products. The rows of a
+        linear layer are an image of height 1.
+        """
+        return self.is_pointwise and (x.dtype in HALF_PRECISIONS or self.batch == self.size[0] == 1)
+
     def convolve(self, x: Tensor, filters: Tensor) -> Tensor:
         """torch's convolution, without a bias, in the memory layout of the window."""
+        if self._is_matrix_product(x):
+            return self._images(self._rows(x) @ filters.view(self.filters, -1).t())
         product = torch.convolution(x, filters, None, *self.arguments)
         return product.contiguous(memory_format=self.format)
+
+    def convolve_backward(self, gradient: Tensor, x: Tensor, filters: Tensor, *wanted: bool) -> list[Tensor]:
+        """The gradients of `convolve` by input and filters, in the layout of the window; empty if not wanted."""
+        nothing = x.new_empty(0)
+        if not any(wanted):
+            return [nothing, nothing]
+        if self._is_matrix_product(x):
+            rows = self._rows(gradient)
+            by_input = self._images(rows @ filters.view(self.filters, -1)) if wanted[0] else nothing
+            return [by_input, (rows.t() @ self._rows(x)).view(filters.shape) if wanted[1] else nothing]
+        mask = (*wanted, False)
+        found = torch.ops.aten.convolution_backward.default(gradient, x, filters, None, *self.arguments, mask)
+        return [
+            made.contiguous(memory_format=self.format) if want else nothing
+            for made, want in zip(found, wanted, strict=False)
+        ]
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """Images in channels last as a matrix with a row per pixel."""
+        return x.permute(0, 2, 3, 1).view(-1, x.shape[1])
+
+    def _images(self, rows: Tensor) -> Tensor:
+        return rows.view(self.batch, *self.size, -1).permute(0, 3, 1, 2)
 
     @property
     def arguments(self) -> tuple[Any, ...]:

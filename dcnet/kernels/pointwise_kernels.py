@@ -1,6 +1,7 @@
 """Elementwise kernels: from inner products to outputs, and back.
 
-Norms and their gradients are [group, position] in float32; constants are [constant, channel].
+Norms are [group, position] in float32; constants are [constant, channel]. The second dimension of a grid is the group,
+or a slice of the channels of a single wide group; all slices have the same norms.
 """
 
 from dcnet.device_functions import Block, at_least, at_most, constexpr, device_function, reciprocal, tl
@@ -98,6 +99,7 @@ def apply_kernel(
     UPDATE: constexpr,
     COUNTED: constexpr,
     SUMS: constexpr,
+    SLICES: constexpr,
     ONE: constexpr,
     FULL: constexpr,
     CHUNKS: constexpr,
@@ -117,7 +119,7 @@ def apply_kernel(
         position, there, start = tile(
             t, blocks, pixels, image_stride, pixel_stride, channels * channel_stride, ONE, BLOCK
         )
-        n = tl.load(norm + tl.program_id(1) * positions + position, mask=there, other=1.0)[:, None]
+        n = tl.load(norm + tl.program_id(1) // SLICES * positions + position, mask=there, other=1.0)[:, None]
         inverse = inverse_norm(n, product)
         for chunk in tl.static_range(CHUNKS):
             elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
@@ -158,6 +160,7 @@ def back_kernel(
     WEIGHTED: constexpr,
     BIAS: constexpr,
     MEAN: constexpr,
+    SLICES: constexpr,
     ONE: constexpr,
     FULL: constexpr,
     CHUNKS: constexpr,
@@ -169,7 +172,8 @@ def back_kernel(
     """Computes from dy: dz, dn / n of every position, and sums over positions for everything that belongs to a channel.
 
     `saved` is z, or y where the angle can be computed from it. The sums are those of the learned constants in their
-    order, of a and b with a weighting, and of the bias; one row per program, so that results are deterministic.
+    order, of a and b with a weighting, and of the bias; one row per program, so that results are deterministic. Every
+    slice writes its share of dn / n.
     """
     mean = 1.0
     if MEAN > 0:
@@ -186,7 +190,7 @@ def back_kernel(
             t, blocks, pixels, image_stride, pixel_stride, channels * channel_stride, ONE, BLOCK
         )
         place = tl.program_id(1) * positions + position
-        n = tl.load(norm + place, mask=there, other=1.0)[:, None]
+        n = tl.load(norm + tl.program_id(1) // SLICES * positions + position, mask=there, other=1.0)[:, None]
         inverse = inverse_norm(n, saved)
         at_position = tl.zeros([BLOCK, WIDTH], tl.float32)
         added: Block = ()
@@ -314,6 +318,7 @@ def add_kernel(
     pixel_stride: Block,
     channel_stride: Block,
     channels: Block,
+    SLICES: constexpr,
     ONE: constexpr,
     FULL: constexpr,
     CHUNKS: constexpr,
@@ -327,7 +332,8 @@ def add_kernel(
         position, there, start = tile(
             t, blocks, pixels, image_stride, pixel_stride, channels * channel_stride, ONE, BLOCK
         )
-        by_norm = tl.load(factor + tl.program_id(1) * images * pixels + position, mask=there, other=0.0)[:, None]
+        place = tl.program_id(1) // SLICES * images * pixels + position
+        by_norm = tl.load(factor + place, mask=there, other=0.0)[:, None]
         for chunk in tl.static_range(CHUNKS):
             elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
             x = load_tile(input + start + elements, inside, FULL)

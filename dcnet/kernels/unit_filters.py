@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcnet.kernels.convolution import dense
 from dcnet.kernels.filter_kernels import unit_gradient_kernel, unit_kernel
+from dcnet.kernels.fused_layer import dense
 from dcnet.kernels.launch import Launch, aligned, device_guard, raw_stream
 from dcnet.kernels.plan import lies_channels_last
 from dcnet.norms import filter_norm

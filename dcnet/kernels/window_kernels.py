@@ -163,6 +163,7 @@ def spread_kernel(
     MEAN: constexpr,
     SUMS: constexpr,
     SCALE: constexpr,
+    SLICES: constexpr,
     BLOCK: constexpr,
 ) -> None:
     """SCALE times the factor of x in its gradient: the sum of (dn + d mean / count) / n over all patches of the pixel.
@@ -187,7 +188,8 @@ def spread_kernel(
             inside = there & (down >= 0) & (right >= 0) & (out_row < out_height) & (out_column < out_width)
             inside = inside & (down % STRIDE[0] == 0) & (right % STRIDE[1] == 0)
             patch = image * outs + out_row * out_width + out_column
-            total += tl.load(norm_gradient + patch, mask=inside, other=0.0)
+            for part in tl.static_range(SLICES):
+                total += tl.load(norm_gradient + part * of + patch, mask=inside, other=0.0)
             if MEAN == 1:
                 total += tl.where(inside, by_mean / tl.load(norm + patch, mask=inside, other=1.0), 0.0)
     tl.store(factor + place, SCALE * total, mask=there)

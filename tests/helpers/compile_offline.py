@@ -72,6 +72,22 @@ def compile_layer(operator, dtype, bias):
     torch.autograd.grad(out, [x, *layer.parameters()], torch.ones_like(out))
 
 
+def compile_products(operator, bias):
+    """The matrix products of a linear layer with epilogues."""
+    layer = dcnet.DecoupledLinear(128, 256, operator=operator, bias=bias).to(torch.bfloat16)
+    x = torch.randn(1, 1, 2048, 128, dtype=torch.bfloat16).permute(0, 3, 1, 2).requires_grad_()
+    out = dispatch.conv2d(x, layer.weight[:, :, None, None], layer.bias, 1, 0, 1, 1, layer.options())
+    torch.autograd.grad(out, [x, *layer.parameters()], torch.ones_like(out))
+
+
+def compile_depthwise(operator, dtype, kernel, layout):
+    """A depthwise layer; a wide window has its gradients in two launches."""
+    layer = dcnet.DecoupledConv2d(48, 48, kernel, padding=1, groups=48, operator=operator).to(dtype)
+    x = torch.randn(2, 48, 14, 14, dtype=dtype).contiguous(memory_format=layout).requires_grad_()
+    out = dispatch.conv2d(x, layer.weight, layer.bias, 1, 1, 1, 48, layer.options())
+    torch.autograd.grad(out, [x, *layer.parameters()], torch.ones_like(out))
+
+
 def compile_block(operator, residual, activation):
     """A block, with and without a residual, whose squares are given and handed on."""
     layer = dcnet.DecoupledConv2d(48, 48, 3, padding=1, operator=operator, bias=residual).to(torch.bfloat16)
@@ -111,12 +127,16 @@ if __name__ == "__main__":
     pretend_multiprocessors(132)
     compile_factors("tanh-cos", True)
     compile_factors("seg(radius=Radius(per_channel=False))-cos", False)
+    compile_depthwise("tanh-cos", torch.bfloat16, 5, torch.channels_last)
     for operator in given.operators:
         print(operator, flush=True)
         compile_layer(operator, torch.bfloat16, bias=False)
+        compile_products(operator, bias=not given.half_only)
         if not dcnet.Operator.parse(operator).norm_cancels:
             compile_block(operator, True, torch.nn.ReLU())
+            compile_depthwise(operator, torch.bfloat16, 3, torch.channels_last)
         if not given.half_only:
             compile_layer(operator, torch.float32, bias=True)
             if not dcnet.Operator.parse(operator).norm_cancels:
                 compile_block(operator, False, torch.nn.PReLU(48))
+                compile_depthwise(operator, torch.float32, 3, torch.contiguous_format)

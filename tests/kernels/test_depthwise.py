@@ -1,0 +1,212 @@
+"""Depthwise convolutions in their own kernels, compared with torch in float64 and with the equations in loops."""
+
+import contextlib
+import copy
+import math
+
+import pytest
+import reference
+import torch
+from helpers.kernel_comparison import (
+    DEVICE,
+    assert_same_bits,
+    by_kernels,
+    check,
+    cotangent_for,
+    exact,
+    fused_operators,
+    images,
+    make_layer,
+    one_of_each,
+    quiet_numpy,
+    results,
+)
+from helpers.operators import operator_params
+
+from dcnet import Operator
+from dcnet.kernels.convolution import Call, Convolution
+from dcnet.kernels.depthwise import TILINGS, Depthwise, Tiling, rows_read, tile_shape
+from dcnet.kernels.plan import Window
+
+LAST, FIRST = torch.channels_last, torch.contiguous_format
+LEARNING = "tanh-sigmoid(learnable=True)+product"
+
+
+def depthwise(operator=LEARNING, channels=3, kernel=3, **settings):
+    return make_layer(operator, channels, channels, kernel, groups=channels, **settings)
+
+
+def compiled_for(x, w, groups):
+    window = ((1, 1), (1, 1), (1, 1), groups, 0)
+    return Call(x, w, None, [], None, None, "ball(radius=1.0)-cos", 1e-4, *window).convolution(in_place=True)
+
+
+@pytest.mark.parametrize(
+    ("channels", "filters", "groups", "kernel", "kind"),
+    [(3, 3, 3, 3, Depthwise), (3, 3, 3, 7, Depthwise), (3, 3, 3, 8, Convolution), (2, 4, 2, 3, Convolution),
+     (4, 4, 2, 3, Convolution), (1, 1, 1, 3, Convolution)],
+)  # fmt: skip
+def test_only_one_filter_per_channel_and_small_windows(channels, filters, groups, kernel, kind):
+    x, w = torch.empty(2, channels, 9, 9), torch.empty(filters, channels // groups, kernel, kernel)
+    assert type(compiled_for(x, w, groups)) is kind
+
+
+@pytest.mark.parametrize("operator", operator_params(fused_operators()))
+def test_every_operator(operator):
+    check(depthwise(operator, channels=2, padding=1, bias=False), images(1, 2, 4, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("operator", one_of_each())
+def test_half_precision(operator, dtype):
+    check(depthwise(operator, padding=1, dtype=dtype), images(2, 3, 5, 6, dtype=dtype).contiguous(memory_format=LAST))
+
+
+WINDOWS = {
+    "plain": {},
+    "stride": {"stride": 2, "padding": 1},
+    "stride of a pair": {"stride": (2, 3), "padding": 1},
+    "stride beyond the window": {"stride": 3, "kernel": 2},
+    "dilation": {"dilation": 2, "padding": 2},
+    "dilation and stride": {"dilation": (2, 1), "stride": (1, 2), "padding": (2, 1)},
+    "5x3": {"kernel": (5, 3), "padding": (2, 1)},
+    "7x7": {"kernel": 7, "padding": 3, "bias": False},
+    "7x7 with stride": {"kernel": 7, "padding": 3, "stride": 2},
+    "even": {"kernel": (2, 4), "padding": (1, 2)},
+    "1x1": {"kernel": 1},
+    "padding beyond the window": {"kernel": 1, "padding": 2},
+    "same": {"padding": "same", "dilation": (1, 2)},
+}
+
+
+@pytest.mark.parametrize("layout", [FIRST, LAST], ids=["first", "last"])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows(name, layout):
+    check(depthwise(**WINDOWS[name]), images(2, 3, 9, 7).contiguous(memory_format=layout))
+
+
+@pytest.mark.parametrize(("channels", "size"), [(5, (1, 1)), (2, (1, 40)), (40, (5, 2)), (65, (3, 3)), (2, (19, 33))])
+def test_sizes(channels, size):
+    for layout in (FIRST, LAST):
+        check(depthwise(channels=channels, padding=1), images(2, channels, *size).contiguous(memory_format=layout))
+
+
+@pytest.mark.parametrize("layout", [FIRST, LAST], ids=["first", "last"])
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (2, 1, 1), (1, 2, 2)])
+def test_output_of_the_equations_in_loops(stride, padding, dilation, layout):
+    layer = depthwise(
+        "tanh-sqcos+linear", stride=stride, padding=padding, dilation=dilation, bias=False
+    ).requires_grad_(False)
+    layer.train()
+    x = images(2, 3, 6, 5)
+    radius = Operator.parse("tanh-sqcos+linear").learned["radius"]
+    rho = (layer.radius.double() ** 2 + radius.floor).tolist()
+    wanted = reference.convolution(
+        ("tanh", "sqcos", "linear"), x.cpu(), layer.weight.cpu(), rho, stride, [(padding, padding)] * 2, dilation,
+        groups=3, relative=True,
+    )  # fmt: skip
+    found = by_kernels(layer, x.contiguous(memory_format=layout))
+    torch.testing.assert_close(found.cpu().double(), wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("mean_norm", [0.0, 2.5])
+@pytest.mark.parametrize("training", [True, False])
+def test_mean_norms(training, mean_norm):
+    layer = depthwise("tanh-cos").train(training)
+    layer.mean_norm.fill_(mean_norm)
+    check(layer, 0.4 * images(2, 3, 5, 6))
+    assert (layer.mean_norm != mean_norm) == training
+
+
+@pytest.mark.parametrize("frozen", [["input"], ["weight"], ["input", "weight"], ["bias", "radius", "k"]], ids=str)
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_frozen_tensors(frozen, kernel):
+    layer = depthwise(kernel=kernel, padding=2)
+    for name in set(frozen) - {"input"}:
+        layer.get_parameter(name).requires_grad_(False)
+    check(layer, images(2, 3, 5, 6), needs_input="input" not in frozen)
+
+
+@quiet_numpy
+@pytest.mark.parametrize("operator", one_of_each())
+def test_nan_affects_only_its_own_patches(operator):
+    layer, x = depthwise(operator).eval(), images(2, 3, 7, 7)
+    x[1, 1, 2, 2] = math.nan
+    assert torch.equal(by_kernels(layer, x).isnan(), exact(layer)(x.double()).isnan())
+
+
+@pytest.mark.parametrize("eps", [1e-4, 0.0])
+def test_zero_patches(eps):
+    x = images(2, 3, 6, 6)
+    x[0] = 0
+    check(depthwise("log-sqcos+joint", padding=2, eps=eps, bias=False), x)
+
+
+@contextlib.contextmanager
+def new_memory_is_nan(fill):
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+    try:
+        yield
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("layout", [FIRST, LAST], ids=["first", "last"])
+def test_results_are_deterministic_and_no_memory_is_read_before_it_is_written(layout, kernel):
+    layer = depthwise(channels=5, kernel=kernel, padding=1)
+    x = images(3, 5, 13, 11).contiguous(memory_format=layout).requires_grad_()
+    cotangent, found = cotangent_for(layer, x), []
+    for fill in (False, True):
+        with new_memory_is_nan(fill):
+            found.append(results(by_kernels, copy.deepcopy(layer), x, cotangent))
+    assert_same_bits(*found)
+
+
+def test_window_larger_than_the_image_raises():
+    with pytest.raises(RuntimeError, match="needs an input"):
+        by_kernels(depthwise(), images(1, 3, 2, 2))
+
+
+def test_operation_passes_opcheck():
+    """The shapes that compilers are told are those of the operation."""
+    x, w = images(2, 3, 6, 5).contiguous(memory_format=LAST).requires_grad_(), images(3, 1, 3, 3).requires_grad_()
+    given = (
+        x,
+        w,
+        None,
+        torch.ones(3, device=DEVICE, requires_grad=True),
+        None,
+        None,
+        None,
+        None,
+        None,
+        "tanh-cos",
+        1e-4,
+    )
+    window = ((1, 1), (1, 1), (1, 1), 3, 1)
+    names = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(torch.ops.dcnet.conv2d.default, (*given, *window), test_utils=names)
+
+
+def test_tiles_leave_no_lane_idle():
+    for tiling in (Tiling(4, 512, 64, 4, 8), *(tiling for pair in TILINGS.values() for tiling in pair)):
+        for width, channels in ((28, 256), (56, 96)):
+            columns, many = tile_shape(tiling, width, channels, channels_last=True)
+            assert width % columns == channels % many == 0
+            assert columns * many == tiling.elements
+
+
+def test_rows_read_by_a_tile():
+    assert rows_read(2, 1, 3, 1) == (True,) * 4
+    assert rows_read(1, 2, 3, 2) == (True, False, True, False, True)
+
+
+def test_partial_sums_are_few_for_any_number_of_channels():
+    window = Window(512, 4096, (56, 56), 4096, (3, 3), (1, 1), (1, 1), (1, 1), 4096, channels_last=True)
+    assert window.depthwise
+    x, w = torch.empty(512, 4096, 56, 56, device="meta").contiguous(memory_format=LAST), torch.empty(4096, 1, 3, 3)
+    fused = compiled_for(x, w, 4096)
+    assert fused.passes.back_tiles.sums <= 2**14

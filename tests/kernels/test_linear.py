@@ -1,0 +1,315 @@
+"""Linear layers, sequences and 1x1 convolutions in the fused kernels, compared with torch in float64."""
+
+from unittest import mock
+
+import pytest
+import torch
+from helpers.kernel_comparison import (
+    DEVICE,
+    HALVES,
+    ON_GPU,
+    alternating,
+    assert_same_bits,
+    check,
+    fused_operators,
+    images,
+    make_layer,
+    one_of_each,
+    quiet_numpy,
+)
+from helpers.operators import operator_params
+
+import dcnet
+from dcnet.kernels import convolution, dispatch, known_calls, matrix_products
+from dcnet.kernels.passes import cut, slices_of
+from dcnet.kernels.plan import Window
+
+pytestmark = quiet_numpy
+
+
+@pytest.fixture(autouse=True)
+def _on_gpu(request):
+    """Without a GPU, tensors of the CPU pretend to be on one."""
+    if ON_GPU:
+        yield
+        return
+    capability = mock.patch("torch.cuda.get_device_capability", return_value=(9, 0))
+    with mock.patch.object(torch.Tensor, "is_cuda", True, create=True), capability:
+        yield
+
+
+def make_linear(operator, inputs=7, outputs=5, *, dtype=torch.float32, **settings):
+    """A layer with different filters and constants, as after training."""
+    layer = dcnet.DecoupledLinear(inputs, outputs, operator=operator, **settings)
+    with torch.no_grad():
+        layer.weight.mul_(torch.empty(outputs, 1).uniform_(0.5, 2))
+        for name in layer.operator.learned:
+            stored = layer.get_parameter(name)
+            stored.mul_(torch.empty_like(stored).uniform_(0.7, 1.3))
+    return layer.to(DEVICE, dtype)
+
+
+def by_kernels(layer, x):
+    """The layer, which must use the kernels."""
+    output = dispatch.linear(x, layer.weight, layer.bias, layer.options())
+    assert output is not None
+    return output
+
+
+def by_torch(layer, x):
+    with dcnet.kernels.use_kernels(False):
+        return layer(x)
+
+
+def compare(layer, x):
+    """Output, all gradients and the running mean, compared with float64."""
+    check(layer, x.detach(), run=by_kernels, run_exactly=by_torch)
+
+
+@pytest.mark.parametrize("operator", operator_params(fused_operators()))
+def test_every_operator(operator):
+    compare(make_linear(operator), images(2, 3, 7))
+
+
+@pytest.mark.parametrize(
+    ("operator", "dtype", "bias"),
+    alternating(one_of_each(), [(torch.float32, True), (torch.bfloat16, False), (torch.float16, True)]),
+)
+def test_dtypes_with_and_without_bias(operator, dtype, bias):
+    compare(make_linear(operator, 16, 8, bias=bias, dtype=dtype), images(5, 16, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (1, 7), (2, 1, 3, 7), (1, 1, 7)])
+def test_shapes_of_the_input(shape):
+    compare(make_linear("tanh-cos"), images(*shape))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 5), (7, 1), (1, 1)])
+def test_one_feature(inputs, outputs):
+    compare(make_linear("tanh-sqcos+joint", inputs, outputs), images(4, inputs))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(576, 5), (7, 768), (640, 1152), (7, 521)])
+@pytest.mark.parametrize("operator", ["tanh-cos", "seg-sqcos+product"])
+def test_slices_of_wide_layers(operator, inputs, outputs):
+    compare(make_linear(operator, inputs, outputs), images(40, inputs))
+
+
+def test_slices():
+    assert [slices_of(channels) for channels in (5, 512, 768, 1000, 1536, 4096)] == [1, 1, 2, 1, 3, 8]
+    assert cut((1, 10, 0, 1536, 1, 1536), 3) == (1, 10, 0, 1536, 1, 512)
+
+
+@pytest.mark.parametrize("rows", [lambda x: x[:, 1], lambda x: x.transpose(0, 1), lambda x: x[..., ::2]])
+def test_inputs_with_gaps(rows):
+    compare(make_linear("tanh-cos", 7), rows(images(3, 4, 14))[..., :7])
+
+
+def test_transposed_filters():
+    layer = make_linear("tanh-cos+linear")
+    layer.weight = torch.nn.Parameter(layer.weight.detach().t().contiguous().t())
+    compare(layer, images(3, 7))
+
+
+@pytest.mark.parametrize("operator", ["linear-cos", "linear(scale=0.7)-cos", "linear-cos+linear"])
+def test_norms_that_cancel(operator):
+    compare(make_linear(operator), images(3, 7))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-10, 1e-3, 1e6])
+@pytest.mark.parametrize("operator", ["tanh-cos", "log-linear+joint", "sphere-sqcos"])
+def test_extreme_norms(operator, scale):
+    compare(make_linear(operator), scale * images(4, 7))
+
+
+def test_rows_of_different_norms():
+    compare(make_linear("tanh-cos"), images(4, 7) * torch.tensor([0.0, 1e-3, 1.0, 1e4], device=DEVICE)[:, None])
+
+
+def test_a_second_call_gives_the_same_bits():
+    layer, x = make_linear("tanh-cos").eval(), images(4, 7)
+    with torch.no_grad():
+        assert_same_bits({"output": by_kernels(layer, x)}, {"output": by_kernels(layer, x)})
+
+
+def test_second_derivatives():
+    layer, x = make_linear("tanh(radius=1.5)-cos"), images(2, 7).requires_grad_()
+    (gradient,) = torch.autograd.grad(by_kernels(layer, x).square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.square().sum(), x)
+    (gradient,) = torch.autograd.grad(by_torch(layer, x).square().sum(), x, create_graph=True)
+    (wanted,) = torch.autograd.grad(gradient.square().sum(), x)
+    torch.testing.assert_close(second, wanted, rtol=1e-4, atol=1e-5)
+
+
+def unsupported():
+    layer = make_linear("tanh-cos")
+    nested = torch.nested.nested_tensor([torch.randn(2, 7), torch.randn(3, 7)], layout=torch.jagged)
+    return {
+        "float64": (layer.weight.double(), None, torch.randn(3, 7).double()),
+        "one vector": (layer.weight, None, torch.randn(7)),
+        "no rows": (layer.weight, None, torch.randn(0, 7)),
+        "other features": (layer.weight, None, torch.randn(3, 6)),
+        "a bias that is broadcast": (layer.weight, torch.randn(1), torch.randn(3, 7)),
+        "nested": (layer.weight, None, nested),
+    }
+
+
+@pytest.mark.parametrize("name", list(unsupported()))
+def test_what_falls_back_to_torch(name):
+    w, bias, x = unsupported()[name]
+    assert dispatch.linear(x.to(DEVICE), w, bias, {"operator": "tanh-cos"}) is None
+
+
+# --- sequences ---
+
+
+def sequences_by_kernels(layer, x):
+    window = (layer.stride, layer.padding, layer.dilation, layer.groups)
+    output = dispatch.conv1d(x, layer.weight, layer.bias, *window, layer.options())
+    assert output is not None
+    return output
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    "window",
+    [{}, {"stride": 2, "padding": 1}, {"padding": "same", "dilation": 2}, {"padding": "valid"}, {"groups": 2}],
+    ids=str,
+)
+@pytest.mark.parametrize("operator", ["tanh-cos", "seg-sqcos+product"])
+def test_sequences(operator, window, channels_last):
+    layer = dcnet.DecoupledConv1d(4, 6, 3, operator=operator, **window).to(DEVICE)
+    x = images(2, 9, 4).transpose(1, 2) if channels_last else images(2, 4, 9)
+    check(layer, x, run=sequences_by_kernels, run_exactly=by_torch)
+
+
+def test_one_sequence_without_a_batch_falls_back_to_torch():
+    layer = dcnet.DecoupledConv1d(4, 6, 3, operator="tanh-cos").to(DEVICE)
+    assert dispatch.conv1d(images(4, 9), layer.weight, None, 1, 0, 1, 1, layer.options()) is None
+    assert layer(images(4, 9)).shape == (6, 7)
+
+
+# --- pointwise convolutions ---
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("operator", ["tanh-cos", "seg-linear+product"])
+def test_pointwise_convolutions_multiply_matrices(operator, dtype):
+    layer = make_layer(operator, 8, 16, 1, bias=False, dtype=dtype).to(memory_format=torch.channels_last)
+    x = images(2, 8, 3, 5, dtype=dtype).to(memory_format=torch.channels_last)
+    window = Window.of(x, layer.weight, (1, 1), (0, 0), (1, 1), 1)
+    with mock.patch.object(torch, "convolution", side_effect=AssertionError):
+        window.convolve(x, layer.weight.detach())
+    check(layer, x)
+
+
+def test_strided_and_padded_windows_are_convolved():
+    x = images(2, 8, 4, 6, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    w = images(4, 8, 1, 1, dtype=torch.bfloat16)
+    for stride, padding in (((2, 1), (0, 0)), ((1, 1), (1, 0))):
+        found = Window.of(x, w, stride, padding, (1, 1), 1).convolve(x, w)
+        torch.testing.assert_close(found, torch.conv2d(x, w, None, stride, padding))
+
+
+# --- products with a pass in their epilogue ---
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Every layer of multiples of 16 features takes the products with epilogues."""
+    monkeypatch.setattr(matrix_products, "FEWEST_ROWS", 1)
+    for name in ("OUTPUT", "GRADIENT"):
+        monkeypatch.setattr(matrix_products, name, (16, 16, 16, 4, 2))
+    monkeypatch.setattr(convolution, "_compiled", {})
+    monkeypatch.setattr(known_calls, "_known", {})
+
+
+def compare_fused(layer, x):
+    """As `compare`; the forward product may not be torch's."""
+    with mock.patch.object(Window, "convolve", side_effect=AssertionError("not fused")):
+        compare(layer, x)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("operator", one_of_each())
+def test_products_with_epilogues(operator, dtype, bias, small_tiles):
+    compare_fused(make_linear(operator, 32, 48, bias=bias, dtype=dtype), images(37, 32, dtype=dtype))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(40, 48), (32, 40)])
+def test_one_product_with_an_epilogue(inputs, outputs, small_tiles):
+    """A depth or width that the tiles do not divide leaves the product to torch."""
+    compare(make_linear("tanh-cos", inputs, outputs, dtype=torch.bfloat16), images(37, inputs, dtype=torch.bfloat16))
+
+
+def test_epilogues_of_pointwise_convolutions(small_tiles):
+    layer = make_layer("tanh-cos", 16, 32, 1, bias=False, dtype=torch.float16).to(memory_format=torch.channels_last)
+    x = images(2, 16, 5, 7, dtype=torch.float16).to(memory_format=torch.channels_last)
+    with mock.patch.object(Window, "convolve", side_effect=AssertionError("not fused")):
+        check(layer, x)
+
+
+@pytest.mark.parametrize("needs", ["input", "filters"])
+def test_one_gradient(needs, small_tiles):
+    layer, x = make_linear("tanh-cos", 32, 48, dtype=torch.bfloat16), images(37, 32, dtype=torch.bfloat16)
+    layer.weight.requires_grad_(needs == "filters")
+    check(layer, x, run=by_kernels, run_exactly=by_torch, needs_input=needs == "input")
+
+
+# --- on a GPU ---
+
+needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+REAL = [(12608, 768, 768), (2049, 384, 1536), (4096, 1536, 384), (3000, 1000, 520)]
+
+
+@needs_gpu
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), REAL)
+def test_layers_of_real_size(rows, inputs, outputs, bias):
+    layer = make_linear("tanh-cos", inputs, outputs, bias=bias, dtype=torch.bfloat16)
+    compare(layer, images(rows, inputs, dtype=torch.bfloat16))
+
+
+@needs_gpu
+def test_layers_in_float32():
+    compare(make_linear("tanh-cos", 384, 640), images(4096, 384))
+
+
+@needs_gpu
+@pytest.mark.parametrize("operator", ["tanh-cos", "seg-sqcos+product", "linear-cos"])
+def test_compiled_layers(operator):
+    layer = make_linear(operator, 128, 256, dtype=torch.bfloat16)
+    compiled = torch.compile(layer, fullgraph=True)
+    run = lambda _, x: compiled(x)  # noqa: E731
+    check(layer, images(4, 1024, 128, dtype=torch.bfloat16), run=run, run_exactly=by_torch)
+
+
+@needs_gpu
+def test_layers_in_a_cuda_graph():
+    layer = make_linear("tanh-cos", 128, 256, dtype=torch.bfloat16).eval()
+    x = images(4096, 128, dtype=torch.bfloat16).requires_grad_()
+    cotangent, parameters = images(4096, 256, dtype=torch.bfloat16), [x, *layer.parameters()]
+    wanted = torch.autograd.grad(layer(x), parameters, cotangent)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            torch.autograd.grad(layer(x), parameters, cotangent)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = torch.autograd.grad(layer(x), parameters, cotangent)
+    graph.replay()
+    torch.cuda.synchronize()
+    for made, value in zip(found, wanted, strict=True):
+        torch.testing.assert_close(made, value, rtol=2e-2, atol=2e-2 * value.abs().max().item())
+
+
+@needs_gpu
+def test_autocast():
+    layer, x = make_linear("tanh-cos", 128, 256), images(4096, 128)
+    with torch.autocast("cuda", torch.bfloat16), mock.patch.object(dispatch, "conv2d", wraps=dispatch.conv2d) as taken:
+        output = layer(x)
+    taken.assert_called_once()
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output.float(), by_torch(layer.eval(), x), rtol=3e-2, atol=3e-2)
