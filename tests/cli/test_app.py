@@ -39,7 +39,7 @@ def test_help_of_the_group_says_what_each_command_does(capsys: pytest.CaptureFix
     text = help_of(capsys, "bench", "--help")
     assert "layers Time single layers against torch's, such as nn.Conv2d, forward and forward + backward." in text
     assert "blocks Time blocks of convolution, batch normalization and ReLU, plain and decoupled." in text
-    assert "network Time training steps of a network, plain and decoupled." in text
+    assert "network Time training steps of networks, plain and decoupled." in text
     assert "inference Time networks in evaluation mode, as trained and folded." in text
 
 

@@ -11,7 +11,7 @@ from dcnet.training import Record
 AnyRecord = Record | Mapping[str, Any]
 
 # Options of `dcnet bench` whose name differs from the one in the config of the record.
-BENCH_OPTIONS = {"batches": "batch", "modes": "mode", "link_gb_per_s": "link"}
+BENCH_OPTIONS = {"batches": "batch", "modes": "mode", "models": "model", "link_gb_per_s": "link"}
 # Options that are on by default, and turned off by --no-<name>.
 ON = ("fuse",)
 UNKNOWN_COMMAND = "unknown: the record has no command"
