@@ -53,6 +53,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "digits": digits,
     "layers_cpu": speed_tables.layers_cpu,
     "layers_cuda": speed_tables.layers_cuda,
+    "twins_cpu": twin_tables.twins,
     "twins_cuda": twin_tables.twins,
     "blocks_cuda": speed_tables.blocks,
     "network_cuda": network_tables.network,
