@@ -262,7 +262,8 @@ class Depthwise(FusedLayer):
         """The gradients of input, filters, bias and stored constants; inner products and `from_output` are not used."""
         call, gradient = self.laid_out(call), gradient.contiguous(memory_format=self.window.format)
         x, w, bias, constants, *_ = call
-        unit, ok, passes = saved[1].contiguous(), aligned(gradient, x, w, bias, *constants), self.passes
+        unit, passes = saved[1].contiguous(), self.passes
+        ok = aligned(gradient, x, w, bias, unit, *constants)
         (_, table, kept), scratch = self.state.places(saved[2]), self.backward_scratch.allocate(x.device)
         sums, mean_sums, partial = self.backward_scratch.places(scratch)
         with device_guard(x):

@@ -15,7 +15,7 @@ from dcnet.device_functions import INTERPRETED, Block, constexpr, device_functio
 from dcnet.kernels.device_helpers import keep_means, mean_norm
 from dcnet.kernels.launch import Launch, aligned, power_of_two, raw_stream
 from dcnet.kernels.passes import Passes
-from dcnet.kernels.pointwise_kernels import inverse_norm, magnitude_times_angle
+from dcnet.kernels.pointwise_kernels import inverse_norm, magnitude_times_angle, within_range
 from dcnet.norms import HALF_PRECISIONS
 
 # Rows, columns and depth of a tile, warps and stages: the fastest on an H200; see README.md.
@@ -115,15 +115,12 @@ def output_kernel(
         BLOCK_K, STAGES,
     )  # fmt: skip
     place = row.to(tl.int64)[:, None] * filters + column[None, :]
-    z = z.to(output.dtype.element_ty)
     if KEEP:
-        tl.store(product + place, z, mask=there[:, None])
+        tl.store(product + place, within_range(z, product).to(product.dtype.element_ty), mask=there[:, None])
     n = tl.load(norm + row, mask=there, other=1.0)[:, None]
     constants = constants_of(table, mean, column, filters, KNOWN, RELATIVE)
     inverse = inverse_norm(n, output)
-    y = magnitude_times_angle(
-        z.to(tl.float32), n, inverse, constants, 0, MAGNITUDE, ANGLE, COUNTS, WEIGHTED, FAST
-    )  # fmt: skip
+    y = magnitude_times_angle(z, n, inverse, constants, 0, MAGNITUDE, ANGLE, COUNTS, WEIGHTED, FAST)
     if BIAS:
         y = y + tl.load(bias + column).to(tl.float32)[None, :]
     tl.store(output + place, y.to(output.dtype.element_ty), mask=there[:, None])
