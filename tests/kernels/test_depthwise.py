@@ -26,7 +26,7 @@ from helpers.operators import operator_params
 from dcnet import Operator
 from dcnet.kernels import dispatch
 from dcnet.kernels.convolution import Call, Convolution
-from dcnet.kernels.depthwise import TILINGS, Depthwise, Tiling, rows_read, tile_shape
+from dcnet.kernels.depthwise import TILINGS, Depthwise, rows_read, tile_shape
 from dcnet.kernels.launch import Launch, address_of
 from dcnet.kernels.plan import Window
 
@@ -223,12 +223,18 @@ def test_operation_passes_opcheck():
     torch.library.opcheck(torch.ops.dcnet.conv2d.default, (*given, *window), test_utils=names)
 
 
-def test_tiles_leave_no_lane_idle():
-    for tiling in (Tiling(4, 512, 64, 4, 8), *(tiling for pair in TILINGS.values() for tiling in pair)):
-        for width, channels in ((28, 256), (56, 96)):
-            columns, many = tile_shape(tiling, width, channels, channels_last=True)
-            assert width % columns == channels % many == 0
-            assert columns * many == tiling.elements
+def lanes_for(width, channels, columns, many):
+    """The lanes of all tiles of one row of an image."""
+    return math.ceil(width / columns) * columns * math.ceil(channels / many) * many
+
+
+@pytest.mark.parametrize(("width", "channels"), [(28, 256), (56, 96), (7, 960), (112, 40)])
+def test_tiles_leave_few_lanes_idle(width, channels):
+    for tiling in (tiling for pair in TILINGS.values() for tiling in pair):
+        columns, many = tile_shape(tiling, width, channels, channels_last=True)
+        assert columns * many == tiling.elements
+        shapes = [(tiling.elements // 2**i, 2**i) for i in range(4, 10) if 0 < tiling.elements // 2**i < 2 * width]
+        assert lanes_for(width, channels, columns, many) == min(lanes_for(width, channels, *shape) for shape in shapes)
 
 
 def test_rows_read_by_a_tile():
