@@ -140,7 +140,8 @@ def _fits_output(
     x: Tensor, squares: Tensor | None, layer: ConvLayer | _Window, norm: nn.BatchNorm2d | None, residual: Tensor | None
 ) -> bool:
     shape = _output_shape(x, layer)
-    if min(shape) < 1 or (norm is not None and norm.num_features != shape[1]):
+    # The kernels of blocks do not divide channels into slices.
+    if min(shape) < 1 or shape[1] > dispatch.MOST_CHANNELS or (norm is not None and norm.num_features != shape[1]):
         return False
     # torch raises an error for statistics of a single value.
     if norm is not None and _uses_batch(norm) and shape[0] * shape[2] * shape[3] < 2:

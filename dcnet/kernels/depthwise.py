@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dcnet.kernels.depthwise_kernels import (
+from dcnet.kernels.depthwise_gradient_kernels import (
     depthwise_back_kernel,
     depthwise_gradient_kernel,
-    depthwise_output_kernel,
-    depthwise_prepare_kernel,
     depthwise_sum_kernel,
 )
+from dcnet.kernels.depthwise_kernels import depthwise_output_kernel, depthwise_prepare_kernel
 from dcnet.kernels.fused_layer import FusedLayer, Gradients, state_memory
 from dcnet.kernels.launch import Launch, Memory, aligned, device_guard, multiprocessors, power_of_two, raw_stream
 from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, MOST_PROGRAMS, FilterPasses, Settings
@@ -53,8 +52,6 @@ BOTH_GRADIENTS = (True, False)
 FEWEST = 16
 # Partial sums of the filters' gradients: programs and channels that are added at once.
 SUM_BLOCK, SUM_WIDTH = 64, 32
-
-
 # The tilings of a launch for the gradients of input and filters, by those that are wanted.
 GRADIENTS = {(True, True): "gradient", (True, False): "input", (False, True): "weight"}
 
@@ -79,14 +76,9 @@ class Tiles:
         tiling = TILINGS[name][window.kernel[0] * window.kernel[1] > SMALL_WINDOW]
         rows = 1 if step > 1 else min(tiling.rows, power_of_two(size[0]))
         columns, channels = tile_shape(tiling, size[1], window.channels, window.channels_last)
-        row_blocks, column_blocks, channel_blocks = (
-            -(-size[0] // rows),
-            -(-size[1] // columns),
-            -(-window.channels // channels),
-        )
-        count = window.batch * row_blocks * column_blocks
-        most = min(tiling.programs * multiprocessors(device), MOST_PROGRAMS) // channel_blocks
-        blocks = (row_blocks, column_blocks, channel_blocks)
+        blocks = (-(-size[0] // rows), -(-size[1] // columns), -(-window.channels // channels))
+        count = window.batch * blocks[0] * blocks[1]
+        most = min(tiling.programs * multiprocessors(device), MOST_PROGRAMS) // blocks[2]
         return cls(rows, columns, channels, *blocks, count, min(count, max(most, 1)), tiling.warps)
 
     @property
@@ -227,10 +219,8 @@ class Depthwise(FusedLayer):
         passes, filters = self.passes, window.filters
         self.state = state_memory(plan, window)
         self.forward_scratch = Memory(max(passes.norm_sums, 1))
-        sums, programs = (
-            passes.back_programs * passes.rows * filters,
-            max(t.programs for t in passes.pixel_tiles.values()),
-        )
+        sums = passes.back_programs * passes.rows * filters
+        programs = max(tiles.programs for tiles in passes.pixel_tiles.values())
         self.backward_scratch = Memory(sums, passes.back_tiles.sums, programs * passes.taps * filters)
 
     def forward(self, call: Call, keep: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -262,7 +252,8 @@ class Depthwise(FusedLayer):
         """The gradients of input, filters, bias and stored constants; inner products and `from_output` are not used."""
         call, gradient = self.laid_out(call), gradient.contiguous(memory_format=self.window.format)
         x, w, bias, constants, *_ = call
-        unit, ok, passes = saved[1].contiguous(), aligned(gradient, x, w, bias, *constants), self.passes
+        unit, passes = saved[1].contiguous(), self.passes
+        ok = aligned(gradient, x, w, bias, unit, *constants)
         (_, table, kept), scratch = self.state.places(saved[2]), self.backward_scratch.allocate(x.device)
         sums, mean_sums, partial = self.backward_scratch.places(scratch)
         with device_guard(x):

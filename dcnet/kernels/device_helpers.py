@@ -1,10 +1,10 @@
-"""Device functions shared by the kernels: tiles of a tensor, constants of channels, and the mean norm.
+"""Device functions shared by the kernels: tiles of a tensor, constants of channels, roots, and the mean norm.
 
 A program processes tiles of positions and chunks of channels. The tensor of a group is viewed as positions x channels,
 in `images` pieces of `pixels` positions each: one piece if it is channels last, otherwise one per image.
 """
 
-from dcnet.device_functions import Block, constexpr, device_function, tl
+from dcnet.device_functions import Block, at_least, constexpr, device_function, tl
 
 
 @device_function
@@ -63,20 +63,35 @@ def channel_constants(
 
     Constants that are not learned are compile-time values: a scale of 1 then costs nothing.
     """
-    COUNT: constexpr = len(KNOWN)
     values: Block = ()
     for chunk in tl.static_range(CHUNKS):
         column = chunk * WIDTH + tl.arange(0, WIDTH)
-        for i in tl.static_range(COUNT):
-            if KNOWN[i] is None:
-                row = table + i * total + tl.program_id(1) * channels
-                value = tl.load(row + column, mask=column < channels, other=1.0)[None, :]
-            else:
-                value = tl.full([1, 1], KNOWN[i], tl.float32)
-            if RELATIVE[i]:
-                value = value * mean
-            values = values + (value,)
+        channel = tl.program_id(1) * channels + column
+        values = values + constants_of(table, mean, channel, column < channels, total, KNOWN, RELATIVE)
     return values
+
+
+@device_function
+def constants_of(table: Block, mean: Block, channel: Block, there: Block, total: Block, KNOWN: constexpr,
+                 RELATIVE: constexpr) -> Block:  # fmt: skip
+    """All constants of some channels, as `channel_constants` returns them."""
+    COUNT: constexpr = len(KNOWN)
+    values: Block = ()
+    for i in tl.static_range(COUNT):
+        if KNOWN[i] is None:
+            value = tl.load(table + i * total + channel, mask=there, other=1.0)[None, :]
+        else:
+            value = tl.full([1, 1], KNOWN[i], tl.float32)
+        if RELATIVE[i]:
+            value = value * mean
+        values = values + (value,)
+    return values
+
+
+@device_function
+def root(squares: Block) -> Block:
+    """The square root, at least that of the smallest normal number, so that norms can be divisors."""
+    return tl.sqrt(at_least(squares, 1.1754943508222875e-38))
 
 
 @device_function

@@ -11,6 +11,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcnet.device_functions import AVAILABLE
 from dcnet.eager import Options, Size, check_options, each_dimension, padding_ends, sharing
@@ -59,8 +60,13 @@ def fits(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size | str, groups:
     """Whether the fused kernels support this convolution and are faster than eager PyTorch."""
     if not _enabled or not isinstance(x, Tensor) or not x.is_cuda or x.dim() != 4 or sharing(options) is not None:
         return False
-    supported = _supports_operator(options) and _supports_constants(options, w)
+    supported = not (is_wrapper(x) or is_wrapper(w)) and _supports_operator(options) and _supports_constants(options, w)
     return supported and _supports_tensors(x, w, bias, padding, groups) and not is_traced()
+
+
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether the tensor consists of others and has no memory of its own, as a DTensor."""
+    return type(tensor) not in (Tensor, torch.nn.Parameter) and is_traceable_wrapper_subclass(tensor)
 
 
 def _supports_operator(options: Options) -> bool:
@@ -105,11 +111,17 @@ def _supports_tensors(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size |
         and x.shape[1] == w.shape[1] * groups
         and w.shape[0] == channels * groups
         and 0 < width <= MOST_CHANNELS
-        and max(x.shape[0] * groups, w.shape[0], x.shape[1]) * x.shape[2] * x.shape[3] < LARGEST
+        and max(max(x.shape[0] * groups, w.shape[0], x.shape[1]) * _places(x, padding), w.numel()) < LARGEST
         and w.shape[2] * w.shape[3] <= LARGEST_WINDOW
         and (not isinstance(padding, str) or padding == "valid" or (padding == "same" and _has_odd_sides(w)))
         and modern(x.device)
     )
+
+
+def _places(x: Tensor, padding: Size | str) -> int:
+    """The pixels of a padded image, which are at least as many as its patches."""
+    pads = each_dimension(0 if isinstance(padding, str) else padding, 2)
+    return (x.shape[2] + 2 * pads[0]) * (x.shape[3] + 2 * pads[1])
 
 
 def _has_odd_sides(w: Tensor) -> bool:
@@ -225,8 +237,11 @@ def conv1d(
     """f(w, x) + bias of a batch of sequences as images of height 1; None if the kernels do not support it."""
     if not _enabled or not isinstance(x, Tensor) or not x.is_cuda or x.dim() != 3 or w.dim() != 3:
         return None
-    ends = padding if isinstance(padding, str) else (0, *each_dimension(padding, 1))
-    window = ((1, *each_dimension(stride, 1)), ends, (1, *each_dimension(dilation, 1)), groups)
+    pads, *others = (each_dimension(0 if isinstance(size, str) else size, 1) for size in (padding, stride, dilation))
+    if any(len(sizes) != 1 for sizes in (pads, *others)):
+        return None
+    ends = padding if isinstance(padding, str) else (0, *pads)
+    window = ((1, *others[0]), ends, (1, *others[1]), groups)
     images, filters = x.unsqueeze(2), w.unsqueeze(2)
     known = find_known(images, filters, bias, *window, options)
     if known is None and not fits(images, filters, bias, ends, groups, options):
@@ -312,6 +327,9 @@ def stored(op: Operator, options: Options, w: Tensor) -> list[Tensor]:
 
 def sizes(w: Tensor, stride: Size, padding: Size | str, dilation: Size) -> tuple[Sizes, Sizes, Sizes]:
     """Stride, padding and dilation, each of height and width."""
-    dilation = each_dimension(dilation, 2)
-    pads = tuple(before for before, _ in padding_ends(padding, w.shape[2:], dilation))
-    return each_dimension(stride, 2), pads, dilation
+    steps, gaps = each_dimension(stride, 2), each_dimension(dilation, 2)
+    pads = tuple(before for before, _ in padding_ends(padding, w.shape[2:], gaps))
+    for name, given, least in (("stride", steps, 1), ("padding", pads, 0), ("dilation", gaps, 1)):
+        if len(given) != 2 or min(given) < least:
+            raise RuntimeError(f"{name} must be one or two numbers of at least {least}, not {given}")
+    return steps, pads, gaps

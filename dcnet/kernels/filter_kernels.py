@@ -1,6 +1,7 @@
 """Kernels for filters and channel constants, one program per filter, before and after the convolution."""
 
-from dcnet.device_functions import Block, at_least, constexpr, device_function, tl
+from dcnet.device_functions import Block, constexpr, device_function, tl
+from dcnet.kernels.device_helpers import root
 
 # KINDS has four numbers for each constant: learned, per channel, positive, and the floor. A positive constant is stored
 # as r and has the value r^2 + floor.
@@ -46,7 +47,7 @@ def filter_size(row: Block, size: Block, eps: Block, channel_step: Block, height
         place = source(i, channel_step, height_step, width_step, CHANNELS, KERNEL, LAST)
         w = tl.load(row + place, mask=i < size, other=0.0).to(tl.float32)
         squares += w * w
-    return tl.sqrt(at_least(tl.sum(squares) + eps, 1.1754943508222875e-38))
+    return root(tl.sum(squares) + eps)
 
 
 @device_function

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from dcnet.device_functions import INTERPRETED, Block, constexpr, device_function, tl
-from dcnet.kernels.device_helpers import keep_means, mean_norm
+from dcnet.kernels.device_helpers import constants_of, keep_means, mean_norm
 from dcnet.kernels.launch import Launch, aligned, power_of_two, raw_stream
 from dcnet.kernels.passes import Passes
-from dcnet.kernels.pointwise_kernels import inverse_norm, magnitude_times_angle
+from dcnet.kernels.pointwise_kernels import inverse_norm, magnitude_times_angle, within_range
 from dcnet.norms import HALF_PRECISIONS
 
 # Rows, columns and depth of a tile, warps and stages: the fastest on an H200; see README.md.
@@ -115,36 +115,15 @@ def output_kernel(
         BLOCK_K, STAGES,
     )  # fmt: skip
     place = row.to(tl.int64)[:, None] * filters + column[None, :]
-    z = z.to(output.dtype.element_ty)
     if KEEP:
-        tl.store(product + place, z, mask=there[:, None])
+        tl.store(product + place, within_range(z, product).to(product.dtype.element_ty), mask=there[:, None])
     n = tl.load(norm + row, mask=there, other=1.0)[:, None]
-    constants = constants_of(table, mean, column, filters, KNOWN, RELATIVE)
+    constants = constants_of(table, mean, column, column < filters, filters, KNOWN, RELATIVE)
     inverse = inverse_norm(n, output)
-    y = magnitude_times_angle(
-        z.to(tl.float32), n, inverse, constants, 0, MAGNITUDE, ANGLE, COUNTS, WEIGHTED, FAST
-    )  # fmt: skip
+    y = magnitude_times_angle(z, n, inverse, constants, 0, MAGNITUDE, ANGLE, COUNTS, WEIGHTED, FAST)
     if BIAS:
         y = y + tl.load(bias + column).to(tl.float32)[None, :]
     tl.store(output + place, y.to(output.dtype.element_ty), mask=there[:, None])
-
-
-@device_function
-def constants_of(
-    table: Block, mean: Block, column: Block, filters: Block, KNOWN: constexpr, RELATIVE: constexpr
-) -> Block:
-    """All constants of the columns, each [1, columns]; see `channel_constants`."""
-    COUNT: constexpr = len(KNOWN)
-    values: Block = ()
-    for i in tl.static_range(COUNT):
-        if KNOWN[i] is None:
-            value = tl.load(table + i * filters + column)[None, :]
-        else:
-            value = tl.full([1, 1], KNOWN[i], tl.float32)
-        if RELATIVE[i]:
-            value = value * mean
-        values = values + (value,)
-    return values
 
 
 @device_function

@@ -1,7 +1,7 @@
 """Kernels that sum over channels and windows: patch norms, and their gradients with respect to pixels."""
 
-from dcnet.device_functions import Block, at_least, constexpr, device_function, tl
-from dcnet.kernels.device_helpers import chunk_of, tile
+from dcnet.device_functions import Block, constexpr, device_function, tl
+from dcnet.kernels.device_helpers import chunk_of, root, tile
 from dcnet.kernels.filter_kernels import normalize_filter
 
 
@@ -136,7 +136,7 @@ def norm_kernel(
                 row, column = top + i * DILATION[0], left + j * DILATION[1]
                 inside = there & (row >= 0) & (row < height) & (column >= 0) & (column < width)
                 window += tl.load(squares + image * pixels + row * width + column, mask=inside, other=0.0)
-        n = tl.sqrt(at_least(window + eps, 1.1754943508222875e-38))
+        n = root(window + eps)
         tl.store(norm + patch, n, mask=there)
         total += tl.where(there, n, 0.0)
     tl.store(sums + tl.program_id(0), tl.sum(total))

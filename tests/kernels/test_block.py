@@ -429,6 +429,10 @@ def plainly_linear(block):
     block.layer = uninitialized(3, FILTERS, operator="linear-cos")
 
 
+def wide(block):
+    block.layer, block.norm = uninitialized(3, 9 * 512), None
+
+
 def grouped(block):
     block.layer = uninitialized(6, FILTERS + 1, groups=2)
     block.norm = None
@@ -444,7 +448,7 @@ def test_parts_are_optional():
     assert on_a_fake_gpu(lambda block: setattr(block, "norm", None))
 
 
-@pytest.mark.parametrize("change", [without_count, strided, doubled_norm, plainly_linear])
+@pytest.mark.parametrize("change", [without_count, strided, doubled_norm, plainly_linear, wide])
 def test_modules_that_do_not_fit(change):
     assert not on_a_fake_gpu(change)
 

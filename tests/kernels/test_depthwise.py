@@ -24,8 +24,10 @@ from helpers.kernel_comparison import (
 from helpers.operators import operator_params
 
 from dcnet import Operator
+from dcnet.kernels import dispatch
 from dcnet.kernels.convolution import Call, Convolution
-from dcnet.kernels.depthwise import TILINGS, Depthwise, Tiling, rows_read, tile_shape
+from dcnet.kernels.depthwise import TILINGS, Depthwise, rows_read, tile_shape
+from dcnet.kernels.launch import Launch, address_of
 from dcnet.kernels.plan import Window
 
 LAST, FIRST = torch.channels_last, torch.contiguous_format
@@ -73,8 +75,9 @@ WINDOWS = {
     "7x7": {"kernel": 7, "padding": 3, "bias": False},
     "7x7 with stride": {"kernel": 7, "padding": 3, "stride": 2},
     "even": {"kernel": (2, 4), "padding": (1, 2)},
-    "1x1": {"kernel": 1},
-    "padding beyond the window": {"kernel": 1, "padding": 2},
+    # Cosines of 1 and -1, where the angle of LEARNING does not depend on k.
+    "1x1": {"kernel": 1, "operator": "tanh-linear+product"},
+    "padding beyond the window": {"kernel": 2, "padding": 3},
     "same": {"padding": "same", "dilation": (1, 2)},
 }
 
@@ -170,6 +173,35 @@ def test_window_larger_than_the_image_raises():
         by_kernels(depthwise(), images(1, 3, 2, 2))
 
 
+@pytest.mark.parametrize(
+    "window", [{"stride": 0}, {"padding": (1, -1)}, {"dilation": 0}, {"stride": (1, 1, 1)}], ids=str
+)
+def test_impossible_windows_raise(window):
+    given = {"stride": 1, "padding": 0, "dilation": 1, **window}
+    with pytest.raises(RuntimeError, match=f"{next(iter(window))} must be"):
+        dispatch.conv2d(images(1, 3, 5, 5), images(3, 1, 3, 3), None, *given.values(), 3, {"operator": "tanh-cos"})
+
+
+def test_normalized_filters_can_be_moved_to_an_unaligned_address(monkeypatch):
+    """As hooks of saved tensors may do; kernels that are launched by address expect multiples of 16 bytes."""
+    layer, x, seen = depthwise("tanh-cos"), images(2, 3, 5, 6).requires_grad_(), []
+    usual = Launch.__call__
+
+    def call(self, *given, stream, aligned):
+        seen.append((aligned, all(address % 16 == 0 for address in map(address_of, given) if type(address) is int)))
+        usual(self, *given, stream=stream, aligned=aligned)
+
+    def moved(tensor):
+        return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: moved(t) if t.shape == (9, 3) else t):
+        output = by_kernels(layer, x)
+        monkeypatch.setattr(Launch, "__call__", call)
+        output.sum().backward()
+    assert all(really or not said for said, really in seen)
+    assert not all(really for _, really in seen)
+
+
 def test_operation_passes_opcheck():
     """The shapes that compilers are told are those of the operation."""
     x, w = images(2, 3, 6, 5).contiguous(memory_format=LAST).requires_grad_(), images(3, 1, 3, 3).requires_grad_()
@@ -191,12 +223,18 @@ def test_operation_passes_opcheck():
     torch.library.opcheck(torch.ops.dcnet.conv2d.default, (*given, *window), test_utils=names)
 
 
-def test_tiles_leave_no_lane_idle():
-    for tiling in (Tiling(4, 512, 64, 4, 8), *(tiling for pair in TILINGS.values() for tiling in pair)):
-        for width, channels in ((28, 256), (56, 96)):
-            columns, many = tile_shape(tiling, width, channels, channels_last=True)
-            assert width % columns == channels % many == 0
-            assert columns * many == tiling.elements
+def lanes_for(width, channels, columns, many):
+    """The lanes of all tiles of one row of an image."""
+    return math.ceil(width / columns) * columns * math.ceil(channels / many) * many
+
+
+@pytest.mark.parametrize(("width", "channels"), [(28, 256), (56, 96), (7, 960), (112, 40)])
+def test_tiles_leave_few_lanes_idle(width, channels):
+    for tiling in (tiling for pair in TILINGS.values() for tiling in pair):
+        columns, many = tile_shape(tiling, width, channels, channels_last=True)
+        assert columns * many == tiling.elements
+        shapes = [(tiling.elements // 2**i, 2**i) for i in range(4, 10) if 0 < tiling.elements // 2**i < 2 * width]
+        assert lanes_for(width, channels, columns, many) == min(lanes_for(width, channels, *shape) for shape in shapes)
 
 
 def test_rows_read_by_a_tile():

@@ -16,6 +16,7 @@ from helpers.kernel_comparison import DEVICE, a_convolution, images, quiet_numpy
 from helpers.operators import operator_params
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
 
 import dcnet
 from dcnet import Learnable, Operator
@@ -242,10 +243,27 @@ def test_bias_of_another_shape_falls_back_to_torch(shape):
         ((2, 3, 64, 64), (4, 3, 15, 15), 1),
         ((2, 3, 5, 5), (5000, 3, 3, 3), 1),
         ((2**16, 64, 2**8, 2**8), (4, 64, 3, 3), 1),
+        ((2**16, 2**10, 2**3, 2**2), (2**10, 1, 3, 3), 2**10),
+        ((1, 2**16, 1, 2**10), (2**15, 2**16, 1, 1), 1),
+        ((1, 8, 1, 2**20), (2**12, 8, 1, 1), 1),
     ],
 )
 def test_shapes_that_fall_back_to_torch(x, w, groups):
     assert not takes_kernels("tanh-cos", on_gpu(*x), on_gpu(*w), groups=groups)
+
+
+def test_padding_counts_in_the_number_of_positions():
+    x, w = on_gpu(2**20, 3, 1, 1), on_gpu(4, 3, 1, 1)
+    assert takes_kernels("tanh-cos", x, w, padding=20)
+    assert not takes_kernels("tanh-cos", x, w, padding=23)
+
+
+def test_tensors_made_of_others_fall_back_to_torch():
+    """A DTensor has no memory of its own that a kernel could read."""
+    x, w = a_convolution()
+    assert takes_kernels("tanh-cos", x, w)
+    assert not takes_kernels("tanh-cos", x, TwoTensor(w, w))
+    assert not takes_kernels("tanh-cos", TwoTensor(x, x), w)
 
 
 @pytest.mark.parametrize(

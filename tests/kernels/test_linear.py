@@ -11,6 +11,7 @@ from helpers.kernel_comparison import (
     alternating,
     assert_same_bits,
     check,
+    exact,
     fused_operators,
     images,
     make_layer,
@@ -189,6 +190,13 @@ def test_one_sequence_without_a_batch_falls_back_to_torch():
     assert layer(images(4, 9)).shape == (6, 7)
 
 
+@pytest.mark.parametrize("name", ["stride", "padding", "dilation"])
+def test_two_numbers_for_a_sequence_raise_the_error_of_torch(name):
+    window = {"stride": 1, "padding": 0, "dilation": 1, name: (1, 2)}
+    with pytest.raises(RuntimeError, match=f"{name} to be a single integer"):
+        dcnet.functional.decoupled_conv1d(images(2, 4, 9), images(6, 4, 3), operator="tanh-cos", **window)
+
+
 # --- pointwise convolutions ---
 
 
@@ -248,6 +256,27 @@ def test_epilogues_of_pointwise_convolutions(small_tiles):
     x = images(2, 16, 5, 7, dtype=torch.float16).to(memory_format=torch.channels_last)
     with mock.patch.object(Window, "convolve", side_effect=AssertionError("not fused")):
         check(layer, x)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("operator", ["tanh-cos", "log-sqcos"])
+def test_inner_products_beyond_the_range_of_float16(operator, bias, small_tiles):
+    layer = make_linear(operator, 32, 48, bias=bias, dtype=torch.float16).eval()
+    with torch.no_grad():
+        layer.weight.abs_()
+    x = torch.full((20, 32), 6e4, device=DEVICE, dtype=torch.float16).requires_grad_()
+    wanted, found = by_torch(exact(layer), x.double()), by_kernels(layer, x)
+    torch.testing.assert_close(found.double(), wanted, rtol=2e-3, atol=0)
+    found.sum().backward()
+    assert all(value.grad.isfinite().all() for value in (x, *layer.parameters()))
+
+
+@pytest.mark.parametrize("frozen", [["weight", "radius"], ["bias", "radius"], ["weight", "bias"]], ids=str)
+def test_frozen_tensors(frozen, small_tiles):
+    layer = make_linear("tanh-cos+linear", 32, 48, dtype=torch.bfloat16)
+    for name in frozen:
+        layer.get_parameter(name).requires_grad_(False)
+    check(layer, images(37, 32, dtype=torch.bfloat16), run=by_kernels, run_exactly=by_torch, needs_input=False)
 
 
 @pytest.mark.parametrize("needs", ["input", "filters"])
