@@ -13,8 +13,18 @@ from dcnet.kernels.depthwise import Depthwise
 from dcnet.kernels.direct import DirectBackward, DirectForward, can_run
 from dcnet.kernels.epilogues import Epilogue, FusedGradient, FusedOutput, gradient_form, output_form
 from dcnet.kernels.fused_layer import FusedLayer, Gradients, Rest, dense, keeps_output, state_memory
-from dcnet.kernels.launch import Memory, aligned, capturing, device_guard, kinds_of, raw_stream, side_stream
-from dcnet.kernels.matrix_products import MatrixProducts
+from dcnet.kernels.launch import (
+    NO_FORK,
+    Memory,
+    Place,
+    SideStream,
+    aligned,
+    capturing,
+    device_guard,
+    kinds_of,
+    raw_stream,
+    side_stream,
+)
 from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, NO_MEAN, NO_UPDATE, RETURNED, RUNNING_MEAN, Passes, Settings
 from dcnet.kernels.plan import Plan, Window, plan_of
 
@@ -36,8 +46,6 @@ class Convolution(FusedLayer):
         sums = passes.back_programs * passes.rows * filters
         self.backward_scratch = Memory(passes.slices * passes.patches, sums, passes.mean_sums, passes.places)
         self.output_epilogue, self.gradient_epilogue = Epilogue(), Epilogue()
-        self.fused_output, self.fused_gradient = MatrixProducts.support(passes)
-        self.products = MatrixProducts(passes) if self.fused_output or self.fused_gradient else None
         self.gather()
 
     def gather(self) -> None:
@@ -64,20 +72,13 @@ class Convolution(FusedLayer):
             squares, sums = self.forward_scratch.places(scratch)
             unit = torch.empty(w.shape, dtype=x.dtype, device=device, memory_format=self.window.format)
             stream = raw_stream(device)
-            passes.prepare(x, squares, w, unit, table, self.plan.stored(constants), stream=stream, aligned=ok)
-            with side_stream(device) as side:
-                passes.norms(squares, norm, sums, stream=raw_stream(device), aligned=True)
+            filters = (w, unit, table, self.plan.stored(constants))
+            side = self._prepare_input(x, (norm, squares, sums), filters, stream, ok)
             means = (sums, table if running is None else running, table if tracked is None else tracked)
             offset, keep = table if bias is None else bias, keep and not self.keeps_output
             if fused is not None:
                 side.join()
                 output = product = fused(x, unit, norm, table, *means, kept, stream=stream)
-            elif self.products is not None and self.fused_output:
-                side.join()
-                output = self.window.empty_output(x)
-                product = torch.empty_like(output) if keep else output
-                given = (x, unit, norm, table, offset, *means, output, product, kept)
-                self.products.output[keep](*given, stream=stream, aligned=ok)
             else:
                 product = self.window.convolve(x, unit)
                 side.join()
@@ -85,13 +86,25 @@ class Convolution(FusedLayer):
                 passes.apply(product, norm, table, offset, *means, output, kept, stream=stream, aligned=ok)
         if running is not None and passes.settings.update == IN_PLACE:
             torch.autograd.graph.increment_version([value for value in (running, tracked) if value is not None])
-        if (
-            self._direct_forward is None
-            and not self.fused_output
-            and can_run((passes.prepare, passes.norms, passes.apply))
-        ):
+        if self._direct_forward is None and can_run(passes.forward_launches):
             self._direct_forward = DirectForward(self)
         return output, product, unit, state
+
+    def _prepare_input(
+        self, x: Tensor, places: tuple[Place, Place, Place], filters: tuple[Any, ...], stream: int | None, ok: bool
+    ) -> SideStream:
+        """Computes the norms and normalizes the filters; norms that take a launch of their own run concurrently.
+
+        `places` are those of the norms, of the squares of pixels, and of the partial sums of the norms.
+        """
+        passes, device, (norm, squares, sums) = self.passes, x.device, places
+        if passes.of_rows:
+            passes.prepare_rows(x, norm, sums, *filters, stream=stream, aligned=ok)
+            return NO_FORK
+        passes.prepare(x, squares, *filters, stream=stream, aligned=ok)
+        with side_stream(device) as side:
+            passes.norms(squares, norm, sums, stream=raw_stream(device), aligned=True)
+        return side
 
     def backward(
         self,
@@ -140,17 +153,22 @@ class Convolution(FusedLayer):
         product_gradient, stream, back = torch.empty_like(gradient), raw_stream(device), passes.back[from_output]
         outs = (product_gradient, norm_gradient, sums, mean_sums)
         back(gradient, products, norm, table, kept, *outs, stream=stream, aligned=ok)
-        spread = functools.partial(passes.spread, norm, norm_gradient, mean_sums, factor, aligned=True)
+        by_norm = (norm, norm_gradient, mean_sums)
+        spread = None if passes.of_rows else functools.partial(passes.spread, *by_norm, factor, aligned=True)
         finish = functools.partial(self.finish, w, bias, constants, (table, kept, sums), ok)
-        steps = Steps(spread, finish, lambda gradient: passes.add(gradient, x, factor, stream=stream, aligned=ok))
+
+        def add(gradient: Tensor) -> None:
+            if passes.of_rows:
+                passes.add_rows(gradient, x, *by_norm, stream=stream, aligned=ok)
+            else:
+                passes.add(gradient, x, factor, stream=stream, aligned=ok)
+
+        steps = Steps(spread, finish, add)
         fused = self.gradient_epilogue.ready(x) if needs_input and ok else None
-        if fused is None and needs_input and self.products is not None and self.fused_gradient:
-            fused = self.products.input_gradient
         if fused is not None:
             steps = steps._replace(fused=functools.partial(fused, product_gradient, x, unit, factor))
         input_gradient, rest = self.convolve_gradients((product_gradient, x, unit), steps, needs_input, needs_weight)
-        launches = (back, passes.spread, passes.add, passes.finish[True])
-        if from_output not in self._direct_backward and not self.fused_gradient and can_run(launches):
+        if from_output not in self._direct_backward and can_run(passes.backward_launches(from_output)):
             self._direct_backward[from_output] = DirectBackward(self, back)
         return (input_gradient, *rest)
 
@@ -169,12 +187,12 @@ class Convolution(FusedLayer):
             # One call of torch instead of two, since host time is the limit.
             input_gradient, unit_gradient = convolved(needs_input, needs_weight)
             if needs_input:
-                steps.spread(stream=raw_stream(device))
+                steps.spread_now(device)
                 steps.add(input_gradient)
             return input_gradient, steps.finish(unit_gradient if needs_weight else None, raw_stream(device))
         with side_stream(device) as side:
             if needs_input:
-                steps.spread(stream=raw_stream(device))
+                steps.spread_now(device)
             spread_done = side.mark()
             unit_gradient = convolved(False, needs_weight)[1]
             rest = steps.finish(unit_gradient if needs_weight else None, raw_stream(device))
@@ -197,7 +215,7 @@ class Convolution(FusedLayer):
         with side_stream(device) as side:
             unit_gradient = self.window.convolve_backward(*tensors, False, needs_weight)[1]
             rest = steps.finish(unit_gradient if needs_weight else None, raw_stream(device))
-        steps.spread(stream=raw_stream(device))
+        steps.spread_now(device)
         input_gradient = fused()
         side.join()
         return input_gradient, rest
@@ -217,14 +235,20 @@ class Convolution(FusedLayer):
 class Steps(NamedTuple):
     """Steps of a backward pass around the gradients of the plain convolution.
 
-    `spread` computes the gradient of the norms for every pixel, `finish` those of filters, bias and constants. `add`
-    adds the part of the norms to the gradient of the input. `fused` computes the gradient of the input with that part.
+    `spread` computes the gradient of the norms for every pixel, unless `add` does it; `finish` those of filters, bias
+    and constants. `add` adds the part of the norms to the gradient of the input. `fused` computes the gradient of the
+    input with that part.
     """
 
-    spread: Callable[..., None]
+    spread: Callable[..., None] | None
     finish: Callable[[Tensor | None, int | None], Rest]
     add: Callable[[Tensor], None]
     fused: Callable[[], Tensor] | None = None
+
+    def spread_now(self, device: torch.device) -> None:
+        """Launches `spread` on the current stream."""
+        if self.spread is not None:
+            self.spread(stream=raw_stream(device))
 
 
 def mean_kind(decay: float | None, running: Tensor | None, training: bool) -> int:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Rows of a tile, elements per row, channels if they are contiguous, warps, and programs per multiprocessor."""
+    """Most rows of a tile, elements per row, channels if they are contiguous, warps, programs per multiprocessor."""
 
     rows: int
     elements: int
@@ -39,12 +39,12 @@ class Tiling:
 # By pass; the second tiling of each is for windows of more than SMALL_WINDOW positions.
 SMALL_WINDOW = 9
 TILINGS: dict[str, tuple[Tiling, Tiling]] = {
-    "prepare": (Tiling(4, 512, 64, 4, 8), Tiling(4, 512, 32, 4, 8)),
-    "output": (Tiling(4, 512, 64, 4, 8), Tiling(4, 512, 32, 4, 8)),
-    "back": (Tiling(4, 512, 64, 4, 8), Tiling(4, 512, 32, 4, 8)),
-    "gradient": (Tiling(4, 256, 64, 4, 4), Tiling(2, 256, 32, 4, 4)),
-    "input": (Tiling(4, 512, 64, 4, 4), Tiling(4, 256, 32, 4, 4)),
-    "weight": (Tiling(4, 512, 64, 4, 4), Tiling(4, 256, 32, 4, 4)),
+    "prepare": (Tiling(8, 1024, 64, 4, 4), Tiling(8, 1024, 32, 4, 4)),
+    "output": (Tiling(8, 512, 64, 4, 8), Tiling(8, 512, 32, 4, 4)),
+    "back": (Tiling(8, 512, 64, 4, 4), Tiling(8, 512, 32, 4, 4)),
+    "gradient": (Tiling(8, 512, 64, 4, 4), Tiling(2, 256, 32, 4, 4)),
+    "input": (Tiling(8, 512, 64, 4, 4), Tiling(8, 256, 32, 4, 4)),
+    "weight": (Tiling(8, 512, 64, 4, 4), Tiling(8, 256, 32, 4, 4)),
 }
 # Whether one launch computes the gradients of input and filters, which needs more registers, or two.
 BOTH_GRADIENTS = (True, False)
@@ -74,7 +74,7 @@ class Tiles:
     def of(cls, name: str, window: Window, size: tuple[int, int], step: int, device: torch.device) -> Tiles:
         """With a `step` above 1, the stride of gradients with respect to pixels, rows cannot share what they read."""
         tiling = TILINGS[name][window.kernel[0] * window.kernel[1] > SMALL_WINDOW]
-        rows = 1 if step > 1 else min(tiling.rows, power_of_two(size[0]))
+        rows = 1 if step > 1 else balanced(size[0], tiling.rows)
         columns, channels = tile_shape(tiling, size[1], window.channels, window.channels_last)
         blocks = (-(-size[0] // rows), -(-size[1] // columns), -(-window.channels // channels))
         count = window.batch * blocks[0] * blocks[1]
@@ -93,6 +93,11 @@ class Tiles:
     @property
     def flags(self) -> dict[str, int]:
         return {"ROWS": self.rows, "BLOCK": self.columns, "WIDTH": self.channels}
+
+
+def balanced(size: int, most: int) -> int:
+    """Rows of a tile, at most so many, that leave few rows of the last tile empty."""
+    return -(-size // -(-size // most))
 
 
 def tile_shape(tiling: Tiling, width: int, channels: int, channels_last: bool) -> tuple[int, int]:

@@ -71,8 +71,12 @@ class DirectForward(Direct):
         unit = self._empty_unit(w)
         norm, squares = state.data_ptr(), scratch.data_ptr()
         table, kept, sums = norm + self.offsets[1], norm + self.offsets[2], squares + self.sums
-        passes.prepare.direct(stream, given, squares, weights, unit.data_ptr(), table, self.plan.stored(stored))
-        passes.norms.direct(stream, squares, norm, sums)
+        filters = (weights, unit.data_ptr(), table, self.plan.stored(stored))
+        if passes.of_rows:
+            passes.prepare_rows.direct(stream, given, norm, sums, *filters)
+        else:
+            passes.prepare.direct(stream, given, squares, *filters)
+            passes.norms.direct(stream, squares, norm, sums)
         product = self.window.convolve(x, unit)
         output = product if self.keeps_output or not keep else torch.empty_like(product)
         means = (offset or table, sums, mean or table, count or table)
@@ -112,8 +116,11 @@ class DirectBackward(Direct):
         known, passes = (norm + table, norm + mean), self.passes
         self.back.direct(stream, start, kept, norm, *known, product_gradient.data_ptr(), norms, sums, mean_sums)
         input_gradient, unit_gradient = self.window.convolve_backward(product_gradient, x, unit, True, True)
-        passes.spread.direct(stream, norm, norms, mean_sums, factor)
-        passes.add.direct(stream, input_gradient.data_ptr(), inputs, factor)
+        if passes.of_rows:
+            passes.add_rows.direct(stream, input_gradient.data_ptr(), inputs, norm, norms, mean_sums)
+        else:
+            passes.spread.direct(stream, norm, norms, mean_sums, factor)
+            passes.add.direct(stream, input_gradient.data_ptr(), inputs, factor)
         rest = self._finish(stream, (w, bias, constants), (weights, small[1]), (*known, sums), unit_gradient)
         return input_gradient, *rest
 

@@ -158,7 +158,8 @@ def output_form(operator: str, passes: Passes, keeps_output: bool) -> Form | Non
 
 def gradient_form(passes: Passes) -> Form | None:
     """The graph that computes the gradient of the input; None if cuDNN has no such epilogue."""
-    return Form("added", passes.window, passes.settings.dtype) if _one_group(passes) else None
+    supported = _one_group(passes) and not passes.of_rows
+    return Form("added", passes.window, passes.settings.dtype) if supported else None
 
 
 def _one_group(passes: Passes) -> bool:

@@ -209,9 +209,9 @@ class SideStream:
             self.main.wait_event(mark)
 
 
-_NO_FORK = SideStream(None)
+NO_FORK = SideStream(None)
 
 
 def side_stream(device: torch.device) -> SideStream:
     """A side stream that forks if a CUDA graph is being captured."""
-    return SideStream(device) if capturing(device) else _NO_FORK
+    return SideStream(device) if capturing(device) else NO_FORK

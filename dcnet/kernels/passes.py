@@ -12,8 +12,14 @@ from dcnet.device_functions import INTERPRETED
 from dcnet.kernels.filter_kernels import filter_gradient_kernel
 from dcnet.kernels.launch import Launch, multiprocessors, power_of_two
 from dcnet.kernels.plan import Plan, Window
-from dcnet.kernels.pointwise_kernels import add_kernel, apply_kernel, back_kernel
-from dcnet.kernels.window_kernels import norm_kernel, prepare_kernel, spread_kernel, squares_kernel
+from dcnet.kernels.pointwise_kernels import add_kernel, add_rows_kernel, apply_kernel, back_kernel
+from dcnet.kernels.window_kernels import (
+    norm_kernel,
+    prepare_kernel,
+    prepare_rows_kernel,
+    spread_kernel,
+    squares_kernel,
+)
 from dcnet.norms import HALF_PRECISIONS
 
 
@@ -35,6 +41,8 @@ BACK = Tiling(1024, 8, 1, 3, chunks=True)
 ADD = Tiling(2048, 4, 4, 3)
 PLACES = 512
 MOST_SUMS = 1024
+# Fewer channels of a row at once are read slowly.
+FEWEST_CHANNELS = 64
 # Channels per slice of wider layers, by preference.
 MOST_WIDTH = 512
 SLICE_WIDTHS = (512, 384, 256, 192, 128, 96, 64)
@@ -133,7 +141,11 @@ class FilterPasses:
 
 
 class Passes(FilterPasses):
-    """The launches of one convolution, and the sizes of their partial sums."""
+    """The launches of one convolution, and the sizes of their partial sums.
+
+    If every pixel is a patch, as in linear layers, `prepare_rows` and `add_rows` replace two launches each: `prepare`
+    and `norms`, `spread` and `add`.
+    """
 
     # The scale of the gradient by the norms; see `spread_kernel`.
     norm_scale = 1.0
@@ -147,13 +159,16 @@ class Passes(FilterPasses):
         self.outputs = cut(window.pieces(window.filters, window.outs), self.slices)
         self.patches = window.groups * window.batch * window.outs
         self.places = window.groups * window.batch * window.pixels
-        self.norm_sums = min(-(-self.patches // PLACES), MOST_SUMS)
+        self.of_rows = self.sliced and window.is_pointwise
+        self.norm_sums = min(-(-self.patches // (self._row_tile[0] if self.of_rows else PLACES)), MOST_SUMS)
         self.back_programs = self._programs(BACK, self.outputs, self.slices)
         self.mean_sums = self.back_programs * window.groups * self.slices
         self.prepare, self.squares = self._prepare(), self._squares()
         self.norms, self.apply = self._norms(), self._apply()
         self.back = {from_output: self._back(from_output) for from_output in (True, False)}
         self.spread, self.add = self._spread(), self._add()
+        if self.of_rows:
+            self.prepare_rows, self.add_rows = self._prepare_rows(), self._add_rows()
         self.finish = {weight: self._finish(weight) for weight in (True, False)}
 
     def _tiles(self, tiling: Tiling, pieces: Sequence[int]) -> tuple[int, int, int]:
@@ -191,6 +206,19 @@ class Passes(FilterPasses):
         return Launch(
             prepare_kernel, grid, numbers, SQUARES.warps, **self._filter_flags, **sizes, FAST=self.settings.fast
         )
+
+    @property
+    def _row_tile(self) -> tuple[int, int]:
+        """Rows of a tile of `prepare_rows`, and the channels that are read at once."""
+        width = min(row_width(self.window.channels), SQUARES.elements)
+        return SQUARES.elements // width, width
+
+    def _prepare_rows(self) -> Launch:
+        block, width = self._row_tile
+        numbers = (self.patches, self.window.channels, self.norm_sums, *self._filter_numbers, self.settings.eps)
+        flags = {**self._filter_flags, "BLOCK": block, "WIDTH": width, "FAST": self.settings.fast}
+        grid = (self.norm_sums + self.window.filters,)
+        return Launch(prepare_rows_kernel, grid, numbers, SQUARES.warps, **flags)
 
     def _squares(self) -> Launch:
         block, width, tiles = self._tiles(SQUARES, self.inputs)
@@ -230,9 +258,26 @@ class Passes(FilterPasses):
         return Launch(spread_kernel, (-(-self.places // PLACES),), numbers, 4, **flags)
 
     def _add(self) -> Launch:
-        slices = slices_of(self.window.channels) if self.window.groups == 1 else 1
+        slices = self._input_slices
         pieces = cut(self.inputs, slices)
         return self._pass(add_kernel, ADD, pieces, pieces, slices)
+
+    def _add_rows(self) -> Launch:
+        pieces, count = cut(self.inputs, self._input_slices), self.mean_sums
+        flags = {"MEAN": self.settings.mean, "SUMS": power_of_two(count), "PARTS": self.slices}
+        return self._pass(add_rows_kernel, ADD, pieces, (count, *pieces), self._input_slices, **flags)
+
+    @property
+    def _input_slices(self) -> int:
+        return slices_of(self.window.channels) if self.window.groups == 1 else 1
+
+    @property
+    def forward_launches(self) -> tuple[Launch, ...]:
+        return (self.prepare_rows, self.apply) if self.of_rows else (self.prepare, self.norms, self.apply)
+
+    def backward_launches(self, from_output: bool) -> tuple[Launch, ...]:
+        by_norm = (self.add_rows,) if self.of_rows else (self.spread, self.add)
+        return (self.back[from_output], *by_norm, self.finish[True])
 
 
 def slices_of(channels: int) -> int:
@@ -246,6 +291,12 @@ def cut(pieces: Sequence[int], slices: int) -> tuple[int, ...]:
     """The `pieces` of a window, with the channels of one slice."""
     *others, channels = pieces
     return *others, channels // slices
+
+
+def row_width(channels: int) -> int:
+    """Channels of a row that are read at once: a power of two that leaves few lanes idle."""
+    largest = channels & -channels
+    return largest if largest >= FEWEST_CHANNELS else power_of_two(channels)
 
 
 def chunk_width(channels: int) -> int:

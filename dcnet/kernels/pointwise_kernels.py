@@ -313,6 +313,55 @@ def store_sums(
 
 
 @device_function
+def add_rows_kernel(
+    input_gradient: Block,
+    input: Block,
+    norm: Block,
+    norm_gradient: Block,
+    mean_sums: Block,
+    count: Block,
+    images: Block,
+    pixels: Block,
+    image_stride: Block,
+    pixel_stride: Block,
+    channel_stride: Block,
+    channels: Block,
+    MEAN: constexpr,
+    SUMS: constexpr,
+    PARTS: constexpr,
+    SLICES: constexpr,
+    ONE: constexpr,
+    FULL: constexpr,
+    CHUNKS: constexpr,
+    BLOCK: constexpr,
+    WIDTH: constexpr,
+    STAGES: constexpr,
+) -> None:
+    """dx += (dn + d mean / rows) / n x: what `spread_kernel` and `add_kernel` compute if every pixel is a patch.
+
+    dn / n comes in PARTS parts, one for every slice of the output.
+    """
+    rows = images * pixels
+    by_mean = 0.0
+    if MEAN == 1:
+        part = tl.arange(0, SUMS)
+        by_mean = tl.sum(tl.load(mean_sums + part, mask=part < count, other=0.0)) / rows
+    blocks = tl.cdiv(pixels, BLOCK)
+    for t in tl.range(tl.program_id(0), images * blocks, tl.num_programs(0), num_stages=STAGES):
+        row, there, start = tile(t, blocks, pixels, image_stride, pixel_stride, channels * channel_stride, ONE, BLOCK)
+        by_norm = tl.zeros([BLOCK], tl.float32)
+        for i in tl.static_range(PARTS):
+            by_norm += tl.load(norm_gradient + i * rows + row, mask=there, other=0.0)
+        if MEAN == 1:
+            by_norm += by_mean / tl.load(norm + row, mask=there, other=1.0)
+        for chunk in tl.static_range(CHUNKS):
+            elements, inside = chunk_of(there, pixel_stride, channel_stride, channels, chunk, BLOCK, WIDTH)
+            x = load_tile(input + start + elements, inside, FULL)
+            dx = load_tile(input_gradient + start + elements, inside, FULL)
+            store_tile(input_gradient + start + elements, dx + by_norm[:, None] * x, inside, FULL)
+
+
+@device_function
 def add_kernel(
     input_gradient: Block,
     input: Block,

@@ -55,6 +55,62 @@ def prepare_kernel(
 
 
 @device_function
+def prepare_rows_kernel(
+    input: Block,
+    norm: Block,
+    sums: Block,
+    weight: Block,
+    unit: Block,
+    table: Block,
+    stored: Block,
+    rows: Block,
+    channels: Block,
+    programs: Block,
+    filters: Block,
+    size: Block,
+    row_stride: Block,
+    channel_step: Block,
+    height_step: Block,
+    width_step: Block,
+    eps: Block,
+    CHANNELS: constexpr,
+    KERNEL: constexpr,
+    LAST: constexpr,
+    KINDS: constexpr,
+    MAGNITUDE: constexpr,
+    COUNTS: constexpr,
+    SCALE: constexpr,
+    WEIGHTING: constexpr,
+    BLOCK: constexpr,
+    WIDTH: constexpr,
+    FAST: constexpr,
+) -> None:
+    """The norms of rows, with one partial sum of them per program; further programs normalize a filter each."""
+    pid = tl.program_id(0)
+    if pid < programs:
+        total = tl.zeros([BLOCK], tl.float32)
+        for first in tl.range(pid * BLOCK, rows, programs * BLOCK):
+            row = first + tl.arange(0, BLOCK)
+            there = row < rows
+            squares = tl.zeros([BLOCK, WIDTH], tl.float32)
+            for start in range(0, channels, WIDTH):
+                column = start + tl.arange(0, WIDTH)
+                place = row.to(tl.int64)[:, None] * channels + column[None, :]
+                inside = there[:, None] & (column < channels)[None, :]
+                x = tl.load(input + place, mask=inside, other=0.0).to(tl.float32)
+                squares += x * x
+            n = root(tl.sum(squares, 1) + eps)
+            tl.store(norm + row, n, mask=there)
+            total += tl.where(there, n, 0.0)
+        tl.store(sums + pid, tl.sum(total))
+    else:
+        normalize_filter(
+            pid - programs, weight, unit, table, stored, filters, size, row_stride, channel_step, height_step,
+            width_step, eps, CHANNELS, KERNEL, LAST, KINDS, MAGNITUDE, COUNTS, SCALE, WEIGHTING, FAST,
+        )  # fmt: skip
+
+
+@device_function
 def squares_kernel(
     input: Block,
     squares: Block,

@@ -72,8 +72,8 @@ def compile_layer(operator, dtype, bias):
     torch.autograd.grad(out, [x, *layer.parameters()], torch.ones_like(out))
 
 
-def compile_products(operator, bias):
-    """The matrix products of a linear layer with epilogues."""
+def compile_linear(operator, bias):
+    """The passes of a linear layer."""
     layer = dcnet.DecoupledLinear(128, 256, operator=operator, bias=bias).to(torch.bfloat16)
     x = torch.randn(1, 1, 2048, 128, dtype=torch.bfloat16).permute(0, 3, 1, 2).requires_grad_()
     out = dispatch.conv2d(x, layer.weight[:, :, None, None], layer.bias, 1, 0, 1, 1, layer.options())
@@ -131,7 +131,7 @@ if __name__ == "__main__":
     for operator in given.operators:
         print(operator, flush=True)
         compile_layer(operator, torch.bfloat16, bias=False)
-        compile_products(operator, bias=not given.half_only)
+        compile_linear(operator, bias=not given.half_only)
         if not dcnet.Operator.parse(operator).norm_cancels:
             compile_block(operator, True, torch.nn.ReLU())
             compile_depthwise(operator, torch.bfloat16, 3, torch.channels_last)

@@ -26,7 +26,7 @@ from helpers.operators import operator_params
 from dcnet import Operator
 from dcnet.kernels import dispatch
 from dcnet.kernels.convolution import Call, Convolution
-from dcnet.kernels.depthwise import TILINGS, Depthwise, rows_read, tile_shape
+from dcnet.kernels.depthwise import TILINGS, Depthwise, balanced, rows_read, tile_shape
 from dcnet.kernels.launch import Launch, address_of
 from dcnet.kernels.plan import Window
 
@@ -233,8 +233,12 @@ def test_tiles_leave_few_lanes_idle(width, channels):
     for tiling in (tiling for pair in TILINGS.values() for tiling in pair):
         columns, many = tile_shape(tiling, width, channels, channels_last=True)
         assert columns * many == tiling.elements
-        shapes = [(tiling.elements // 2**i, 2**i) for i in range(4, 10) if 0 < tiling.elements // 2**i < 2 * width]
+        shapes = [(tiling.elements // 2**i, 2**i) for i in range(4, 11) if 0 < tiling.elements // 2**i < 2 * width]
         assert lanes_for(width, channels, columns, many) == min(lanes_for(width, channels, *shape) for shape in shapes)
+
+
+def test_rows_of_tiles_are_balanced():
+    assert [balanced(size, 8) for size in (1, 7, 8, 10, 28, 32, 56)] == [1, 7, 8, 5, 7, 8, 8]
 
 
 def test_rows_read_by_a_tile():

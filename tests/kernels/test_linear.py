@@ -11,7 +11,6 @@ from helpers.kernel_comparison import (
     alternating,
     assert_same_bits,
     check,
-    exact,
     fused_operators,
     images,
     make_layer,
@@ -21,8 +20,9 @@ from helpers.kernel_comparison import (
 from helpers.operators import operator_params
 
 import dcnet
-from dcnet.kernels import convolution, dispatch, known_calls, matrix_products
-from dcnet.kernels.passes import cut, slices_of
+from dcnet.kernels import convolution, dispatch, known_calls, passes
+from dcnet.kernels.launch import Launch
+from dcnet.kernels.passes import cut, row_width, slices_of
 from dcnet.kernels.plan import Window
 
 pytestmark = quiet_numpy
@@ -219,60 +219,62 @@ def test_strided_and_padded_windows_are_convolved():
         torch.testing.assert_close(found, torch.conv2d(x, w, None, stride, padding))
 
 
-# --- products with a pass in their epilogue ---
+# --- norms of rows ---
 
 
 @pytest.fixture
-def small_tiles(monkeypatch):
-    """Every layer of multiples of 16 features takes the products with epilogues."""
-    monkeypatch.setattr(matrix_products, "FEWEST_ROWS", 1)
-    for name in ("OUTPUT", "GRADIENT"):
-        monkeypatch.setattr(matrix_products, name, (16, 16, 16, 4, 2))
+def small_programs(monkeypatch):
+    """Few rows already take several tiles of several programs."""
+    monkeypatch.setattr(passes, "SQUARES", passes.Tiling(256, 0, 4, 1))
+    monkeypatch.setattr(passes, "MOST_SUMS", 2)
     monkeypatch.setattr(convolution, "_compiled", {})
     monkeypatch.setattr(known_calls, "_known", {})
 
 
-def compare_fused(layer, x):
-    """As `compare`; the forward product may not be torch's."""
-    with mock.patch.object(Window, "convolve", side_effect=AssertionError("not fused")):
-        compare(layer, x)
+@pytest.mark.parametrize("inputs", [3, 64, 96, 192, 300])
+@pytest.mark.parametrize("operator", ["tanh-cos", "tanh(radius=2.0)-cos", "seg-sqcos+joint"])
+def test_many_tiles_of_rows(operator, inputs, small_programs):
+    compare(make_linear(operator, inputs, 8), images(37, inputs))
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("operator", one_of_each())
-def test_products_with_epilogues(operator, dtype, bias, small_tiles):
-    compare_fused(make_linear(operator, 32, 48, bias=bias, dtype=dtype), images(37, 32, dtype=dtype))
+def test_width_of_rows():
+    assert [row_width(channels) for channels in (3, 64, 96, 192, 384, 768, 1000)] == [4, 64, 128, 64, 128, 256, 1024]
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(40, 48), (32, 40)])
-def test_one_product_with_an_epilogue(inputs, outputs, small_tiles):
-    """A depth or width that the tiles do not divide leaves the product to torch."""
-    compare(make_linear("tanh-cos", inputs, outputs, dtype=torch.bfloat16), images(37, inputs, dtype=torch.bfloat16))
+@pytest.mark.parametrize("outputs", [5, 1152])
+def test_rows_need_no_windows(outputs, monkeypatch):
+    """One launch for the norms and one for their gradient, in place of two each."""
+    monkeypatch.setattr(convolution, "_compiled", {})
+    monkeypatch.setattr(known_calls, "_known", {})
+    launched = []
+    call = Launch.__call__
 
+    def note(self, *given, **options):
+        launched.append(self.kernel)
+        call(self, *given, **options)
 
-def test_epilogues_of_pointwise_convolutions(small_tiles):
-    layer = make_layer("tanh-cos", 16, 32, 1, bias=False, dtype=torch.float16).to(memory_format=torch.channels_last)
-    x = images(2, 16, 5, 7, dtype=torch.float16).to(memory_format=torch.channels_last)
-    with mock.patch.object(Window, "convolve", side_effect=AssertionError("not fused")):
-        check(layer, x)
+    monkeypatch.setattr(Launch, "__call__", note)
+    layer, x = make_linear("tanh-cos", 6, outputs), images(9, 6).requires_grad_()
+    by_kernels(layer, x).sum().backward()
+    names = [kernel.fn.__name__ for kernel in launched]
+    assert names == ["prepare_rows_kernel", "apply_kernel", "back_kernel", "add_rows_kernel", "filter_gradient_kernel"]
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("operator", ["tanh-cos", "log-sqcos"])
-def test_inner_products_beyond_the_range_of_float16(operator, bias, small_tiles):
+def test_inner_products_beyond_the_range_of_float16(operator, bias):
+    """They are clamped to it, as in convolutions."""
     layer = make_linear(operator, 32, 48, bias=bias, dtype=torch.float16).eval()
     with torch.no_grad():
         layer.weight.abs_()
     x = torch.full((20, 32), 6e4, device=DEVICE, dtype=torch.float16).requires_grad_()
-    wanted, found = by_torch(exact(layer), x.double()), by_kernels(layer, x)
-    torch.testing.assert_close(found.double(), wanted, rtol=2e-3, atol=0)
-    found.sum().backward()
-    assert all(value.grad.isfinite().all() for value in (x, *layer.parameters()))
+    output = by_kernels(layer, x)
+    output.sum().backward()
+    assert all(value.isfinite().all() for value in (output, x.grad, *(one.grad for one in layer.parameters())))
 
 
 @pytest.mark.parametrize("frozen", [["weight", "radius"], ["bias", "radius"], ["weight", "bias"]], ids=str)
-def test_frozen_tensors(frozen, small_tiles):
+def test_frozen_tensors(frozen):
     layer = make_linear("tanh-cos+linear", 32, 48, dtype=torch.bfloat16)
     for name in frozen:
         layer.get_parameter(name).requires_grad_(False)
@@ -280,7 +282,7 @@ def test_frozen_tensors(frozen, small_tiles):
 
 
 @pytest.mark.parametrize("needs", ["input", "filters"])
-def test_one_gradient(needs, small_tiles):
+def test_one_gradient(needs):
     layer, x = make_linear("tanh-cos", 32, 48, dtype=torch.bfloat16), images(37, 32, dtype=torch.bfloat16)
     layer.weight.requires_grad_(needs == "filters")
     check(layer, x, run=by_kernels, run_exactly=by_torch, needs_input=needs == "input")
