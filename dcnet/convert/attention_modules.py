@@ -7,6 +7,7 @@ gets the child `scores`, a `DecoupledAttention` with the operator and its learne
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -23,6 +24,10 @@ from dcnet.tracing import Opaque, is_symbolic, mark_, record_call, unmark_
 
 # Names of learned factors of the scores in modules that normalize queries and keys by themselves.
 OWN_FACTORS = ("temperature", "logit_scale")
+
+# Methods of tensors that are written in Python, such as unflatten. A compiler knows them as methods of a tensor, but
+# cannot trace a call of the function.
+PYTHON_METHODS = frozenset(name for name, each in vars(Tensor).items() if isinstance(each, types.FunctionType))
 
 
 class Scored(nn.Module):
@@ -43,7 +48,7 @@ class FusedScores(Scored):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with _Replaced(self.scores) as replaced:
             output = super().forward(*args, **kwargs)
-        if not replaced.calls and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not replaced.calls:
             raise RuntimeError(
                 f"{self.plain.__name__} did not call scaled_dot_product_attention, so that its scores are not those "
                 "of the operator: leave it out with exclude"
@@ -59,13 +64,20 @@ class _Replaced(TorchFunctionMode):
         self.scores, self.calls = scores, 0
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Callable[..., Any], kinds: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is not F.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
+            return _call_other(func, args, kwargs or {})
         if not torch.compiler.is_compiling():  # which would warn of a side effect
             self.calls += 1
         return _call_scores(self.scores, *args, **(kwargs or {}))
+
+
+def _call_other(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    name = getattr(func, "__name__", "")
+    if torch.compiler.is_compiling() and name in PYTHON_METHODS and args:
+        return getattr(args[0], name)(*args[1:], **kwargs)
+    return func(*args, **kwargs)
 
 
 def _call_scores(
