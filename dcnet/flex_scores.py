@@ -55,6 +55,7 @@ def attend_flex(query: Tensor, key: Tensor, value: Tensor, settings: Settings, s
     """softmax(scale * f(k, q) + mask) v; the inner products of normalized queries and keys are cosines."""
     query, key = (_normalized(each, score.eps) for each in (query, key))
     op, scale, mask, is_causal = score.op, settings.scale, settings.attn_mask, settings.is_causal
+    assert scale is not None
     mask = None if mask is None else mask.view((1,) * (4 - mask.dim()) + tuple(mask.shape))
 
     def modify(cos: Tensor, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ gets the child `scores`, a `DecoupledAttention` with the operator and its learne
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -38,8 +37,8 @@ class Scored(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copies and pickles by the plain class: the class of the module has no name to be found by."""
-        _, _, *state = super().__reduce_ex__(protocol)
-        return _empty, (self.plain,), *state
+        found: Any = super().__reduce_ex__(protocol)
+        return _empty, (self.plain,), *found[2:]
 
 
 class FusedScores(Scored):
@@ -120,10 +119,15 @@ class MultiheadScores(Scored, Opaque, nn.MultiheadAttention):
     own_forward = forward  # type: ignore[assignment]
 
 
-@functools.cache
+# The class of converted modules by their plain class.
+_twins: dict[Any, type[Scored]] = {}
+
+
 def _twin(plain: type[nn.Module]) -> type[Scored]:
-    base = MultiheadScores if issubclass(plain, nn.MultiheadAttention) else FusedScores
-    return type(f"Converted{plain.__name__}", (base, plain), {"plain": plain, "__module__": __name__})
+    if plain not in _twins:
+        base = MultiheadScores if issubclass(plain, nn.MultiheadAttention) else FusedScores
+        _twins[plain] = type(f"Converted{plain.__name__}", (base, plain), {"plain": plain, "__module__": __name__})
+    return _twins[plain]
 
 
 def _empty(plain: type[nn.Module]) -> Scored:
@@ -132,19 +136,23 @@ def _empty(plain: type[nn.Module]) -> Scored:
     return kind.__new__(kind)
 
 
-def convert_scores_(module: nn.Module, operator: Operator | str, eps: float) -> None:
-    """Gives an attention module the scores of an operator in place, or torch's own for "conv"."""
+def convert_scores_(module: nn.Module, operator: Operator | str | None, eps: float) -> None:
+    """Gives an attention module the scores of an operator in place, or torch's own for "conv" and None."""
     if isinstance(module, Scored):
         del module.scores
-        module.__class__ = module.plain
         unmark_(module)
+        _change_class_(module, module.plain)
     if isinstance(operator, Operator):
         scores = make_scores(module, operator, eps)
-        module.__class__ = _twin(type(module))
+        _change_class_(module, _twin(type(module)))
         module.scores = scores
         if isinstance(module, nn.MultiheadAttention):
             # Otherwise nn.TransformerEncoderLayer would use the weights without a call in evaluation.
             mark_(module)
+
+
+def _change_class_(module: nn.Module, kind: type[nn.Module]) -> None:
+    module.__class__ = kind
 
 
 def make_scores(module: nn.Module, operator: Operator, eps: float) -> DecoupledAttention:

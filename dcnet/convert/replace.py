@@ -79,10 +79,7 @@ def decouple(
         inplace: convert the model itself instead of a copy.
         report: called with the `Conversion`, as in `report=print`.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, not {model!r}")
-    if report is not None and not callable(report):
-        raise TypeError(f"report must be a function of the conversion, such as print, not {report!r}")
+    _check_model(model, report)
     check_settings(eps, blend)
     target = _target(operator, attention, start, data)
     choice = Choice(include, exclude, where, linear, first, last, shortcuts, depthwise, also)
@@ -102,6 +99,13 @@ def decouple(
     if report is not None:
         report(conversion)
     return model
+
+
+def _check_model(model: Any, report: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, not {model!r}")
+    if report is not None and not callable(report):
+        raise TypeError(f"report must be a function of the conversion, such as print, not {report!r}")
 
 
 def recouple(model: Model, *, inplace: bool = False, report: Report | None = None) -> Model:

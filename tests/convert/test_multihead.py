@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import pytest
 import reference
@@ -226,9 +227,8 @@ BAD = {
 def test_bad_inputs_raise_one_sentence(message, changed):
     module = decouple(attention(), attention="sphere-cos")
     query, key, value = inputs(module)
-    with pytest.raises(ValueError, match="must|needs") as error:
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
         module(**{"query": query, "key": key, "value": value, **changed})
-    assert message in str(error.value)
     assert "\n" not in str(error.value)
     with pytest.raises(TypeError, match="attn_mask must be bool, True where a query must not attend"):
         module(query, key, value, attn_mask=torch.zeros(4, 5).byte())
