@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dcnet.checks import check_flag, check_number, check_tensor, check_whole
 from dcnet.clamp import is_traced
 from dcnet.eager import check_options
+from dcnet.flex_scores import attend_flex, compiles_for_gpu, fits_flex
 from dcnet.norms import accumulation_dtype, vector_norm
 from dcnet.operator import Operator, as_operator
 from dcnet.parameters import Value
@@ -42,14 +43,37 @@ def attend(
     stored: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """softmax(scale * f(k, q) + mask) v; see `dcnet.functional.decoupled_attention`."""
+    _check_inputs(query, key, value, settings)
+    score = _score(query, operator, eps, stored)
+    if settings.scale is None:
+        settings = settings._replace(scale=default_scale(score.op, query.shape[-1]))
+    if separates(score.op):
+        return _by_inner_products(query, key, value, settings, score)
+    compute = (
+        attend_flex if compiles_for_gpu(query) and fits_flex(query, key, value, settings, score.op) else _by_cosines
+    )
+    return compute(query, key, value, settings, score)
+
+
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    settings: Settings,
+    operator: Operator | str,
+    eps: float = 1e-4,
+    stored: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """softmax(scale * f(k, q) + mask), [..., L, S], in float32 or better; without dropout."""
+    _check_inputs(query, key, key, settings)
+    score = _score(query, operator, eps, stored)
+    scale = default_scale(score.op, query.shape[-1]) if settings.scale is None else settings.scale
+    return _softmax(score.matrix(query, key, scale), settings)
+
+
+def _score(query: Tensor, operator: Operator | str, eps: float, stored: Mapping[str, Tensor] | None) -> "Score":
     op = check_options({"operator": operator, "eps": eps, "constants": stored})
     check_operator(op)
-    _check_inputs(query, key, value, settings)
-    if settings.scale is None:
-        settings = settings._replace(scale=default_scale(op, query.shape[-1]))
-    score = Score(op, eps, _constants(op, stored or {}, query))
-    compute = _by_inner_products if separates(op) else _by_cosines
-    return compute(query, key, value, settings, score)
+    return Score(op, eps, _constants(op, stored or {}, query))
 
 
 def default_scale(op: Operator, features: int) -> float:
@@ -318,17 +342,28 @@ class DecoupledAttention(Opaque):
         dropout_p: float = 0.0,
         is_causal: bool = False,
         enable_gqa: bool = False,
+        scale: float | None = None,
     ) -> Tensor:
         if any(map(is_symbolic, (query, key, value, attn_mask))):
-            return record_call(self, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+            return record_call(self, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, scale)
+        self._check_heads(query)
+        scale = self.fixed_scale if scale is None else scale
+        settings = Settings(attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return attend(query, key, value, settings, self.operator, self.eps, self.learned())
+
+    own_forward = forward  # type: ignore[assignment]
+
+    def weights(self, query: Tensor, key: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        """The weights of the values, softmax(scale * f(k, q) + mask): [..., L, S], in float32 or better."""
+        self._check_heads(query)
+        settings = Settings(attn_mask, scale=self.fixed_scale)
+        return attention_weights(query, key, settings, self.operator, self.eps, self.learned())
+
+    def _check_heads(self, query: Tensor) -> None:
         if self.num_heads is not None and not is_traced() and (query.dim() < 3 or query.shape[-3] != self.num_heads):
             raise ValueError(
                 f"query of shape {list(query.shape)} must have {self.num_heads} heads, its third-last size"
             )
-        settings = Settings(attn_mask, dropout_p, is_causal, self.fixed_scale, enable_gqa)
-        return attend(query, key, value, settings, self.operator, self.eps, self.learned())
-
-    own_forward = forward  # type: ignore[assignment]
 
     def learned(self) -> dict[str, Tensor]:
         """The learned constants as they are stored, by name."""

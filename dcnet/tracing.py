@@ -22,7 +22,7 @@ class Opaque(nn.Module):
 
     torch.fx records a call of the layer, as it does for torch's own layers. `nn.TransformerEncoderLayer` calls a linear
     layer in evaluation only if it is marked by `mark_`; otherwise it uses the weight directly. `nn.MultiheadAttention`
-    never calls its layers, so it cannot contain one.
+    never calls its `out_proj`, which cannot be one.
     """
 
     @property
@@ -76,7 +76,7 @@ def unmark_(layer: nn.Module) -> None:
 
 def _check_registration(module: nn.Module, name: str, layer: nn.Module | None) -> None:
     """Called by torch for each module that is added to another one."""
-    if isinstance(layer, Opaque) and isinstance(module, nn.MultiheadAttention):
+    if isinstance(layer, Opaque) and isinstance(module, nn.MultiheadAttention) and name == "out_proj":
         raise ValueError(
             f"{name} of {type(module).__name__} cannot be a {type(layer).__name__}: attention uses the weight of "
             f"{name} without calling the layer, so give it an nn.Linear"

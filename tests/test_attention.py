@@ -364,6 +364,28 @@ def test_fixed_scale_of_the_module():
     torch.testing.assert_close(found, decoupled_attention(query, key, value, scale=8.0, operator="sphere-cos"))
 
 
+def test_scale_of_a_call_replaces_that_of_the_module():
+    query, key, value = inputs()
+    found = DecoupledAttention(operator="sphere-cos", scale=8.0)(query, key, value, scale=2.0)
+    torch.testing.assert_close(found, decoupled_attention(query, key, value, scale=2.0, operator="sphere-cos"))
+
+
+@pytest.mark.parametrize("operator", PATHS)
+@pytest.mark.parametrize("kind", ["bool", "float", "infinite", "keys"])
+def test_weights_of_the_values(operator, kind):
+    module, (query, key, value), mask = DecoupledAttention(operator=operator), inputs(), masks()[kind]
+    weights = module.weights(query, key, mask)
+    assert weights.shape == (2, HEADS, QUERIES, KEYS)
+    torch.testing.assert_close(weights @ value, module(query, key, value, mask))
+    torch.testing.assert_close(module.weights(query, key) @ value, module(query, key, value))
+
+
+def test_weights_of_another_number_of_heads_are_an_error():
+    query, key, _ = inputs()
+    with pytest.raises(ValueError, match=r"query of shape \[2, 3, 5, 7\] must have 4 heads, its third-last size"):
+        DecoupledAttention(HEADS).weights(query[:, :3], key)
+
+
 def test_constants_of_the_module_do_not_decay():
     module = nn.Sequential(DecoupledAttention(HEADS))
     decaying, others = param_groups(module, 0.1, named=True)

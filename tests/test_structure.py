@@ -21,7 +21,7 @@ FLOORS = [
     ["component"],
     ["magnitude", "angle", "weighting"],
     ["operator"],
-    ["norms", "eager", "attention"],
+    ["norms", "eager", "attention", "flex_scores"],
     ["kernels"],
     ["functional"],
     ["layers"],

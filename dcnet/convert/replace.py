@@ -14,9 +14,20 @@ from typing import Any, Literal, TypeVar, cast
 
 from torch import nn
 
+from dcnet.convert.attention_modules import convert_scores_
 from dcnet.convert.blend import drop_blend_
 from dcnet.convert.calibrate import calibratable, calibrate_
-from dcnet.convert.selection import ALREADY, TWINS, Choice, Conversion, Patterns, plain_class, plan
+from dcnet.convert.selection import (
+    ALREADY,
+    TWINS,
+    Choice,
+    Conversion,
+    Patterns,
+    Target,
+    parse_target,
+    plain_class,
+    plan,
+)
 from dcnet.layers import Decoupled, check_settings
 from dcnet.operator import PLAIN, Operator, as_operator, is_plain
 from dcnet.tracing import unmark_
@@ -27,8 +38,9 @@ Report = Callable[[Conversion], object]
 
 def decouple(
     model: Model,
-    operator: Operator | str,
+    operator: Operator | str | None = None,
     *,
+    attention: Operator | str | None = None,
     include: Patterns = None,
     exclude: Patterns = None,
     where: Callable[[str, nn.Module], bool] | None = None,
@@ -45,7 +57,7 @@ def decouple(
     inplace: bool = False,
     report: Report | None = None,
 ) -> Model:
-    """Converts the layers of a network to f(w, x) = h(||w||, ||x||) * g(theta), and keeps its weights.
+    """Converts layers to f(w, x) = h(||w||, ||x||) * g(theta), scores of attention to f(k, q), or both; keeps weights.
 
     Layers are the same objects with the same parameters, in place or in a deep copy. The parameters of the operator are
     new: add them to an existing optimizer, and wrap the model, as with DDP, afterwards. Layers that cannot be decoupled
@@ -54,41 +66,51 @@ def decouple(
 
     Args:
         model: any module, also a single layer.
-        operator: an Operator, its spec, or "conv", which converts the selected layers to torch's own.
-        include: selects layers, as do the other arguments up to `also`; see `dcnet.convert.Choice`.
+        operator: an Operator, its spec, or "conv", which converts the selected layers to torch's own. None leaves all
+            layers as they are.
+        attention: the same for the scores of attention: `nn.MultiheadAttention`, and modules of timm and others that
+            call `scaled_dot_product_attention`. A converted module has a child `scores`, a `DecoupledAttention`.
+        include: selects layers and attention, as do the other arguments up to `also`; see `dcnet.convert.Choice`.
         start: "as-is" keeps the weights and nothing else (Section 4.3). "calibrated" also sets the radius and the scale
             of each layer, learned per channel, so that every channel has the same norm as in the plain network.
         data: a few batches for calibration: inputs, or tuples that start with one.
-        blend: the initial t of (1 - t) * plain + t * decoupled; see `BlendSchedule`.
+        blend: the initial t of (1 - t) * plain + t * decoupled of layers; see `BlendSchedule`.
         eps: added under the square root of both norms.
         inplace: convert the model itself instead of a copy.
         report: called with the `Conversion`, as in `report=print`.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, not {model!r}")
-    if report is not None and not callable(report):
-        raise TypeError(f"report must be a function of the conversion, such as print, not {report!r}")
+    _check_model(model, report)
     check_settings(eps, blend)
-    target = _target(operator, start, data)
+    target = _target(operator, attention, start, data)
     choice = Choice(include, exclude, where, linear, first, last, shortcuts, depthwise, also)
-    conversion = plan(model, target, choice)
-    if not is_plain(target):
-        _check_some_change(model, conversion)
+    conversion = plan(model, target, choice, attention)
+    _check_some_change(model, conversion, target, attention)
     model = model if inplace else copy.deepcopy(model)
-    layers = {name: model.get_submodule(name) for name in conversion.changed}
-    with _restored_on_error(layers.values()):
+    changed = {name: model.get_submodule(name) for name in conversion.changed}
+    layers = {name: module for name, module in changed.items() if isinstance(module, tuple(TWINS))}
+    with _restored_on_error(changed.values()):
         for layer in layers.values():
-            change_(layer, target, eps, blend)
+            change_(layer, cast(Operator | str, target), eps, blend)
         if start == "calibrated" and data is not None:
             conversion = _calibrated(model, layers, data, conversion)
+        # After the calibration, in which layers get the inputs of the plain network.
+        for name in changed.keys() - layers.keys():
+            convert_scores_(changed[name], parse_target(attention), eps)
     if report is not None:
         report(conversion)
     return model
 
 
+def _check_model(model: Any, report: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, not {model!r}")
+    if report is not None and not callable(report):
+        raise TypeError(f"report must be a function of the conversion, such as print, not {report!r}")
+
+
 def recouple(model: Model, *, inplace: bool = False, report: Report | None = None) -> Model:
-    """Converts all decoupled layers of a network back to torch's own, and keeps its weights."""
-    return decouple(model, PLAIN, linear=True, inplace=inplace, report=report)
+    """Converts all decoupled layers and attention of a network back to torch's own, and keeps its weights."""
+    return decouple(model, PLAIN, attention=PLAIN, linear=True, inplace=inplace, report=report)
 
 
 def change_(layer: nn.Module, operator: Operator | str, eps: float, blend: float | None) -> None:
@@ -114,24 +136,34 @@ def _drop_state_(layer: Decoupled) -> None:
     del layer.operator, layer.eps, layer.initial_blend
 
 
-def _target(operator: Operator | str, start: str, data: Iterable[Any] | None) -> Operator | str:
+def _target(operator: Target, attention: Target, start: str, data: Iterable[Any] | None) -> Target:
+    if operator is None and attention is None:
+        raise ValueError("decouple needs an operator for layers, such as 'tanh-cos', or attention='sphere-cos'")
     if start not in ("as-is", "calibrated"):
         raise ValueError(f"start must be 'as-is' or 'calibrated', not {start!r}")
+    if start == "calibrated" and operator is None:
+        raise ValueError("start='calibrated' is for layers and requires an operator, not None")
     if start == "calibrated" and data is None:
         raise ValueError("start='calibrated' requires data, a few batches of inputs, not None")
     if start == "as-is" and data is not None:
         raise ValueError("start='as-is' does not use data: give start='calibrated'")
-    if is_plain(operator):
-        return operator
-    return calibratable(as_operator(operator)) if start == "calibrated" else as_operator(operator)
+    target = parse_target(operator)
+    return calibratable(target) if start == "calibrated" and isinstance(target, Operator) else target
 
 
-def _check_some_change(model: nn.Module, conversion: Conversion) -> None:
-    reasons = dict.fromkeys(conversion.left.values())
-    if conversion.changed or ALREADY in reasons:
-        return
-    why = "; ".join(reasons) or "it has no convolution and no linear layer"
-    raise ValueError(f"no layer of {type(model).__name__} is decoupled: {why}")
+def _check_some_change(model: nn.Module, conversion: Conversion, operator: Target, attention: Target) -> None:
+    """Raises ValueError if an operator was given, for layers or for attention, and changes nothing."""
+    for scores, given, missing in (
+        (False, operator, "it has no convolution and no linear layer"),
+        (True, attention, "it has no attention"),
+    ):
+        rows = [row for row in conversion.rows if row.is_attention == scores]
+        reasons = dict.fromkeys(row.note for row in rows)
+        changed = any(row.after is not None for row in rows) or ALREADY in reasons
+        if given is None or is_plain(given) or changed:
+            continue
+        kind = "attention" if scores else "layer"
+        raise ValueError(f"no {kind} of {type(model).__name__} is decoupled: {'; '.join(reasons) or missing}")
 
 
 def _calibrated(
@@ -149,7 +181,8 @@ def _restored_on_error(layers: Iterable[nn.Module]) -> Iterator[None]:
     """Restores class and state of the layers if calibration fails."""
     before = []
     for layer in layers:
-        state = {**vars(layer), "_parameters": copy.copy(layer._parameters), "_buffers": copy.copy(layer._buffers)}
+        own = ("_parameters", "_buffers", "_modules", "_forward_pre_hooks")
+        state = {**vars(layer), **{name: copy.copy(vars(layer)[name]) for name in own}}
         before.append((layer, type(layer), state))
     try:
         yield

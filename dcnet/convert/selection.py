@@ -13,6 +13,15 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
+from dcnet.attention import check_operator
+from dcnet.convert.attention_modules import (
+    Scored,
+    attention_obstacle,
+    describe_attention,
+    head_count,
+    is_attention,
+    lacks_heads,
+)
 from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
 from dcnet.operator import Operator, as_operator, is_plain
 from dcnet.table import Column, Table
@@ -37,11 +46,12 @@ class Row:
     before: str
     after: str | None
     note: str = ""
+    is_attention: bool = False
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """The conversion of every convolution and linear layer of a network, in the order of definition.
+    """The conversion of every convolution and linear layer of a network, in the order of definition; also of attention.
 
     `print` shows it as text, `rich.print` as a table.
     """
@@ -95,7 +105,7 @@ class Choice:
 
     Args:
         include: only layers whose full name matches, as in "layer3.*" or ["*.conv1", "*.conv2"]. A shared layer has
-            several names.
+            several names. If attention is converted, `include`, `exclude` and `where` select it too.
         exclude: no layers whose full name matches.
         where: only layers for which `where(name, module)` is true.
         linear: also linear layers.
@@ -103,7 +113,8 @@ class Choice:
         last: also the layer that the network defines last, of convolutions and linear layers together.
         shortcuts: also 1x1 convolutions on a path whose name matches one of `SHORTCUTS`.
         depthwise: also convolutions in which every input channel is its own group.
-        also: subclasses of torch's layers that compute the same as torch's; other subclasses stay.
+        also: subclasses of torch's layers that compute the same as torch's; other subclasses stay. For attention, other
+            classes that call `scaled_dot_product_attention`.
     """
 
     include: Patterns = None
@@ -151,26 +162,64 @@ class Choice:
                 raise ValueError(f"pattern {pattern!r} matches no layer; the network has {known}{hint}")
 
 
-def plan(model: nn.Module, operator: Operator | str, choice: Choice | None = None) -> Conversion:
+Target = Operator | str | None
+
+
+def plan(
+    model: nn.Module, operator: Target = None, choice: Choice | None = None, attention: Target = None
+) -> Conversion:
     """The conversion that `decouple` would do, without doing it."""
-    choice, target = choice or Choice(), operator if is_plain(operator) else as_operator(operator)
+    choice, target, scores = choice or Choice(), parse_target(operator), parse_target(attention)
+    if isinstance(scores, Operator):
+        check_operator(scores)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, _ConvNd | nn.Linear)}
-    names = _all_names(model)
-    choice.check_patterns([name for layer in layers.values() for name in names[layer]])
+    names, attentions = _all_names(model), _attention_modules(model, scores, choice)
+    known = layers if target is not None else {}
+    choice.check_patterns([name for layer in (known | attentions).values() for name in names[layer]])
     ends = _excluded_ends(list(layers), choice)
     bypassed = {id(child) for module in model.modules() if isinstance(module, BYPASSING) for child in module.children()}
     rows = []
     for name, layer in model.named_modules():
-        if reason := next((NO_EQUIVALENT[kind] for kind in NO_EQUIVALENT if isinstance(layer, kind)), ""):
-            shape = next((tuple(weight.shape) for weight in layer.parameters(recurse=False)), ())
-            rows.append(Row(name, _format_shape(shape), type(layer).__name__, None, reason))
-        if name not in layers:
-            continue
-        reason = _obstacle(layer, choice.also, id(layer) in bypassed) or ends.get(name, "")
-        reason = reason or choice.reason_to_skip(names[layer], layer) or _already_converted(layer, target)
-        after = None if reason else describe(layer, target)
-        rows.append(Row(name, _format_shape(_shape(layer)), describe(layer), after, reason))
+        if name in attentions and scores is not None:
+            rows.append(_attention_row(name, names[layer], layer, scores, choice))
+        elif target is not None and name in layers:
+            reason = _obstacle(layer, choice.also, id(layer) in bypassed) or ends.get(name, "")
+            reason = reason or choice.reason_to_skip(names[layer], layer) or _already_converted(layer, target)
+            after = None if reason else describe(layer, target)
+            rows.append(Row(name, _format_shape(_shape(layer)), describe(layer), after, reason))
+        elif target is not None:
+            rows.extend(_rows_without_equivalent(name, layer))
     return Conversion(tuple(rows))
+
+
+def parse_target(operator: Target) -> Target:
+    """The operator of a spec; None and "conv" stay."""
+    return operator if operator is None or is_plain(operator) else as_operator(operator)
+
+
+def _rows_without_equivalent(name: str, layer: nn.Module) -> list[Row]:
+    reason = next((NO_EQUIVALENT[kind] for kind in NO_EQUIVALENT if isinstance(layer, kind)), "")
+    shape = next((tuple(weight.shape) for weight in layer.parameters(recurse=False)), ())
+    return [Row(name, _format_shape(shape), type(layer).__name__, None, reason)] if reason else []
+
+
+def _attention_modules(model: nn.Module, scores: Target, choice: Choice) -> dict[str, nn.Module]:
+    """The attention modules that the report names: for plain scores those that are converted, and none for None."""
+    found = {name: module for name, module in model.named_modules() if is_attention(module, choice.also)}
+    if scores is None:
+        return {}
+    return {name: module for name, module in found.items() if isinstance(module, Scored) or not is_plain(scores)}
+
+
+def _attention_row(name: str, names: Sequence[str], module: nn.Module, scores: Operator | str, choice: Choice) -> Row:
+    reason = attention_obstacle(module, choice.also) or lacks_heads(module, scores)
+    reason = reason or choice.reason_to_skip(names, module)
+    if isinstance(module, Scored) and not reason:
+        reason = ALREADY if module.scores.operator == scores else ""
+    heads = head_count(module)
+    shape = "" if heads is None else f"heads: {heads}"
+    after = None if reason else describe_attention(module, scores)
+    return Row(name, shape, describe_attention(module), after, reason, is_attention=True)
 
 
 def plain_class(layer: nn.Module) -> type[nn.Module]:

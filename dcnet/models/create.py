@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from dcnet.convert import decouple
 from dcnet.fuse import fuse
 from dcnet.models.blocks import Network
 from dcnet.models.settings import Settings
@@ -63,6 +64,7 @@ def create_model(
     image_size: int | None = None,
     norm_eps: float | None = None,
     norm_momentum: float | None = None,
+    attention: Operator | str | None = None,
 ) -> Network:
     """A new network with any operator in its convolutions; on a machine with a GPU its blocks are fused, see `fuse`.
 
@@ -81,10 +83,11 @@ def create_model(
         norm_eps: epsilon of the normalization.
         norm_momentum: momentum of batch normalization, as in torch: the weight of the newest batch. With the authors'
             0.001, evaluation is meaningless for thousands of batches.
+        attention: the operator of the scores of attention, see `dcnet.decouple`; None for inner products.
     """
     # A copy: a comprehension over locals() fails in Python 3.12 under a debugger, which adds its variables to them.
     given = dict(locals())
-    del given["name"]
+    del given["name"], given["attention"]
     prefix, _, rest = name.partition(":")
     if rest and prefix in prefixes:
         network = prefixes[prefix](rest, **given)
@@ -92,6 +95,8 @@ def create_model(
         entry = networks[name]
         asked = {key: value for key, value in given.items() if value is not None}
         network = entry.build(Settings(**{**entry.defaults, **asked}))
+    if attention is not None:
+        decouple(network, attention=attention, inplace=True)
     return fuse(network) if _has_gpu() else network
 
 

@@ -47,17 +47,20 @@ class Attention(nn.Module):
     channels, or fewer, so that all have the same size.
     """
 
+    # As in timm: the scores come from scaled_dot_product_attention, so that `dcnet.decouple` can convert them.
+    fused_attn = True
+
     def __init__(self, settings: Settings, channels: int):
         super().__init__()
         most = max(1, channels // HEAD_SIZE)
-        self.heads = next(count for count in range(most, 0, -1) if channels % count == 0)
+        self.num_heads = next(count for count in range(most, 0, -1) if channels % count == 0)
         self.qkv = linear(channels, 3 * channels, bias=False, operator=settings.operator)
         for part in self.qkv.weight.detach().chunk(3):
             settings.init(part)
         self.output = token_layer(settings, channels, channels)
 
     def forward(self, input: Tensor) -> Tensor:
-        parts = self.qkv(input).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        parts = self.qkv(input).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         return self.output(self.attend(parts[0], parts[1], parts[2]).transpose(1, 2).flatten(2))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

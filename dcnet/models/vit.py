@@ -92,7 +92,7 @@ class SphereAttention(Attention):
 
     def __init__(self, settings: Settings, channels: int):
         super().__init__(settings, channels)
-        size = channels // self.heads
+        size = channels // self.num_heads
         self.scale = Scale(size, math.sqrt(size))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

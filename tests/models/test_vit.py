@@ -43,7 +43,7 @@ def test_parameters_and_heads(name: str, channels: int, heads: int) -> None:
         with torch.device("meta"):
             model = create_model(name, operator, 100)
         assert sum(parameter.numel() for parameter in model.parameters()) == expected + radii
-        found = [module.heads for module in model.modules() if isinstance(module, Attention)]
+        found = [module.num_heads for module in model.modules() if isinstance(module, Attention)]
         assert found == [heads] * 12
         assert sum(isinstance(module, Decoupled) for module in model.modules()) == (0 if operator == "conv" else 49)
     assert isinstance(model.body[-1], MeanOfTokens)
@@ -54,7 +54,7 @@ def test_heads_have_64_channels_where_possible(width: float, heads: int) -> None
     with torch.device("meta"):
         model = create_model("vit-tiny", "conv", width=width)
     assert model.num_features == round(192 * width)
-    assert model.body.block1.attention.heads == heads
+    assert model.body.block1.attention.num_heads == heads
 
 
 def test_logits_are_those_of_timm() -> None:
