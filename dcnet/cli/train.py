@@ -110,6 +110,9 @@ class RecipeOptions:
     weight_decay: Decimal = None
     """L2 decay of all parameters except unweighted decoupled filters and learned constants of operators."""
 
+    decay_weighted: Annotated[bool | None, by_recipe("{True,False}")] = None
+    """Apply --weight-decay to the filters of weighted operators."""
+
     schedule: Annotated[
         Literal["step", "plateau", "cosine", "constant"] | None, by_recipe("{step,plateau,cosine,constant}")
     ] = None

@@ -65,6 +65,7 @@ class RunConfig:
         adversary: a spec such as "fgsm" or "pgd(epsilon=8/255,steps=7)" for adversarial training.
         steps: optimizer steps; give either `steps` or `epochs`.
         weight_decay: added to the gradient, but decoupled for adamw; `dcnet.optim.param_groups` selects the parameters.
+        decay_weighted: whether the filters of weighted operators decay. Ignored for all others.
         label_smoothing: share of the label that is spread over all classes; always 0 for margins with one binary
             loss per class.
         log_floor: added to the probability inside the logarithm of the loss; always 0 with a margin.
@@ -107,6 +108,7 @@ class RunConfig:
     lr: float = 1e-3
     momentum: float = 0.9
     weight_decay: float = 0.0
+    decay_weighted: bool = True
     schedule: Schedule = field(default_factory=Cosine)
     label_smoothing: float = 0.0
     log_floor: float = 0.0
@@ -131,6 +133,8 @@ class RunConfig:
             # Reset rather than rejected, so that a recipe can be used for plain networks as well.
             for name, nothing in {"projection_every": 0, "weighted_gradients": "none", "orthonormal": 0.0}.items():
                 object.__setattr__(self, name, nothing)
+        if is_plain(spec) or not Operator.parse(spec).weighted:
+            object.__setattr__(self, "decay_weighted", True)
         for name in ("pixel_mean", "pixel_std"):
             object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
         self._check()
