@@ -173,6 +173,9 @@ class MachineOptions(options.DataOptions):
     tracker: Annotated[str | None, options.arg("NAME")] = None
     """A tracker of accelerate, such as tensorboard or wandb."""
 
+    refresh_batches: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Also evaluate with statistics of batch normalization computed anew from N training batches, for curves."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
@@ -285,6 +288,7 @@ class Command:
     def _execution(self) -> Execution:
         machine = self.machine
         options.check_at_least(1, "--checkpoint-every", machine.checkpoint_every)
+        options.check_at_least(0, "--refresh-batches", machine.refresh_batches)
         return training.Execution(
             device=machine.chosen_device(),
             compile=machine.compile,
@@ -293,6 +297,7 @@ class Command:
             workers=machine.chosen_workers(),
             checkpoint_every=machine.checkpoint_every,
             tracker=machine.tracker,
+            refresh_batches=machine.refresh_batches,
         )
 
 
