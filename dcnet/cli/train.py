@@ -75,6 +75,9 @@ class NetworkOptions:
     norm_momentum: Decimal = None
     """The weight of the newest batch in the statistics of batch normalization."""
 
+    init_variance: Decimal = None
+    """The variance of the initial weights of a filter, times its size; 1 keeps the variance without an activation."""
+
     image_size: Whole = None
     """The side of the crops from a folder of images, and of the input of a timm vision transformer."""
 
@@ -120,6 +123,9 @@ class RecipeOptions:
 
     label_smoothing: Decimal = None
     """The share of the label that is spread over all classes; margin sphereface2 does not support it."""
+
+    log_floor: Decimal = None
+    """Added to the probability inside the logarithm of the loss; without effect with a margin."""
 
     pad: Whole = None
     """Pad every side by this many pixels and crop at random."""

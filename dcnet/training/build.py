@@ -39,6 +39,7 @@ def build_model(config: RunConfig, num_classes: int, channels: int, image_size: 
         in_channels=channels,
         image_size=image_size,
         norm_momentum=config.norm_momentum,
+        init_variance=config.init_variance,
     )
     ended = network if config.margin is None else _with_head(config, network, num_classes)
     return Normalized(ended, mean, std)

@@ -56,6 +56,7 @@ class RunConfig:
         activation: see `dcnet.create_model`; None for the default of the network.
         classifier: see `dcnet.create_model`; None for the default of the network.
         norm_momentum: see `dcnet.create_model`; None for the default of the network.
+        init_variance: see `dcnet.create_model`; None for the default of the network.
         image_size: side of the crops from a folder of images; other datasets have a fixed size.
         margin: a spec such as "a-softmax(m=2)" for a head with a margin instead of the classifier.
         margin_scale: a number, "norm" or "learned"; None for the default of the margin.
@@ -94,6 +95,7 @@ class RunConfig:
     activation: str | None = None
     classifier: str | None = None
     norm_momentum: float | None = None
+    init_variance: float | None = None
     image_size: int | None = None
     margin: str | None = None
     margin_scale: float | str | None = None

@@ -115,6 +115,28 @@ def test_ablations_change_one_part_of_the_recipe():
     }
 
 
+def test_outliers_start_from_their_cell_of_table_3():
+    for name, row in (("plain_outlier", "baseline"), ("mix_outlier", "mix")):
+        outlier, cell = get_experiment(name), get_experiment("table3").cell(row, "cos, no ReLU")
+        assert outlier.cells[0].config == cell.config
+        assert {other.paper for other in outlier.cells} == {cell.paper}
+    changed = {
+        cell.row: _changed(cell.config, outlier.cells[0].config)
+        for outlier in select_experiments(["mix_outlier", "plain_outlier"])
+        for cell in outlier.cells
+    }
+    assert changed == {
+        "plain": {},
+        "no normalization, no floor, variance kept": {"norm": "none", "log_floor": 0.0, "init_variance": 1.0},
+        "decay 5e-3": {"weight_decay": 5e-3},
+        "bare fully connected layer": {"model": "cnn9-bare"},
+        "mix-cos": {},
+        "alpha 0.1": {"operator": "mix(scale=0.1)-cos"},
+        "alpha 0.01": {"operator": "mix(scale=0.01)-cos"},
+    }
+    assert get_experiment("mix_outlier").seeds == 3
+
+
 def _changed(config, base):
     given = dataclasses.asdict(base)
     return {name: value for name, value in dataclasses.asdict(config).items() if value != given[name]}
