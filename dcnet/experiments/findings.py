@@ -1,4 +1,4 @@
-"""Findings of a table: how close it is to the paper, whether rows rank as in the paper, and the winner of a contest."""
+"""Findings of a table: how close it is to the paper, its ranking, the winner of a contest, the result of a hunt."""
 
 import math
 from collections.abc import Sequence
@@ -187,10 +187,59 @@ def _chance_difference(one: CellStatus, other: CellStatus) -> float:
     return student * (pooled_deviation((one, other)) or 0.0) * math.sqrt(1 / first + 1 / second)
 
 
+@dataclass(frozen=True)
+class Nearest:
+    """The settings of a hunt that are nearest to the paper.
+
+    Attributes:
+        settings: number of compared settings.
+        by_measure: for each measure, and for "all measures", the nearest setting and its mean absolute difference.
+    """
+
+    settings: int
+    by_measure: dict[str, tuple[str, float]]
+
+    def __str__(self) -> str:
+        parts = [f'"{setting}" in {measure} ({gap:.2f})' for measure, (setting, gap) in self.by_measure.items()]
+        return f"Of {self.settings} complete settings, nearest to the paper, by mean difference: {', '.join(parts)}."
+
+    def to_json(self) -> dict[str, Any]:
+        return {"settings": self.settings, "by_measure": {name: list(found) for name, found in self.by_measure.items()}}
+
+
+def find_nearest(experiment: Experiment, statuses: Sequence[CellStatus]) -> Nearest | None:
+    """Finds the nearest settings of a hunt; returns None unless two settings are complete.
+
+    A setting without a cell in some column has there the result of the first setting.
+    """
+    if not experiment.hunt:
+        return None
+    gaps: dict[str, dict[tuple[str, str], float]] = {}
+    for one in statuses:
+        if one.cell.paper is not None:
+            setting, measure = one.cell.row.split(": ", 1)
+            gap = math.nan if one.difference is None else abs(one.difference)
+            gaps.setdefault(setting, {})[measure, one.cell.column] = gap
+    first = next(iter(gaps.values()), {})
+    whole = {setting: {**first, **own} for setting, own in gaps.items()}
+    complete = {setting: own for setting, own in whole.items() if not any(map(math.isnan, own.values()))}
+    if len(complete) < 2:
+        return None
+    measures = {"all measures": {*first}, **{name: {key for key in first if key[0] == name} for name, _ in first}}
+    return Nearest(len(complete), {name: _nearest(complete, keys) for name, keys in measures.items()})
+
+
+def _nearest(gaps: dict[str, dict[tuple[str, str], float]], keys: set[tuple[str, str]]) -> tuple[str, float]:
+    """Returns the setting with the smallest mean gap over these cells, and the mean."""
+    means = {setting: math.fsum(own[key] for key in keys) / len(keys) for setting, own in gaps.items()}
+    best = min(means, key=means.__getitem__)
+    return best, means[best]
+
+
 # A statement about a table; `str()` returns it as a sentence.
-Finding = Closeness | RowOrder | Winner
+Finding = Closeness | RowOrder | Winner | Nearest
 # The functions by the names of the findings in JSON.
-FINDINGS = {"near": find_closeness, "order": find_order, "winner": find_winner}
+FINDINGS = {"near": find_closeness, "order": find_order, "winner": find_winner, "nearest": find_nearest}
 
 
 def findings_of(experiment: Experiment, statuses: Sequence[CellStatus]) -> dict[str, Finding]:

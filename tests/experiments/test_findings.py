@@ -12,7 +12,7 @@ from scipy import stats
 
 from dcnet.cli.app import main
 from dcnet.experiments import Cell, CellStatus, Experiment, get_experiment
-from dcnet.experiments.findings import STUDENT, find_closeness, find_order, find_winner, findings_of
+from dcnet.experiments.findings import STUDENT, find_closeness, find_nearest, find_order, find_winner, findings_of
 from dcnet.experiments.reproduction import smoke_test
 
 # --- closeness to the paper ---
@@ -136,6 +136,51 @@ def test_the_order_requires_seed_noise_and_a_pair():
     assert order(*column("cos", {"a": (1.0, (1.0, 5.0)), "b": (2.0, (2.0,))})) is None
     other = CellStatus(Cell("a", "cos", small(), 1.0, metric=("evaluations", "attacks")), (1.0, 1.1), 0, 1)
     assert order(other, *column("cos", {"b": (9.0, (2.0,))})) is None
+
+
+# --- the result of a hunt ---
+
+
+def hunt(rows: dict[str, tuple[tuple[str, float | None, float | None], ...]], **about):
+    """Rows with (column, the paper's number, ours) each."""
+    statuses = [
+        CellStatus(Cell(row, column, small(), paper), () if ours is None else (ours,), 0, 1)
+        for row, cells in rows.items()
+        for column, paper, ours in cells
+    ]
+    experiment = Experiment("some", "some", tuple(one.cell for one in statuses), **{"hunt": True, **about})
+    return find_nearest(experiment, statuses)
+
+
+HUNT = {
+    "first: clean": (("a", 80.0, 90.0), ("b", 90.0, 91.0)),
+    "first: FGSM": (("a", 20.0, 10.0), ("b", 50.0, 20.0)),
+    # Only in one column: the other has the differences 10 of the first setting.
+    "next: clean": (("b", 90.0, 93.0),),
+    "next: FGSM": (("b", 50.0, 44.0),),
+    "next: source": (("a", None, 50.0),),
+    "missing: clean": (("a", 80.0, 80.0), ("b", 90.0, 90.0)),
+    "missing: FGSM": (("a", 20.0, 20.0), ("b", 50.0, None)),
+}
+
+
+def test_the_nearest_setting_by_measure():
+    found = hunt(HUNT)
+    assert found is not None
+    assert found.settings == 2
+    expected = {"all measures": ("next", 29 / 4), "clean": ("first", 5.5), "FGSM": ("next", 8.0)}
+    assert found.by_measure == {name: (best, pytest.approx(gap)) for name, (best, gap) in expected.items()}
+    assert str(found) == (
+        'Of 2 complete settings, nearest to the paper, by mean difference: "next" in all measures (7.25), "first" in '
+        'clean (5.50), "next" in FGSM (8.00).'
+    )
+    assert found.to_json()["by_measure"]["clean"] == ["first", 5.5]
+
+
+def test_a_hunt_needs_two_complete_settings():
+    assert hunt(HUNT, hunt=False) is None
+    assert hunt({name: cells for name, cells in HUNT.items() if not name.startswith("next")}) is None
+    assert hunt({**HUNT, "first: FGSM": (("a", 20.0, None), ("b", 50.0, 20.0))}) is None
 
 
 # --- the winner of a contest ---

@@ -192,6 +192,7 @@ def test_status_uses_all_seeds_by_default(tmp_path, capsys):
         (("table1", "--records", "nowhere"), "there is no folder 'nowhere'"),
         (("table1", "--collect", "/proc/nothing"), "/proc/nothing"),
         (("figure3", "--out", "/proc/nothing"), "/proc/nothing"),
+        (("table4", "--refresh-batches", "-1"), "--refresh-batches must be 0 or more, not -1"),
     ],
 )
 def test_invalid_options_give_a_one_line_error(words, problem, tmp_path, capsys):
@@ -214,7 +215,7 @@ def test_figures_are_drawn_from_records(tmp_path, capsys):
     code, seen = run_command(capsys, *words)
     assert code == 0
     assert f"figure3: {tmp_path / 'drawn' / 'figure3.png'}" in seen.out
-    assert "figure4: figure4 needs at least two records of ResNet-32: run `dcnet reproduce table4`" in seen.out
+    assert "figure4: figure4 needs at least two records of ResNet-32: run `dcnet reproduce table4 --refresh" in seen.out
     assert "figure6: figure6 needs records of features: run `dcnet train --recipe features" in seen.out
     assert [file.name for file in (tmp_path / "drawn").iterdir()] == ["figure3.png"]
 
