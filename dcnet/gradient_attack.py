@@ -159,6 +159,17 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, reduction="none")
 
 
+# The smoothing and the floor of the paper's training loss.
+SMOOTHING, FLOOR = 0.01, 1e-4
+
+
+def floored(logits: Tensor, labels: Tensor) -> Tensor:
+    """-sum_j y_j log(softmax(logits)_j + 1e-4), [N], with labels y smoothed by 0.01: the paper's training loss."""
+    logs = (logits.softmax(1) + FLOOR).log()
+    target = logs.gather(1, labels[:, None]).squeeze(1)
+    return -((1 - SMOOTHING) * target + SMOOTHING * logs.mean(1))
+
+
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
     """max_{j != y} logits_j - logits_y, [N]: its gradient does not vanish where the softmax saturates."""
     own = logits.gather(1, labels[:, None])
@@ -171,7 +182,7 @@ def is_correct(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.argmax(1) == labels) & ~logits.isnan().any(1)
 
 
-LOSSES: dict[str, Loss] = {"ce": cross_entropy, "margin": margin}
+LOSSES: dict[str, Loss] = {"ce": cross_entropy, "margin": margin, "floored": floored}
 
 
 @dataclass(frozen=True)

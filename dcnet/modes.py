@@ -1,4 +1,4 @@
-"""Modes of a network and of PyTorch: evaluation, frozen parameters, full float32 precision, search of convolutions."""
+"""Modes of a network and of PyTorch: evaluation, frozen, batch statistics, full precision, search of convolutions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +62,24 @@ def full_precision() -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+# Buffers with running statistics, of batch normalization and of relative radii.
+RUNNING = ("running_mean", "running_var", "mean_norm")
+
+
+@contextmanager
+def batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Evaluation with the statistics of each batch instead of running ones, which stay unchanged."""
+    held = [(module, name, module._buffers.get(name)) for module in model.modules() for name in RUNNING]
+    held = [(module, name, buffer) for module, name, buffer in held if buffer is not None]
+    try:
+        for module, name, _ in held:
+            module._buffers[name] = None
+        yield
+    finally:
+        for module, name, buffer in held:
+            module._buffers[name] = buffer
 
 
 def search_convolutions(all_plans: bool) -> None:

@@ -148,7 +148,9 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
     return optimizer if hasattr(optimizer, "_optimizer_step_pre_hooks") else getattr(optimizer, "optimizer", optimizer)
 
 
-def param_groups(model: nn.Module, weight_decay: float, named: bool = False) -> list[dict[str, Any]]:
+def param_groups(
+    model: nn.Module, weight_decay: float, named: bool = False, weighted: bool = True
+) -> list[dict[str, Any]]:
     """Two parameter groups for any torch optimizer: one with `weight_decay`, and one without (Section 5).
 
     Without decay: the filters of unweighted decoupled layers, whose norm has no effect; the parameters of operators
@@ -161,11 +163,12 @@ def param_groups(model: nn.Module, weight_decay: float, named: bool = False) -> 
         model: any network, with or without decoupled layers.
         weight_decay: the weight decay of the first group; the second has 0.
         named: add the names as `param_names`, which torch's optimizers keep.
+        weighted: whether the filters of weighted decoupled layers decay.
     """
     check_number("weight_decay", weight_decay, least=0)
-    computing = {id(part) for module in model.modules() for part in _exempt_parametrizations(module)}
+    computing = {id(part) for module in model.modules() for part in _exempt_parametrizations(module, weighted)}
     own = [module for module in model.modules() if id(module) not in computing]
-    decaying = {id(value) for module in own for value in _decaying(module)}
+    decaying = {id(value) for module in own for value in _decaying(module, weighted)}
     groups = []
     for decays, rate in ((True, weight_decay), (False, 0.0)):
         members = {name: value for name, value in model.named_parameters() if (id(value) in decaying) is decays}
@@ -174,26 +177,27 @@ def param_groups(model: nn.Module, weight_decay: float, named: bool = False) -> 
     return groups
 
 
-def _decaying(module: nn.Module) -> list[nn.Parameter]:
+def _decaying(module: nn.Module, weighted: bool) -> list[nn.Parameter]:
     """The parameters of the module itself, without submodules, that decay."""
     if isinstance(module, nn.PReLU | FeatureScale):
         return []
-    exempt = {name + ending for name in _exempt(module) for ending in SOURCES}
+    exempt = {name + ending for name in _exempt(module, weighted) for ending in SOURCES}
     return [value for name, value in module.named_parameters(recurse=False) if name not in exempt]
 
 
-def _exempt(module: nn.Module) -> set[str]:
+def _exempt(module: nn.Module, weighted: bool) -> set[str]:
     """The names of the parameters of a decoupled layer or of attention that do not decay."""
     if isinstance(module, DecoupledAttention):
         return set(module.operator.learned)
     if not isinstance(module, Decoupled):
         return set()
-    return {*module.operator.learned, *(() if module.norm_matters else ("weight",))}
+    decays = module.norm_matters and (weighted or not module.operator.weighted)
+    return {*module.operator.learned, *(() if decays else ("weight",))}
 
 
-def _exempt_parametrizations(module: nn.Module) -> list[nn.Module]:
+def _exempt_parametrizations(module: nn.Module, weighted: bool) -> list[nn.Module]:
     """The parametrizations, such as weight_norm, that compute a parameter that does not decay."""
-    found = [name for name in _exempt(module) if is_parametrized(module, name)]
+    found = [name for name in _exempt(module, weighted) if is_parametrized(module, name)]
     return [part for name in found for part in module.get_submodule(f"parametrizations.{name}").modules()]
 
 

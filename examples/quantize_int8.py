@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import dcnet
 from dcnet.cli.options import Parser, one_operator, run_program, whole_number, writable
-from dcnet.environment import environment
+from dcnet.environment import commit, environment
 from dcnet.export import export_onnx
 from dcnet.files import write_atomically
 
@@ -148,6 +148,7 @@ def main() -> None:
             print(f"{operator}, {name}: test accuracy {found['test_accuracy']:.2f} %, {cost}")
     record = {
         "command": "examples/quantize_int8.py",
+        "commit": commit(),
         "onnxruntime": onnxruntime.__version__,
         "environment": environment(),
         "batch": options.batch,

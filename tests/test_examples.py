@@ -33,7 +33,9 @@ def test_int8_keeps_the_accuracy_of_a_folded_network(tmp_path):
     out = tmp_path / "int8.json"
     done = run(EXAMPLES / "quantize_int8.py", "--operator", "tanh-cos", "--epochs", "2", "--out", str(out))
     assert done.returncode == 0, done.stderr
-    row = json.loads(out.read_text())["rows"]["tanh-cos"]
+    record = json.loads(out.read_text())
+    assert {"commit", "environment"} <= set(record)
+    row = record["rows"]["tanh-cos"]
     assert abs(row["int8"]["test_accuracy"] - row["float32"]["test_accuracy"]) < 3
     assert row["int8"]["bytes"] < row["float32"]["bytes"] / 2
 

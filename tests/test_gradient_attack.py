@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dcnet import gradient_attack
 from dcnet.gradient_attack import Linf, norms, register
+from dcnet.training.step import classification_loss
 
 NORMS = sorted(norms)
 
@@ -114,3 +115,19 @@ def test_each_seed_from_a_generator_differs():
 def test_as_seed_rejects_invalid_seeds(seed):
     with pytest.raises(ValueError, match="seed must be a whole number from 0"):
         gradient_attack.as_seed(seed)
+
+
+def test_the_floored_loss_by_its_formula():
+    """The loss of training, for each image, with its gradient."""
+    torch.manual_seed(0)
+    logits, labels = (4 * torch.randn(5, 7, dtype=torch.float64)).requires_grad_(), torch.randint(7, (5,))
+    found = gradient_attack.LOSSES["floored"](logits, labels)
+    expected = []
+    for row, label in zip(logits, labels, strict=True):
+        chances = row.exp() / row.exp().sum()
+        smoothed = [0.01 / 7 + (0.99 if j == label else 0.0) for j in range(7)]
+        expected.append(-sum(share * torch.log(chances[j] + 1e-4) for j, share in enumerate(smoothed)))
+    torch.testing.assert_close(found, torch.stack(expected))
+    torch.testing.assert_close(found.mean(), classification_loss(logits.float(), labels, 0.01, 1e-4).double())
+    (own,) = torch.autograd.grad(found.sum(), logits, retain_graph=True)
+    torch.testing.assert_close(own, torch.autograd.grad(sum(expected), logits)[0])

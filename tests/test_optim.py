@@ -357,6 +357,13 @@ def test_decayed_parameters_of_other_networks():
     assert names_of(nn.Linear(3, 2)) == [["weight", "bias"], []]
 
 
+def test_weighted_filters_do_not_decay_if_asked():
+    model = create_model("resnet32", "tanh-cos+linear", width=0.05)
+    unweighted = create_model("resnet32", "tanh-cos", width=0.05)
+    groups = param_groups(model, 5e-4, named=True, weighted=False)
+    assert [group["param_names"] for group in groups] == names_of(unweighted)
+
+
 def test_learned_scale_of_a_head_does_not_decay():
     """It is stored as its logarithm; decay would pull the scale to 1, where classes can hardly be separated."""
     assert names_of(dcnet.losses.MarginSoftmax(4, 3, scale="learned")) == [["weight"], ["scale.log"]]

@@ -68,11 +68,17 @@ class Command(options.DeviceOption, options.JsonOption):
     compile: bool = False
     """Use torch.compile, which pays off in long runs on a GPU."""
 
+    refresh_batches: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Also evaluate with statistics of batch normalization computed anew from N training batches, for curves."""
+
     def prepare(self) -> Callable[[], int]:
         options.check_at_least(1, "--seeds", self.seeds)
         options.check_new_runs_folder(self.runs)
         device = self.chosen_device()
-        execution = training.Execution(device=device, compile=self.compile, data_dir=self.data_dir)
+        options.check_at_least(0, "--refresh-batches", self.refresh_batches)
+        execution = training.Execution(
+            device=device, compile=self.compile, data_dir=self.data_dir, refresh_batches=self.refresh_batches
+        )
         tables = [name for name in self.names if not name.startswith("figure")]
         work = experiments.reproduction.Reproduction(
             tables,

@@ -75,6 +75,9 @@ class NetworkOptions:
     norm_momentum: Decimal = None
     """The weight of the newest batch in the statistics of batch normalization."""
 
+    init_variance: Decimal = None
+    """The variance of the initial weights of a filter, times its size; 1 keeps the variance without an activation."""
+
     image_size: Whole = None
     """The side of the crops from a folder of images, and of the input of a timm vision transformer."""
 
@@ -110,6 +113,9 @@ class RecipeOptions:
     weight_decay: Decimal = None
     """L2 decay of all parameters except unweighted decoupled filters and learned constants of operators."""
 
+    decay_weighted: Annotated[bool | None, by_recipe("{True,False}")] = None
+    """Apply --weight-decay to the filters of weighted operators."""
+
     schedule: Annotated[
         Literal["step", "plateau", "cosine", "constant"] | None, by_recipe("{step,plateau,cosine,constant}")
     ] = None
@@ -117,6 +123,9 @@ class RecipeOptions:
 
     label_smoothing: Decimal = None
     """The share of the label that is spread over all classes; margin sphereface2 does not support it."""
+
+    log_floor: Decimal = None
+    """Added to the probability inside the logarithm of the loss; without effect with a margin."""
 
     pad: Whole = None
     """Pad every side by this many pixels and crop at random."""
@@ -169,6 +178,9 @@ class MachineOptions(options.DataOptions):
 
     tracker: Annotated[str | None, options.arg("NAME")] = None
     """A tracker of accelerate, such as tensorboard or wandb."""
+
+    refresh_batches: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Also evaluate with statistics of batch normalization computed anew from N training batches, for curves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,6 +294,7 @@ class Command:
     def _execution(self) -> Execution:
         machine = self.machine
         options.check_at_least(1, "--checkpoint-every", machine.checkpoint_every)
+        options.check_at_least(0, "--refresh-batches", machine.refresh_batches)
         return training.Execution(
             device=machine.chosen_device(),
             compile=machine.compile,
@@ -290,6 +303,7 @@ class Command:
             workers=machine.chosen_workers(),
             checkpoint_every=machine.checkpoint_every,
             tracker=machine.tracker,
+            refresh_batches=machine.refresh_batches,
         )
 
 

@@ -66,6 +66,7 @@ class Experiment:
         seeds: default number of runs per cell.
         higher_is_better: whether larger numbers are better.
         contest: whether the rows, with one cell each, compete for the best result.
+        hunt: whether rows, named "setting: measure", compete for the smallest difference from the paper.
         not_run: why the experiment is not run by default, in one sentence.
         possible: a function of the data folder that tells whether the experiment can be run nevertheless.
         notes: sentences shown below the table.
@@ -78,6 +79,7 @@ class Experiment:
     seeds: int = 1
     higher_is_better: bool = False
     contest: bool = False
+    hunt: bool = False
     not_run: str | None = None
     possible: Callable[[Path | None], bool] | None = None
     notes: tuple[str, ...] = ()
@@ -152,7 +154,10 @@ def paper_grid(
 
 
 experiments: Registry[Callable[[], Experiment]] = Registry(
-    "an experiment", discover="dcnet.experiments.catalogue", extra=lambda: ["all"]
+    "an experiment",
+    discover="dcnet.experiments.catalogue",
+    normalize=lambda name: name.replace("-", "_"),
+    extra=lambda: ["all"],
 )
 
 
@@ -186,7 +191,7 @@ def get_experiment(name: str) -> Experiment:
 
 def select_experiments(names: Iterable[str]) -> list[Experiment]:
     """Returns the experiments of these names without duplicates; "all" selects every one, tables of the paper first."""
-    given = [name for name in dict.fromkeys(names) if name == "all" or experiments.canonical(name)]
+    given = list(dict.fromkeys(name if name == "all" else experiments.canonical(name) for name in names))
     if "all" in given:
         given = sorted(experiments, key=lambda name: (not name.startswith("table"), name))
     return [get_experiment(name) for name in given]

@@ -1,4 +1,4 @@
-"""Findings of a table: how close it is to the paper, whether rows rank as in the paper, and the winner of a contest."""
+"""Findings of a table: how close it is to the paper, its ranking, the winner of a contest, the result of a hunt."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any
 from dcnet.experiments.experiment import ERROR, NOT_CONVERGED, Experiment
 from dcnet.experiments.status import DIGITS, CellStatus, pooled_deviation
 
-# In percentage points; a result that is worse by more hardly comes from the same setup.
+# In percentage points; a result that differs by more hardly comes from the same setup.
 FAR = 1.0
 # The largest number of cells that a sentence lists.
 MAX_NAMED = 3
@@ -19,50 +19,71 @@ SEED_NOISE = 2 * math.sqrt(2)
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
 
+# Row and column of a cell, and its difference from the paper; None if one of the two runs did not converge.
+Place = tuple[str, str, float | None]
+
+
 @dataclass(frozen=True)
 class Closeness:
-    """How many cells are close to the paper.
+    """How many cells are close to the paper, on either side.
 
     Attributes:
         cells: number of cells with both a result and the paper's number.
-        behind: row, column and difference of cells that are worse than the paper by more than `FAR`; the difference is
-            None if our run diverged.
+        better: cells that are better than the paper by more than `FAR`, or converged only here.
+        worse: cells that are worse than the paper by more than `FAR`, or converged only in the paper.
     """
 
     cells: int
-    behind: tuple[tuple[str, str, float | None], ...]
+    better: tuple[Place, ...] = ()
+    worse: tuple[Place, ...] = ()
+
+    @property
+    def near(self) -> int:
+        """The number of cells within `FAR` of the paper."""
+        return self.cells - len(self.better) - len(self.worse)
 
     def __str__(self) -> str:
-        close = self.cells - len(self.behind)
-        verb = "is" if close == 1 else "are"
-        text = f"{close} of {self.cells} compared cells {verb} within {FAR:.2f} of the paper or better"
-        if not 0 < len(self.behind) <= MAX_NAMED:
-            return f"{text}."
-        return f"{text}; not {'; '.join(_name_cell(*cell) for cell in self.behind)}."
+        text = f"{self.near} of {self.cells} compared cells {_is(self.near)} within {FAR:.2f} of the paper"
+        apart = {"better": (self.better, "converges only here"), "worse": (self.worse, NOT_CONVERGED)}
+        parts = [_describe_apart(how, cells, lacking) for how, (cells, lacking) in apart.items() if cells]
+        return "; ".join([text, *parts]) + "."
 
     def to_json(self) -> dict[str, Any]:
-        return {"within": FAR, "cells": self.cells, "behind": [list(cell) for cell in self.behind]}
+        apart = {name: [list(cell) for cell in getattr(self, name)] for name in ("better", "worse")}
+        return {"within": FAR, "cells": self.cells, "near": self.near, **apart}
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _describe_apart(how: str, cells: Sequence[Place], lacking: str) -> str:
+    """Describes the cells that are better or worse; `lacking` replaces the difference if there is none."""
+    text = f"{len(cells)} {_is(len(cells))} {how} by more"
+    if len(cells) > MAX_NAMED:
+        return text
+    differences = [lacking if difference is None else f"{difference:+.2f}" for _, _, difference in cells]
+    names = [f"{row} in {column} ({shown})" for (row, column, _), shown in zip(cells, differences, strict=True)]
+    return f"{text}: {', '.join(names)}"
 
 
 def find_closeness(experiment: Experiment, statuses: Sequence[CellStatus]) -> Closeness | None:
     """Compares the cells with the paper; returns None if no cell has both a result and the paper's number."""
     compared = [one for one in statuses if one.cell.paper is not None and (one.values or one.diverged)]
-    behind = tuple(
-        (one.cell.row, one.cell.column, one.difference)
-        for one in compared
-        if _is_behind(one, experiment.higher_is_better)
+    gains = [(one, _gain(one, experiment.higher_is_better)) for one in compared]
+    better, worse = (
+        tuple((one.cell.row, one.cell.column, one.difference) for one, gain in gains if sign * gain > FAR)
+        for sign in (1, -1)
     )
-    return Closeness(len(compared), behind) if compared else None
+    return Closeness(len(compared), better, worse) if compared else None
 
 
-def _is_behind(status: CellStatus, higher_is_better: bool) -> bool:
-    """Whether a cell is worse than the paper by more than `FAR`; never if the paper's run did not converge."""
-    misses = status.misses_by(higher_is_better)
-    return status.cell.paper != NOT_CONVERGED and (misses is None or misses > FAR)
-
-
-def _name_cell(row: str, column: str, difference: float | None) -> str:
-    return f"{row} in {column} ({NOT_CONVERGED if difference is None else f'{difference:+.2f}'})"
+def _gain(status: CellStatus, higher_is_better: bool) -> float:
+    """Returns how much better our result is than the paper's; infinite if only one of the two runs converged."""
+    if status.difference is not None:
+        return status.difference if higher_is_better else -status.difference
+    ours, papers = bool(status.values), status.cell.paper != NOT_CONVERGED
+    return 0.0 if ours == papers else math.inf if ours else -math.inf
 
 
 @dataclass(frozen=True)
@@ -166,10 +187,59 @@ def _chance_difference(one: CellStatus, other: CellStatus) -> float:
     return student * (pooled_deviation((one, other)) or 0.0) * math.sqrt(1 / first + 1 / second)
 
 
+@dataclass(frozen=True)
+class Nearest:
+    """The settings of a hunt that are nearest to the paper.
+
+    Attributes:
+        settings: number of compared settings.
+        by_measure: for each measure, and for "all measures", the nearest setting and its mean absolute difference.
+    """
+
+    settings: int
+    by_measure: dict[str, tuple[str, float]]
+
+    def __str__(self) -> str:
+        parts = [f'"{setting}" in {measure} ({gap:.2f})' for measure, (setting, gap) in self.by_measure.items()]
+        return f"Of {self.settings} complete settings, nearest to the paper, by mean difference: {', '.join(parts)}."
+
+    def to_json(self) -> dict[str, Any]:
+        return {"settings": self.settings, "by_measure": {name: list(found) for name, found in self.by_measure.items()}}
+
+
+def find_nearest(experiment: Experiment, statuses: Sequence[CellStatus]) -> Nearest | None:
+    """Finds the nearest settings of a hunt; returns None unless two settings are complete.
+
+    A setting without a cell in some column has there the result of the first setting.
+    """
+    if not experiment.hunt:
+        return None
+    gaps: dict[str, dict[tuple[str, str], float]] = {}
+    for one in statuses:
+        if one.cell.paper is not None:
+            setting, measure = one.cell.row.split(": ", 1)
+            gap = math.nan if one.difference is None else abs(one.difference)
+            gaps.setdefault(setting, {})[measure, one.cell.column] = gap
+    first = next(iter(gaps.values()), {})
+    whole = {setting: {**first, **own} for setting, own in gaps.items()}
+    complete = {setting: own for setting, own in whole.items() if not any(map(math.isnan, own.values()))}
+    if len(complete) < 2:
+        return None
+    measures = {"all measures": {*first}, **{name: {key for key in first if key[0] == name} for name, _ in first}}
+    return Nearest(len(complete), {name: _nearest(complete, keys) for name, keys in measures.items()})
+
+
+def _nearest(gaps: dict[str, dict[tuple[str, str], float]], keys: set[tuple[str, str]]) -> tuple[str, float]:
+    """Returns the setting with the smallest mean gap over these cells, and the mean."""
+    means = {setting: math.fsum(own[key] for key in keys) / len(keys) for setting, own in gaps.items()}
+    best = min(means, key=means.__getitem__)
+    return best, means[best]
+
+
 # A statement about a table; `str()` returns it as a sentence.
-Finding = Closeness | RowOrder | Winner
+Finding = Closeness | RowOrder | Winner | Nearest
 # The functions by the names of the findings in JSON.
-FINDINGS = {"near": find_closeness, "order": find_order, "winner": find_winner}
+FINDINGS = {"near": find_closeness, "order": find_order, "winner": find_winner, "nearest": find_nearest}
 
 
 def findings_of(experiment: Experiment, statuses: Sequence[CellStatus]) -> dict[str, Finding]:

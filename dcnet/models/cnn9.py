@@ -1,6 +1,7 @@
 """Plain CNN-9: three stages of three convolutions, each followed by pooling, and a fully connected layer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -23,7 +24,19 @@ def cnn9_small(settings: Settings) -> Network:
     return _plain(settings, (32, 64, 128), 256)
 
 
-def _plain(settings: Settings, counts: Sequence[int], features: int) -> Network:
+@register("cnn9-bare", classifier_bias=True)
+def cnn9_bare(settings: Settings) -> Network:
+    """Plain CNN-9 whose fully connected layer has no normalization and activation."""
+    return _plain(settings, (64, 128, 256), 512, bare=True)
+
+
+@register("cnn9-small-bare", classifier_bias=True)
+def cnn9_small_bare(settings: Settings) -> Network:
+    """CNN-9 for attacks whose fully connected layer has no normalization and activation."""
+    return _plain(settings, (32, 64, 128), 256, bare=True)
+
+
+def _plain(settings: Settings, counts: Sequence[int], features: int, bare: bool = False) -> Network:
     side = settings.image_size // 2 ** len(counts)
     if side == 0:
         raise ValueError(f"image_size must be {2 ** len(counts)} or more, not {settings.image_size}")
@@ -32,7 +45,8 @@ def _plain(settings: Settings, counts: Sequence[int], features: int) -> Network:
     stages = {f"conv{i + 1}": _stage(settings, sources[i], width) for i, width in enumerate(widths)}
     flat, num_features = widths[-1] * side * side, settings.channels(features)
     flatten = Flatten(flat, settings.image_size)
-    body = sequence(**stages, flatten=flatten, dense=dense_layer(settings, flat, num_features))
+    dense = dense_layer(replace(settings, norm="none", activation="none") if bare else settings, flat, num_features)
+    body = sequence(**stages, flatten=flatten, dense=dense)
     return Network(settings, body, num_features)
 
 

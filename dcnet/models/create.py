@@ -65,6 +65,7 @@ def create_model(
     norm_eps: float | None = None,
     norm_momentum: float | None = None,
     attention: Operator | str | None = None,
+    init_variance: float | None = None,
 ) -> Network:
     """A new network with any operator in its convolutions; on a machine with a GPU its blocks are fused, see `fuse`.
 
@@ -84,6 +85,8 @@ def create_model(
         norm_momentum: momentum of batch normalization, as in torch: the weight of the newest batch. With the authors'
             0.001, evaluation is meaningless for thousands of batches.
         attention: the operator of the scores of attention, see `dcnet.decouple`; None for inner products.
+        init_variance: v for initial weights from N(0, v / (k * k * c_in)). Layers keep the variance with v = 2 if ReLU
+            follows, and with v = 1 without an activation.
     """
     # A copy: a comprehension over locals() fails in Python 3.12 under a debugger, which adds its variables to them.
     given = dict(locals())

@@ -31,6 +31,11 @@ def he_normal_(weight: Tensor) -> Tensor:
     return nn.init.normal_(weight, std=math.sqrt(2 / weight[0].numel()))
 
 
+def scaled_normal(variance: float) -> Initializer:
+    """Returns a function that fills the filters from N(0, variance / (k * k * c_in))."""
+    return lambda weight: nn.init.normal_(weight, std=math.sqrt(variance / weight[0].numel()))
+
+
 def small_normal_(weight: Tensor) -> Tensor:
     """Fills the filters from N(0, 0.01^2)."""
     return nn.init.normal_(weight, std=SMALL_DEVIATION)
@@ -53,8 +58,8 @@ class Settings:
     """Everything about a network except its structure.
 
     `init` initializes the weights of all layers except the two convolutions of a residual unit, for which there is
-    `unit_init`. With norm_eps=None, the normalization has its own epsilon, see NORM_EPS. `classifier_bias` says whether
-    a linear classifier has a bias.
+    `unit_init`; `init_variance` replaces both, see `scaled_normal`. With norm_eps=None, the normalization has its own
+    epsilon, see NORM_EPS. `classifier_bias` says whether a linear classifier has a bias.
     """
 
     operator: Operator | str = "tanh-cos"
@@ -70,6 +75,7 @@ class Settings:
     init: Initializer = he_normal_
     unit_init: Initializer = he_normal_
     classifier_bias: bool = False
+    init_variance: float | None = None
 
     def __post_init__(self) -> None:
         if not is_plain(self.operator):
@@ -84,6 +90,10 @@ class Settings:
         if self.norm_eps is not None:
             check_number("norm_eps", self.norm_eps, above=0)
         check_number("norm_momentum", self.norm_momentum, above=0, most=1)
+        if self.init_variance is not None:
+            check_number("init_variance", self.init_variance, above=0)
+            for name in ("init", "unit_init"):
+                object.__setattr__(self, name, scaled_normal(self.init_variance))
 
     def channels(self, count: int) -> int:
         """The number of channels for a layer with `count` channels at width 1."""

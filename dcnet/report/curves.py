@@ -122,9 +122,13 @@ class Curve:
 
 
 def run_curves(records: Sequence[Record], metric: Metric = "error") -> Figure:
-    """Draws test error or accuracy, training loss and learning rate, with mean and range over seeds."""
+    """Draws test error or accuracy, training loss and learning rate, with mean and range over seeds.
+
+    If all runs were also evaluated with refreshed statistics, draws these evaluations instead of the usual ones.
+    """
     groups = list(group_by_seed(records).values())
-    tests = [mean_curve(group, f"test_{metric}") for group in groups]
+    refreshed = all(is_refreshed(record) for record in records)
+    tests = [mean_curve(group, f"{'refreshed' if refreshed else 'test'}_{metric}") for group in groups]
     losses = [mean_curve(group, "train_loss") for group in groups]
     figure = Figure(figsize=(8.5, 8.5), layout="constrained")
     test, loss, rate = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.3))
@@ -134,7 +138,7 @@ def run_curves(records: Sequence[Record], metric: Metric = "error") -> Figure:
     _show_late(test, tests, metric)
     _scale(loss, losses, least=1e-12)
     _draw_rates(rate, groups)
-    test.set_ylabel(f"test {metric}, %")
+    test.set_ylabel(f"test {metric}, %" + ("\n(refreshed statistics)" if refreshed else ""))
     loss.set_ylabel("training loss")
     rate.set(ylabel="learning rate", xlabel="epoch")
     for axes in (test, loss, rate):
@@ -143,12 +147,29 @@ def run_curves(records: Sequence[Record], metric: Metric = "error") -> Figure:
     return figure
 
 
+def is_refreshed(record: Record) -> bool:
+    """Whether the run was evaluated with refreshed statistics at every point."""
+    values = record.curves.refreshed_accuracy
+    return bool(values) and None not in values
+
+
+def figure4_records(records: Iterable[Record]) -> list[Record]:
+    """Returns the records that Figure 4 shows: those with refreshed statistics if there are two or more.
+
+    With the momentum of the paper's recipe, the running statistics lag behind training, and usual evaluations say
+    little before the first drop of the learning rate.
+    """
+    found = [record for record in records if record.curves.step]
+    refreshed = [record for record in found if is_refreshed(record)]
+    return refreshed if len(group_by_seed(refreshed)) > 1 else found
+
+
 def mean_curve(members: Iterable[Record], name: str, by: Literal["epoch", "step"] = "epoch") -> Curve:
     """Returns the mean, at each point, of the finite values of the runs that reached it.
 
     Args:
         members: runs that differ only in the seed.
-        name: the name of a curve in the records, or "test_error".
+        name: the name of a curve in the records, "test_error" or "refreshed_error".
         by: what the curve is a function of.
     """
     found: dict[float, list[float]] = {}
@@ -161,8 +182,9 @@ def mean_curve(members: Iterable[Record], name: str, by: Literal["epoch", "step"
 
 
 def _values(record: Record, name: str) -> list[float | None]:
-    if name == "test_error":
-        return [None if value is None else 100 - value for value in record.curves.test_accuracy]
+    if name.endswith("_error"):
+        accuracies = _values(record, name.replace("_error", "_accuracy"))
+        return [None if value is None else 100 - value for value in accuracies]
     values: list[float | None] = getattr(record.curves, name)
     return values
 

@@ -8,14 +8,15 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from dcnet.experiments import get_experiment
-from dcnet.experiments.status import RecordIndex
+from dcnet.experiments.status import RecordIndex, cell_records
 from dcnet.operator import is_plain
 from dcnet.registry import unknown_name
-from dcnet.report.curves import run_curves
+from dcnet.report.curves import figure4_records, run_curves
 from dcnet.report.feature_plots import feature_plots
 from dcnet.report.features import Features, features_in
 from dcnet.report.operator_plots import geometry, operator_curves
 from dcnet.report.page import Sources as Records
+from dcnet.training import Record
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,17 @@ def figure3(sources: Sources) -> Figure:
 @register
 def figure4(sources: Sources) -> Figure:
     """Draws the convergence of ResNet-32 on CIFAR-100, plain and decoupled."""
-    cells = [cell for cell in get_experiment("table4").cells if cell.config is not None]
-    found = [record for cell in cells for config in cell.configs(1) if (record := sources.known.record(config))]
-    if len(found) < 2:
-        raise ValueError("figure4 needs at least two records of ResNet-32: run `dcnet reproduce table4`")
-    return run_curves(found)
+    drawn = convergence_records(sources.known)
+    if len(drawn) < 2:
+        raise ValueError(
+            "figure4 needs at least two records of ResNet-32: run `dcnet reproduce table4 --refresh-batches 20`"
+        )
+    return run_curves(drawn)
+
+
+def convergence_records(known: RecordIndex) -> list[Record]:
+    """Returns the records that Figure 4 shows, of all seeds."""
+    return figure4_records(one for _, records in cell_records(get_experiment("table4"), known) for one in records)
 
 
 @register

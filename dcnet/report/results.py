@@ -14,12 +14,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from dcnet.experiments import experiments
+from dcnet.experiments.status import RecordIndex
 from dcnet.files import write_atomically
 from dcnet.registry import unknown_name
 from dcnet.report import feature_plots, listing, network_tables, speed_tables, twin_tables
 from dcnet.report.curves import run_curves
 from dcnet.report.drawing import DPI
 from dcnet.report.experiment_tables import docs_table
+from dcnet.report.figures import convergence_records
 from dcnet.report.operator_plots import geometry, margin_curves, operator_curves
 from dcnet.report.speed_plots import benchmark_plot
 from dcnet.table import Table
@@ -147,6 +149,8 @@ def pictures() -> Iterator[tuple[str, Figure]]:
     digits = sorted((RESULTS / "digits").glob("*.json"))
     if digits:
         yield "curves.png", run_curves([read_record(file) for file in digits])
+    if converging := convergence_records(RecordIndex(RESULTS / "no runs", [RESULTS])):
+        yield "figure4.png", run_curves(converging)
     for name, record in BENCHMARKS.items():
         file = RESULTS / f"{record}.json"
         if file.exists():

@@ -153,7 +153,8 @@ class GradientAttack(Attack):
 
     Attributes:
         norm: "linf" or "l2".
-        loss: what to maximize: "ce" is the cross entropy, "margin" the highest other logit minus that of the label.
+        loss: what to maximize: "ce" is the cross entropy, "margin" the highest other logit minus that of the label,
+            "floored" the training loss of the paper, with smoothed labels and a floor inside the logarithm.
         steps: the number of steps.
         step: the length of a step; None for reach * epsilon / steps, where the reach of bim is 2 and that of pgd 2.5.
         restarts: the number of starts; later ones attack the images that the network still classifies correctly.

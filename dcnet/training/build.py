@@ -39,6 +39,7 @@ def build_model(config: RunConfig, num_classes: int, channels: int, image_size: 
         in_channels=channels,
         image_size=image_size,
         norm_momentum=config.norm_momentum,
+        init_variance=config.init_variance,
     )
     ended = network if config.margin is None else _with_head(config, network, num_classes)
     return Normalized(ended, mean, std)
@@ -84,7 +85,7 @@ def _with_head(config: RunConfig, network: Network, num_classes: int) -> MarginN
 
 def build_optimizer(config: RunConfig, model: nn.Module, device: torch.device, sharded: bool = False) -> Optimizer:
     """Builds a fused optimizer, which can skip steps with non-finite gradients; SGD of sharded weights is not fused."""
-    groups = param_groups(model, config.weight_decay)
+    groups = param_groups(model, config.weight_decay, weighted=config.decay_weighted)
     groups = [group for group in groups if group["params"]]
     on_gpu = device.type == "cuda"
     # A tensor, so that a captured step reads the current learning rate.

@@ -56,6 +56,7 @@ class RunConfig:
         activation: see `dcnet.create_model`; None for the default of the network.
         classifier: see `dcnet.create_model`; None for the default of the network.
         norm_momentum: see `dcnet.create_model`; None for the default of the network.
+        init_variance: see `dcnet.create_model`; None for the default of the network.
         image_size: side of the crops from a folder of images; other datasets have a fixed size.
         margin: a spec such as "a-softmax(m=2)" for a head with a margin instead of the classifier.
         margin_scale: a number, "norm" or "learned"; None for the default of the margin.
@@ -65,6 +66,7 @@ class RunConfig:
         adversary: a spec such as "fgsm" or "pgd(epsilon=8/255,steps=7)" for adversarial training.
         steps: optimizer steps; give either `steps` or `epochs`.
         weight_decay: added to the gradient, but decoupled for adamw; `dcnet.optim.param_groups` selects the parameters.
+        decay_weighted: whether the filters of weighted operators decay. Ignored for all others.
         label_smoothing: share of the label that is spread over all classes; always 0 for margins with one binary
             loss per class.
         log_floor: added to the probability inside the logarithm of the loss; always 0 with a margin.
@@ -93,6 +95,7 @@ class RunConfig:
     activation: str | None = None
     classifier: str | None = None
     norm_momentum: float | None = None
+    init_variance: float | None = None
     image_size: int | None = None
     margin: str | None = None
     margin_scale: float | str | None = None
@@ -107,6 +110,7 @@ class RunConfig:
     lr: float = 1e-3
     momentum: float = 0.9
     weight_decay: float = 0.0
+    decay_weighted: bool = True
     schedule: Schedule = field(default_factory=Cosine)
     label_smoothing: float = 0.0
     log_floor: float = 0.0
@@ -131,6 +135,8 @@ class RunConfig:
             # Reset rather than rejected, so that a recipe can be used for plain networks as well.
             for name, nothing in {"projection_every": 0, "weighted_gradients": "none", "orthonormal": 0.0}.items():
                 object.__setattr__(self, name, nothing)
+        if is_plain(spec) or not Operator.parse(spec).weighted:
+            object.__setattr__(self, "decay_weighted", True)
         for name in ("pixel_mean", "pixel_std"):
             object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
         self._check()

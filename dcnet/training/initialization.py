@@ -3,7 +3,8 @@
 import dataclasses
 import pickle
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -222,15 +223,60 @@ def init_batch_norm_(model: nn.Module, forward: Callable[[], object]) -> None:
     if not layers:
         return
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with _newest_batch_only(layers):
+        forward()
+    _restore(model, layers, before)
+
+
+@contextmanager
+def _newest_batch_only(layers: list[_BatchNorm]) -> Iterator[None]:
+    """Makes batch normalizations set their running statistics to those of the newest batch."""
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
         layer.momentum = 1.0
     try:
-        forward()
+        yield
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
-    _restore(model, layers, before)
+
+
+@contextmanager
+def refreshed_statistics(model: nn.Module, forward: Callable[[int], object], batches: int) -> Iterator[None]:
+    """Replaces running statistics, inside of the context, by their means over batches; then restores all buffers.
+
+    Running statistics lag behind training: with a momentum of 0.001, by thousands of steps. This concerns batch
+    normalization and running mean norms.
+
+    Args:
+        model: the network, in training mode.
+        forward: runs a batch through the network, given its number.
+        batches: number of batches.
+    """
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        _refresh_(model, forward, batches)
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(before[name])
+
+
+@torch.no_grad()
+def _refresh_(model: nn.Module, forward: Callable[[int], object], batches: int) -> None:
+    layers = _batch_norms(model)
+    running = [getattr(layer, name) for layer in layers for name in KEPT] + _mean_norms(model)
+    if not running:
+        return
+    sums = [torch.zeros_like(value) for value in running]
+    with _newest_batch_only(layers):
+        for batch in range(batches):
+            reset_mean_norms_(model)
+            forward(batch)
+            torch._foreach_add_(sums, running)
+    for value, total in zip(running, sums, strict=True):
+        value.copy_(total / batches)
 
 
 def reset_batch_norm_(model: nn.Module) -> None:
@@ -246,9 +292,13 @@ def reset_batch_norm_(model: nn.Module) -> None:
 @torch.no_grad()
 def reset_mean_norms_(model: nn.Module) -> None:
     """Makes every running mean norm start again with the next training batch, after the operator has changed."""
-    for layer in model.modules():
-        if isinstance(layer, Decoupled) and layer.operator.decay is not None:
-            layer.get_buffer("mean_norm").zero_()
+    for mean in _mean_norms(model):
+        mean.zero_()
+
+
+def _mean_norms(model: nn.Module) -> list[Tensor]:
+    layers = [layer for layer in model.modules() if isinstance(layer, Decoupled)]
+    return [layer.get_buffer("mean_norm") for layer in layers if layer.operator.decay is not None]
 
 
 def _batch_norms(model: nn.Module) -> list[_BatchNorm]:

@@ -195,7 +195,7 @@ def finetune() -> RunConfig:
 
 # Options of `dcnet train` by config field; most have the name of the field.
 _OWN_NAMES = {"operator": "--operators", "seed": "--seeds"}
-_NOT_OPTIONS = ("recipe", "augmentation", "schedule", "pixel_mean", "pixel_std", "log_floor", "data", "network")
+_NOT_OPTIONS = ("recipe", "augmentation", "schedule", "pixel_mean", "pixel_std", "data", "network")
 OPTIONS = {
     declared.name: _OWN_NAMES.get(declared.name, "--" + declared.name.replace("_", "-"))
     for declared in dataclasses.fields(RunConfig)
@@ -255,6 +255,8 @@ def _check_effect(config: RunConfig, asked: dict[str, Any]) -> None:
         raise ValueError(
             f"margin {config.margin!r} does not support label_smoothing (got {smoothing!r}): omit one of them"
         )
+    if (floor := asked.get("log_floor")) and not config.log_floor:
+        raise ValueError(f"margin {config.margin!r} has no log_floor (got {floor!r}): omit one of them")
     if asked.get("momentum") is not None and config.optimizer != "sgd":
         raise ValueError(f"optimizer {config.optimizer!r} has no momentum (got {config.momentum}): omit it, or use sgd")
     if asked.get("norm_momentum") is not None and config.norm not in (None, "batch"):

@@ -70,7 +70,7 @@ def _to_json(value: Any) -> Any:
 
 @dataclass(kw_only=True)
 class Point:
-    """One evaluation during training."""
+    """One evaluation during training; `refreshed_accuracy` is the test accuracy with refreshed statistics, if any."""
 
     step: int
     epoch: float
@@ -80,11 +80,15 @@ class Point:
     test_loss: float
     test_accuracy: float
     seconds: float
+    refreshed_accuracy: float | None = None
 
 
 @dataclass(kw_only=True)
 class Curves(Values):
-    """Lists with one value per evaluation during training; None for a value that was not finite."""
+    """Lists with one value per evaluation during training; None for a value that was not finite or not measured.
+
+    `refreshed_accuracy` is empty if the statistics were never refreshed.
+    """
 
     step: list[int] = field(default_factory=list)
     epoch: list[float] = field(default_factory=list)
@@ -94,10 +98,17 @@ class Curves(Values):
     test_loss: list[float | None] = field(default_factory=list)
     test_accuracy: list[float | None] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    refreshed_accuracy: list[float | None] = field(default_factory=list)
 
     def add(self, point: Point) -> None:
         """Appends an evaluation."""
-        for name, value in vars(point).items():
+        values = dict(vars(point))
+        refreshed = values.pop("refreshed_accuracy")
+        if refreshed is not None or self.refreshed_accuracy:
+            # A run may be resumed with the other setting.
+            self.refreshed_accuracy += [None] * (len(self) - len(self.refreshed_accuracy))
+            self.refreshed_accuracy.append(None if refreshed is None else finite(refreshed))
+        for name, value in values.items():
             getattr(self, name).append(finite(value))
 
     def __len__(self) -> int:
@@ -335,7 +346,7 @@ CHECKS: tuple[tuple[Check, str, str], ...] = (
     (
         _list_of(_or_none(is_number)),
         "numbers, or null",
-        "curves.train_loss curves.train_accuracy curves.test_loss curves.test_accuracy",
+        "curves.train_loss curves.train_accuracy curves.test_loss curves.test_accuracy curves.refreshed_accuracy",
     ),
 )
 
@@ -363,7 +374,11 @@ def _values(inside: Any, path: list[str], before: str = "") -> Iterator[tuple[st
 
 
 def _problem_of_curves(curves: Mapping[str, Any]) -> str | None:
-    lengths = {len(values) for name, values in curves.items() if name in Curves.names()}
+    lengths = {
+        len(values)
+        for name, values in curves.items()
+        if name in Curves.names() and (values or name != "refreshed_accuracy")
+    }
     if len(lengths) > 1:
         return f"its curves have {min(lengths)} to {max(lengths)} values: expected the same number"
     if curves.get("step") and "test_accuracy" not in curves:

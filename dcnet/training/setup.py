@@ -35,6 +35,7 @@ from dcnet.training.initialization import (
     Loaded,
     build_pretrained,
     init_batch_norm_,
+    refreshed_statistics,
     reset_batch_norm_,
     reset_mean_norms_,
 )
@@ -61,6 +62,8 @@ class Execution:
         checkpoint_every: steps between checkpoints; None to save at the first evaluation after `checkpoint_seconds`.
         checkpoint_seconds: least seconds between checkpoints, if `checkpoint_every` is None.
         tracker: one of accelerate's trackers, such as "tensorboard".
+        refresh_batches: also evaluate with running statistics that are computed anew from this many training batches;
+            0 for no such evaluation. Training and its results stay the same.
     """
 
     device: str = "auto"
@@ -71,6 +74,7 @@ class Execution:
     checkpoint_every: int | None = None
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     tracker: str | None = None
+    refresh_batches: int = 0
 
 
 def make_accelerator(config: RunConfig, execution: Execution, folder: Path) -> Accelerator:
@@ -210,12 +214,13 @@ class Setup:
     def init_statistics(self) -> None:
         """Initializes the running statistics of a new network with the first batch."""
 
-        def forward() -> None:
-            torch.manual_seed(self.config.seed)
-            with self.accelerator.autocast():
-                self.model(self.source.images(0))
+        init_batch_norm_(self.model, lambda: self._forward(0))
 
-        init_batch_norm_(self.model, forward)
+    def _forward(self, step: int) -> None:
+        """Runs the training batch of a step through the network."""
+        torch.manual_seed(self.config.seed)
+        with self.accelerator.autocast():
+            self.model(self.source.images(step))
 
     def train_step(self, step: int, losses: Sequence[float]) -> None:
         """Runs a training step; `losses` are the training losses of all evaluations so far, for the schedule."""
@@ -235,6 +240,14 @@ class Setup:
         if self.snapshots is not None:
             self.snapshots.take(step)
         return self.evaluator(self.source.test())
+
+    def evaluate_refreshed(self) -> Reading | None:
+        """Evaluates with refreshed statistics, always from the same batches; returns None if this is switched off."""
+        count = self.execution.refresh_batches
+        if not count:
+            return None
+        with refreshed_statistics(self.model, self._forward, count):
+            return self.evaluator(self.source.test())
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns all tensors that training changes; all processes must call this."""
@@ -273,6 +286,7 @@ class Setup:
                 "compile": self.execution.compile,
                 "processes": self.processes,
                 "strategy": self.accelerator.distributed_type.value,
+                **({"refresh_batches": count} if (count := self.execution.refresh_batches) else {}),
             },
             network_class=network_class,
             given=frozenset(("command", "commit", "results")),

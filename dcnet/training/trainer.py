@@ -258,6 +258,7 @@ class Trainer:
     def _evaluate(self, train: Reading) -> None:
         with self.clock.measure("evaluation"):
             test = self.setup.evaluate(self.done)
+            refreshed = self.setup.evaluate_refreshed()
         self.setup.meter.reset()
         point = Point(
             step=self.done,
@@ -268,6 +269,7 @@ class Trainer:
             test_loss=test.loss,
             test_accuracy=test.accuracy,
             seconds=self.clock.total,
+            refreshed_accuracy=None if refreshed is None else refreshed.accuracy,
         )
         self.record.curves.add(point)
         # The results are those of the last step, not of the step that is best on the test set.
@@ -281,7 +283,8 @@ class Trainer:
         )
         self.callback.on_evaluation(point)
         if self.execution.tracker:
-            self.setup.accelerator.log(vars(point), step=self.done)
+            values = {name: value for name, value in vars(point).items() if value is not None}
+            self.setup.accelerator.log(values, step=self.done)
         self.since_time = time.perf_counter()
 
     def save(self) -> None:

@@ -12,7 +12,7 @@ from scipy import stats
 
 from dcnet.cli.app import main
 from dcnet.experiments import Cell, CellStatus, Experiment, get_experiment
-from dcnet.experiments.findings import STUDENT, find_closeness, find_order, find_winner, findings_of
+from dcnet.experiments.findings import STUDENT, find_closeness, find_nearest, find_order, find_winner, findings_of
 from dcnet.experiments.reproduction import smoke_test
 
 # --- closeness to the paper ---
@@ -27,42 +27,61 @@ def closeness(*statuses: CellStatus, higher_is_better: bool = False):
     return find_closeness(Experiment("some", "some", cells, higher_is_better=higher_is_better), statuses)
 
 
-def test_cells_worse_by_more_than_a_point_are_named():
+def test_cells_that_differ_by_more_than_a_point_are_named():
     found = closeness(
-        status("a", 20.0, 21.0), status("b", 20.0, 21.01), status("c", 20.0, 3.0), status("d", 20.0, 19.0, 24.0)
+        status("a", 20.0, 21.0),
+        status("b", 20.0, 21.01),
+        status("c", 20.0, 3.0),
+        status("d", 20.0, 19.0, 24.0),
+        status("e", 20.0, 19.0),
+        status("f", 20.0, 18.99),
     )
     assert found is not None
-    assert (found.cells, found.behind) == (4, (("b", "cos", 1.01), ("d", "cos", 1.5)))
+    assert (found.cells, found.near) == (6, 2)
+    assert found.worse == (("b", "cos", 1.01), ("d", "cos", 1.5))
+    assert found.better == (("c", "cos", -17.0), ("f", "cos", -1.01))
     assert str(found) == (
-        "2 of 4 compared cells are within 1.00 of the paper or better; not b in cos (+1.01); d in cos (+1.50)."
+        "2 of 6 compared cells are within 1.00 of the paper; 2 are better by more: c in cos (-17.00), f in cos (-1.01)"
+        "; 2 are worse by more: b in cos (+1.01), d in cos (+1.50)."
     )
-    assert found.to_json() == {"within": 1.0, "cells": 4, "behind": [["b", "cos", 1.01], ["d", "cos", 1.5]]}
+    assert found.to_json() == {
+        "within": 1.0,
+        "cells": 6,
+        "near": 2,
+        "better": [["c", "cos", -17.0], ["f", "cos", -1.01]],
+        "worse": [["b", "cos", 1.01], ["d", "cos", 1.5]],
+    }
 
 
-def test_lower_numbers_are_behind_if_higher_is_better():
+def test_lower_numbers_are_worse_if_higher_is_better():
     found = closeness(status("a", 20.0, 25.0), status("b", 20.0, 18.0), higher_is_better=True)
     assert found is not None
-    assert found.behind == (("b", "cos", -2.0),)
+    assert found.worse == (("b", "cos", -2.0),)
+    assert found.better == (("a", "cos", 5.0),)
 
 
-def test_only_our_divergence_counts_as_behind_the_paper():
+def test_cells_that_converge_on_one_side_only_are_apart():
     found = closeness(status("a", 20.0, diverged=1), status("b", "N/C", 90.0), status("c", "N/C", diverged=1))
-    assert str(found) == "2 of 3 compared cells are within 1.00 of the paper or better; not a in cos (N/C)."
+    assert str(found) == (
+        "1 of 3 compared cells is within 1.00 of the paper; 1 is better by more: b in cos (converges only here); "
+        "1 is worse by more: a in cos (N/C)."
+    )
 
 
 def test_cells_without_a_number_on_one_side_do_not_count():
     left_out = (status("a", None, 90.0), status("b", 20.0))
     assert closeness(*left_out) is None
     found = closeness(*left_out, status("c", 20.0, 20.0))
-    assert str(found) == "1 of 1 compared cells is within 1.00 of the paper or better."
+    assert str(found) == "1 of 1 compared cells is within 1.00 of the paper."
 
 
-@pytest.mark.parametrize(("count", "named"), [(0, False), (3, True), (4, False)])
-def test_a_few_cells_are_named_and_many_are_counted(count, named):
+@pytest.mark.parametrize("how", ["better", "worse"])
+@pytest.mark.parametrize(("count", "named"), [(3, True), (4, False)])
+def test_a_few_cells_are_named_and_many_are_counted(count, named, how):
     far = [dataclasses.replace(status(f"row {number}", 20.0), values=(30.0,)) for number in range(count)]
-    text = str(closeness(status("near", 20.0, 20.0), *far))
-    assert text.startswith(f"1 of {count + 1} compared cells is within 1.00")
-    assert ("; not row 0 in cos (+10.00); row 1" in text) == named
+    text = str(closeness(status("near", 20.0, 20.0), *far, higher_is_better=how == "better"))
+    assert text.startswith(f"1 of {count + 1} compared cells is within 1.00 of the paper; {count} are {how} by more")
+    assert (": row 0 in cos (+10.00), row 1" in text) == named
 
 
 # --- order of the rows ---
@@ -117,6 +136,51 @@ def test_the_order_requires_seed_noise_and_a_pair():
     assert order(*column("cos", {"a": (1.0, (1.0, 5.0)), "b": (2.0, (2.0,))})) is None
     other = CellStatus(Cell("a", "cos", small(), 1.0, metric=("evaluations", "attacks")), (1.0, 1.1), 0, 1)
     assert order(other, *column("cos", {"b": (9.0, (2.0,))})) is None
+
+
+# --- the result of a hunt ---
+
+
+def hunt(rows: dict[str, tuple[tuple[str, float | None, float | None], ...]], **about):
+    """Rows with (column, the paper's number, ours) each."""
+    statuses = [
+        CellStatus(Cell(row, column, small(), paper), () if ours is None else (ours,), 0, 1)
+        for row, cells in rows.items()
+        for column, paper, ours in cells
+    ]
+    experiment = Experiment("some", "some", tuple(one.cell for one in statuses), **{"hunt": True, **about})
+    return find_nearest(experiment, statuses)
+
+
+HUNT = {
+    "first: clean": (("a", 80.0, 90.0), ("b", 90.0, 91.0)),
+    "first: FGSM": (("a", 20.0, 10.0), ("b", 50.0, 20.0)),
+    # Only in one column: the other has the differences 10 of the first setting.
+    "next: clean": (("b", 90.0, 93.0),),
+    "next: FGSM": (("b", 50.0, 44.0),),
+    "next: source": (("a", None, 50.0),),
+    "missing: clean": (("a", 80.0, 80.0), ("b", 90.0, 90.0)),
+    "missing: FGSM": (("a", 20.0, 20.0), ("b", 50.0, None)),
+}
+
+
+def test_the_nearest_setting_by_measure():
+    found = hunt(HUNT)
+    assert found is not None
+    assert found.settings == 2
+    expected = {"all measures": ("next", 29 / 4), "clean": ("first", 5.5), "FGSM": ("next", 8.0)}
+    assert found.by_measure == {name: (best, pytest.approx(gap)) for name, (best, gap) in expected.items()}
+    assert str(found) == (
+        'Of 2 complete settings, nearest to the paper, by mean difference: "next" in all measures (7.25), "first" in '
+        'clean (5.50), "next" in FGSM (8.00).'
+    )
+    assert found.to_json()["by_measure"]["clean"] == ["first", 5.5]
+
+
+def test_a_hunt_needs_two_complete_settings():
+    assert hunt(HUNT, hunt=False) is None
+    assert hunt({name: cells for name, cells in HUNT.items() if not name.startswith("next")}) is None
+    assert hunt({**HUNT, "first: FGSM": (("a", 20.0, None), ("b", 50.0, 20.0))}) is None
 
 
 # --- the winner of a contest ---

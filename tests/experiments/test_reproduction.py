@@ -30,11 +30,11 @@ def test_status_runs_nothing(tmp_path, capsys):
     assert code == 0
     assert "21.50 (21.17, +0.33)" in seen.out
     furthest = "largest difference from the paper: +0.33 (worse) at weight projection, tanh-cos"
-    assert f"table1: 1 of 6 cells done; {furthest}" in seen.out
+    assert f"table1: 1 of 10 cells done; {furthest}" in seen.out
     assert not (tmp_path / "runs").exists()
     cells = json.loads(run_command(capsys, *words, "--json")[1].out)["table1"]["cells"]
-    assert [cell["state"] for cell in cells] == ["missing"] * 4 + ["done", "missing"]
-    assert cells[4]["misses_by"] == pytest.approx(0.33)
+    assert [cell["state"] for cell in cells] == ["missing"] * 7 + ["done", "missing", "missing"]
+    assert cells[7]["misses_by"] == pytest.approx(0.33)
 
 
 def test_damaged_records_are_reported_and_other_files_ignored(tmp_path, capsys):
@@ -68,12 +68,12 @@ def test_findings_are_printed_and_in_json(tmp_path, capsys):
     words = ("reproduce", "table3", "--status", "--runs", tmp_path / "runs", "--records", tmp_path / "brought")
     seen = run_command(capsys, *words)[1].out
     assert (
-        "table3: 1 of 2 compared cells is within 1.00 of the paper or better; not sphere in cos, no ReLU (+26.69)."
-        in seen
+        "table3: 0 of 2 compared cells are within 1.00 of the paper; 1 is better by more: baseline in cos, no "
+        "ReLU (-7.74); 1 is worse by more: sphere in cos, no ReLU (+26.69)." in seen
     )
     assert "rank as in the paper; not baseline and sphere in cos, no ReLU." in seen
     found = json.loads(run_command(capsys, *words, "--json")[1].out)["table3"]
-    assert found["near"] == {"within": 1.0, "cells": 2, "behind": [["sphere", "cos, no ReLU", 26.69]]}
+    assert (found["near"]["cells"], found["near"]["worse"]) == (2, [["sphere", "cos, no ReLU", 26.69]])
     assert (found["order"]["pairs"], found["order"]["turned"]) == (1, [["cos, no ReLU", "baseline", "sphere"]])
 
 
@@ -109,22 +109,22 @@ def test_only_selects_rows_and_columns_by_prefix(tmp_path, capsys):
 def test_results_is_the_default_folder_of_records(tmp_path, capsys):
     bring(tmp_path / "results", get_experiment("table1").cell("weight projection", "tanh-cos").config, 21.5)
     words = ("reproduce", "table1", "--status", "--runs", tmp_path / "runs")
-    assert "table1: 1 of 6 cells done" in run_command(capsys, *words)[1].out
+    assert "table1: 1 of 10 cells done" in run_command(capsys, *words)[1].out
     (tmp_path / "others").mkdir()
-    assert "table1: 0 of 6 cells done" in run_command(capsys, *words, "--records", tmp_path / "others")[1].out
+    assert "table1: 0 of 10 cells done" in run_command(capsys, *words, "--records", tmp_path / "others")[1].out
 
 
 def test_a_smoke_test_of_a_table(tmp_path, capsys):
     words = ("reproduce", "table1", "--smoke", "--runs", tmp_path, "--device", "cpu", "--collect", tmp_path / "kept")
     code, seen = run_command(capsys, *words)
     assert code == 0
-    assert "table1: 6 of 6 cells done" in seen.out
+    assert "table1: 10 of 10 cells done" in seen.out
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("smoke/*/record.json")}
-    assert len(before) == len(list((tmp_path / "kept").glob("*.json"))) == 6
+    assert len(before) == len(list((tmp_path / "kept").glob("*.json"))) == 10
     assert run_command(capsys, *words)[0] == 0
     assert before == {path: path.stat().st_mtime_ns for path in before}
     words = ("reproduce", "table1", "--smoke", "--status", "--runs", tmp_path / "new", "--records", tmp_path / "kept")
-    assert "table1: 6 of 6 cells done" in run_command(capsys, *words)[1].out
+    assert "table1: 10 of 10 cells done" in run_command(capsys, *words)[1].out
 
 
 @pytest.mark.slow
@@ -150,23 +150,23 @@ def test_exit_code_after_an_interruption(ended, code, tmp_path, capsys, monkeypa
     monkeypatch.setattr("dcnet.experiments.pool.Pool.run", interrupted)
     found, seen = run_command(capsys, "reproduce", "table1", "--smoke", "--runs", tmp_path, "--device", "cpu")
     assert found == code
-    assert ("interrupted with 1 of 6 tasks left" in seen.out) == (ended == "interrupted")
+    assert ("interrupted with 1 of 10 tasks left" in seen.out) == (ended == "interrupted")
 
 
 def test_after_an_interruption_no_table_is_printed(tmp_path, capsys, monkeypatch):
     def stopped(work, console):
-        console.print("interrupted with 3 of 6 tasks left; run the same command again to resume")
+        console.print("interrupted with 3 of 10 tasks left; run the same command again to resume")
         return 130
 
     monkeypatch.setattr("dcnet.experiments.reproduction.Reproduction.run", stopped)
     words = ("reproduce", "table1", "figure3", "--runs", tmp_path, "--collect", tmp_path / "kept")
     code, seen = run_command(capsys, *words)
     assert code == 130
-    assert seen.out == "interrupted with 3 of 6 tasks left; run the same command again to resume\n"
+    assert seen.out == "interrupted with 3 of 10 tasks left; run the same command again to resume\n"
     code, seen = run_command(capsys, *words, "--json")
     assert code == 130
     assert list(json.loads(seen.out)) == ["table1"]
-    assert seen.err.startswith("interrupted with 3 of 6 tasks left")
+    assert seen.err.startswith("interrupted with 3 of 10 tasks left")
 
 
 def test_status_uses_all_seeds_by_default(tmp_path, capsys):
@@ -192,6 +192,7 @@ def test_status_uses_all_seeds_by_default(tmp_path, capsys):
         (("table1", "--records", "nowhere"), "there is no folder 'nowhere'"),
         (("table1", "--collect", "/proc/nothing"), "/proc/nothing"),
         (("figure3", "--out", "/proc/nothing"), "/proc/nothing"),
+        (("table4", "--refresh-batches", "-1"), "--refresh-batches must be 0 or more, not -1"),
     ],
 )
 def test_invalid_options_give_a_one_line_error(words, problem, tmp_path, capsys):
@@ -214,7 +215,7 @@ def test_figures_are_drawn_from_records(tmp_path, capsys):
     code, seen = run_command(capsys, *words)
     assert code == 0
     assert f"figure3: {tmp_path / 'drawn' / 'figure3.png'}" in seen.out
-    assert "figure4: figure4 needs at least two records of ResNet-32: run `dcnet reproduce table4`" in seen.out
+    assert "figure4: figure4 needs at least two records of ResNet-32: run `dcnet reproduce table4 --refresh" in seen.out
     assert "figure6: figure6 needs records of features: run `dcnet train --recipe features" in seen.out
     assert [file.name for file in (tmp_path / "drawn").iterdir()] == ["figure3.png"]
 
@@ -268,4 +269,4 @@ def test_a_damaged_record_is_ignored(tmp_path, capsys):
     (folder / "record.json").write_text('{"half": ')
     code, seen = run_command(capsys, "reproduce", "table1", "--status", "--runs", tmp_path)
     assert code == 0
-    assert "table1: 0 of 6 cells done" in seen.out
+    assert "table1: 0 of 10 cells done" in seen.out

@@ -60,6 +60,18 @@ TABLE = {
         3 * (32 + 64 + 128) + 256,
         0,
     ),
+    "cnn9-bare": (
+        100,
+        chain(3, *[64] * 3, *[128] * 3, *[256] * 3) + 4 * 4 * 256 * 512 + 512 * 100 + 100,
+        3 * (64 + 128 + 256),
+        0,
+    ),
+    "cnn9-small-bare": (
+        10,
+        chain(3, *[32] * 3, *[64] * 3, *[128] * 3) + 4 * 4 * 128 * 256 + 256 * 10 + 10,
+        3 * (32 + 64 + 128),
+        0,
+    ),
     "resnet32": (
         100,
         chain(3, 96, *[96] * 10, *[192] * 10, *[384] * 10) + 96 * 192 + 192 * 384 + 384 * 100,
@@ -89,6 +101,10 @@ def parameters(name: str, **given: object) -> int:
         return sum(parameter.numel() for parameter in create_model(name, **given).parameters())
 
 
+# The channels of decoupled layers without normalization.
+BARE_LAYERS = {"cnn9-bare": 512, "cnn9-small-bare": 256}
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_parameters_are_those_of_the_table(name: str) -> None:
     classes, weights, normalized, shortcuts = TABLE[name]
@@ -96,7 +112,8 @@ def test_parameters_are_those_of_the_table(name: str) -> None:
     assert parameters(name, **given, norm="none") == weights
     assert parameters(name, **given) == weights + 2 * (normalized + shortcuts)
     # A learned radius for every channel of every decoupled layer; shortcuts and classifier are not decoupled.
-    assert parameters(name, **{**given, "operator": "tanh-cos"}) == weights + 2 * (normalized + shortcuts) + normalized
+    radii = normalized + BARE_LAYERS.get(name, 0)
+    assert parameters(name, **{**given, "operator": "tanh-cos"}) == weights + 2 * (normalized + shortcuts) + radii
 
 
 def test_known_totals() -> None:
@@ -148,6 +165,23 @@ def test_channels_follow_the_width(name: str, stages: list[int], features: int) 
             found = stage_outputs(model, torch.zeros(1, 3, 32, 32))
         assert [shape[1] for shape in found] == [max(1, round(width * channels)) for channels in stages]
         assert model.num_features == max(1, round(width * features))
+
+
+def test_only_the_fully_connected_layer_is_bare() -> None:
+    model, usual = small("cnn9-bare"), small("cnn9")
+    removed = {key for key, part in usual.named_modules() if type(part) is not type(model.get_submodule(key))}
+    assert removed == {"body.dense.norm", "body.dense.activation"}
+
+
+def test_the_initial_variance_of_weights() -> None:
+    torch.manual_seed(0)
+    for given, expected in ({}, 2.0), ({"init_variance": 1.0}, 1.0), ({"init_variance": 0.25}, 0.25):
+        model = create_model("resnet32", "conv", width=0.3, **given)
+        layers = [part for part in model.modules() if isinstance(part, nn.Conv2d | nn.Linear)]
+        values = torch.cat([(part.weight * part.weight[0].numel() ** 0.5).flatten() for part in layers])
+        assert values.var().item() == pytest.approx(expected, rel=0.02)
+    with pytest.raises(ValueError, match="init_variance must be positive, not 0"):
+        create_model("cnn9", init_variance=0.0)
 
 
 CHOICES = [

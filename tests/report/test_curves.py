@@ -8,7 +8,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from dcnet.data import Augmentation
-from dcnet.report.curves import common_words, labels, run_curves
+from dcnet.report.curves import common_words, figure4_records, labels, run_curves
 from dcnet.training import Record, recipe
 from dcnet.training.schedules import Steps
 from dcnet.training.session import group_by_seed
@@ -32,6 +32,30 @@ def drawn(axes: Axes) -> dict[str, list[tuple[float, float]]]:
     """The points of each curve, by its label."""
     lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
     return {str(line.get_label()): list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in lines}
+
+
+def refreshed(accuracies, **changes):
+    found = record([10.0] * len(accuracies), **changes)
+    found.curves.refreshed_accuracy = accuracies
+    return found
+
+
+def test_refreshed_evaluations_are_drawn_if_all_runs_have_them():
+    runs = [refreshed([50.0, 90.0]), refreshed([60.0, 80.0], operator="conv")]
+    axes = run_curves(runs).axes[0]
+    assert [list(line.get_ydata()) for line in axes.get_lines()[:2]] == [[50.0, 10.0], [40.0, 20.0]]
+    assert axes.get_ylabel() == "test error, %\n(refreshed statistics)"
+    for other in (record([70.0, 75.0], operator="ball-cos"), refreshed([None, 90.0], operator="ball-cos")):
+        axes = run_curves([*runs, other]).axes[0]
+        assert list(axes.get_lines()[0].get_ydata()) == [90.0, 90.0]
+        assert axes.get_ylabel() == "test error, %"
+
+
+def test_figure_4_shows_runs_with_refreshed_evaluations_if_there_are_two():
+    plain, other = record([50.0]), record([50.0], operator="conv")
+    new = [refreshed([50.0], operator="ball-cos"), refreshed([50.0], operator="log-cos")]
+    assert figure4_records([plain, other, new[0]]) == [plain, other, new[0]]
+    assert figure4_records([plain, other, *new]) == new
 
 
 def test_seeds_are_drawn_as_mean_and_band():

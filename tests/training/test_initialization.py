@@ -25,6 +25,7 @@ from dcnet.training.initialization import (
     fingerprint,
     init_batch_norm_,
     read_weights,
+    refreshed_statistics,
     reset_batch_norm_,
 )
 
@@ -312,6 +313,30 @@ def test_an_exception_restores_the_momenta():
         assert model[1].momentum == 0.1
     else:
         raise AssertionError
+
+
+def test_refreshed_statistics_are_means_over_the_batches_and_temporary():
+    model, batches = small_network().train(), torch.rand(3, 5, 3, 8, 8)
+    model(torch.rand(5, 3, 8, 8))
+    patches = [batch.unfold(2, 3, 1).unfold(3, 3, 1) for batch in batches]
+    mean_norm = torch.stack([(part.square().sum((1, 4, 5)) + 1e-4).sqrt().mean() for part in patches]).mean()
+    with torch.no_grad():
+        seen = [model[0](batch) for batch in batches]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with refreshed_statistics(model, lambda i: model(batches[i]), 3):
+        torch.testing.assert_close(model[0].mean_norm, mean_norm)
+        torch.testing.assert_close(model[1].running_mean, torch.stack([y.mean((0, 2, 3)) for y in seen]).mean(0))
+        torch.testing.assert_close(model[1].running_var, torch.stack([y.var((0, 2, 3)) for y in seen]).mean(0))
+        assert (model[1].momentum, model[4].momentum) == (0.1, None)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_statistics_are_restored_after_an_exception():
+    model = small_network().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(KeyboardInterrupt), refreshed_statistics(model, lambda i: model(torch.rand(5, 3, 8, 8)), 2):
+        raise KeyboardInterrupt
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_a_network_without_statistics_needs_no_batch():

@@ -9,7 +9,8 @@ import pytest
 import torch
 from helpers.small_runs import ON_CPU, InterruptsAt, Noisy, Remembers, tiny, train, weights
 
-from dcnet.data import load_dataset
+from dcnet.data import Batches, load_dataset
+from dcnet.robustness import accuracy
 from dcnet.training import Callback, Execution, Run, Trainer, load_model, read_record
 from dcnet.training.record import Curves
 from dcnet.training.schedules import Plateau
@@ -29,7 +30,7 @@ def test_the_record_is_complete(finished):
     assert record.config == tiny().described()
     assert record.data.classes == [str(digit) for digit in range(10)]
     assert (record.data.train_images, record.data.test_images) == (60, 1197)
-    assert set(record.curves.to_json()) == set(Curves.names())
+    assert set(record.curves.to_json()) == set(Curves.names()) - {"refreshed_accuracy"}
     assert record.curves.step == [3, 6]
     assert record.curves.epoch == [1, 2]
     assert record.results.test_accuracy == record.curves.test_accuracy[-1]
@@ -94,6 +95,45 @@ def test_checkpoints_hold_the_whole_state_of_training(tmp_path, changes):
     parts, record = train(config, tmp_path / "parts")
     assert record.resumed_at == [2, 5]
     assert weights(parts) == weights(whole)
+
+
+REFRESHING = Execution(device="cpu", refresh_batches=2)
+
+
+def test_refreshed_evaluations_change_neither_training_nor_results(tmp_path):
+    config = tiny(norm_momentum=1e-3)
+    _, plain = train(config, tmp_path / "plain")
+    run, record = train(config, tmp_path / "refreshed", REFRESHING)
+    assert weights(run) == weights(Run.of(config, tmp_path / "plain"))
+    assert record.results == plain.results
+    assert record.curves.test_accuracy == plain.curves.test_accuracy
+    assert plain.curves.refreshed_accuracy == []
+    assert len(record.curves.refreshed_accuracy) == len(record.curves)
+    assert record.curves.refreshed_accuracy != record.curves.test_accuracy
+    assert read_record(run.record_file).curves.refreshed_accuracy == record.curves.refreshed_accuracy
+
+
+def test_refreshed_evaluations_use_statistics_of_the_first_training_batches(tmp_path):
+    config = tiny(norm_momentum=1e-3, operator="linear-cos")
+    run, record = train(config, tmp_path, REFRESHING)
+    model, data = load_model(run)[0], load_dataset("digits")
+    batches = Batches(data.train.subset(60, 10), config.batch_size, config.augmentation, config.seed)
+    images = [batches.images(batches.draws(step))[0] for step in range(2)]
+    torch.optim.swa_utils.update_bn(images, model)
+    found = accuracy(model.eval(), data.test.images, data.test.labels)
+    assert record.curves.refreshed_accuracy[-1] == pytest.approx(100 * found, abs=0.1)
+
+
+@pytest.mark.parametrize("first", [ON_CPU, REFRESHING])
+def test_refreshed_evaluations_resume_to_the_same_bits(tmp_path, first):
+    config = tiny(epochs=3)
+    whole, expected = train(config, tmp_path / "whole", REFRESHING)
+    _, record = train(config, tmp_path, first, InterruptsAt(4))
+    assert record.status == "interrupted"
+    run, record = train(config, tmp_path, REFRESHING)
+    assert weights(run) == weights(whole)
+    known = expected.curves.refreshed_accuracy
+    assert record.curves.refreshed_accuracy == (known if first is REFRESHING else [None, *known[1:]])
 
 
 def test_a_custom_network_with_dropout_resumes_to_the_same_bits(tmp_path):

@@ -7,6 +7,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import dcnet
+from dcnet.layers import Decoupled
 from dcnet.models.blocks import Normalized
 from dcnet.training import Execution, load_model, recipe
 from dcnet.training.build import build_model, build_optimizer, load_run_weights_
@@ -35,6 +36,17 @@ def test_the_constraint_makes_filters_more_orthogonal(tmp_path):
         with torch.no_grad():
             measured.append(dcnet.regularizers.orthonormal(load_model(run)[0]).item())
     assert measured[1] < 0.7 * measured[0]
+
+
+def test_decay_of_weighted_filters_follows_the_config():
+    counts = []
+    for decays in (True, False):
+        config = tiny(operator="tanh-cos+linear", weight_decay=0.02, decay_weighted=decays)
+        model = build_model(config, 10, 1, 8)
+        optimizer = build_optimizer(config, model, torch.device("cpu"))
+        decaying = {id(value) for value in optimizer.param_groups[0]["params"]}
+        counts.append([id(layer.weight) in decaying for layer in model.modules() if isinstance(layer, Decoupled)])
+    assert counts == [[True] * 10, [False] * 10]
 
 
 @pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adam", "Adam"), ("adamw", "AdamW")])

@@ -59,6 +59,17 @@ def test_an_interrupted_run_resumes(tmp_path, optimizer):
     assert all(value.isfinite().all() for value in model.state_dict().values())
 
 
+@pytest.mark.parametrize("graph", [True, False])
+def test_refreshed_evaluations_leave_captured_steps_unchanged(tmp_path, graph):
+    config = tiny(steps=12, evaluate_every=3, norm_momentum=1e-3, **TRICKS)
+    _, plain = train(config, tmp_path / "plain", Execution(device="cuda", graph=graph))
+    _, refreshed = train(config, tmp_path / "refreshed", Execution(device="cuda", graph=graph, refresh_batches=2))
+    _, on_cpu = train(config, tmp_path / "cpu", Execution(device="cpu", refresh_batches=2))
+    assert losses(refreshed) == pytest.approx(losses(plain), rel=1e-3)
+    assert refreshed.results.test_accuracy == pytest.approx(plain.results.test_accuracy, abs=1)
+    assert refreshed.curves.refreshed_accuracy == pytest.approx(on_cpu.curves.refreshed_accuracy, abs=3)
+
+
 def test_half_precision_trains(tmp_path):
     _, record = train(tiny(epochs=12, width=0.5, train_images=300, precision="bfloat16"), tmp_path, GRAPH)
     assert record.results.test_accuracy > 85

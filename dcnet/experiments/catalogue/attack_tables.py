@@ -74,7 +74,7 @@ def attacks_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | No
     }
     # An FGSM-trained network may read the label from the perturbation (label leaking); a perturbation away from its own
     # prediction does not contain the label.
-    moved = perturb(model, images, _predictions(model, images), "fgsm", epsilon=EPSILON)
+    moved = perturb(model, images, predictions(model, images), "fgsm", epsilon=EPSILON)
     found["fgsm_by_answer"] = accuracy(model, moved, labels)
     found["by_steps"] = {str(n): _accuracy_under(model, images, labels, "bim", EPSILON, steps=n) for n in OTHER_STEPS}
     return found
@@ -104,7 +104,8 @@ def images_to_attack(own: RunConfig, data_dir: Path | None, device: torch.device
 
 
 @torch.no_grad()
-def _predictions(model: nn.Module, images: Tensor) -> Tensor:
+def predictions(model: nn.Module, images: Tensor) -> Tensor:
+    """Returns the class that the model, in evaluation mode, predicts for each image."""
     return torch.cat([model(part).argmax(1) for part in images.split(MODERN_IMAGES)])
 
 

@@ -9,7 +9,7 @@ from dcnet.data.cifar import VALIDATION
 from dcnet.experiments.experiment import ERROR, Cell, Experiment
 from dcnet.operator import is_plain
 from dcnet.report.chart import Axis, Line, LineChart
-from dcnet.report.curves import labels, mean_curve, mean_of
+from dcnet.report.curves import figure4_records, is_refreshed, labels, mean_curve, mean_of
 from dcnet.report.page.assembly import section
 from dcnet.report.page.charts import line_chart
 from dcnet.report.page.markup import Html, join, paragraph, tag
@@ -48,7 +48,9 @@ def _chart(group: CurveGroup) -> Html:
     heading = tag("h3", group.title, id=f"curves-{group.key}")
     if not group.lines:
         return join([heading, no_records("these runs", f"dcnet reproduce {FIGURE_4}")])
-    lines = [line for name, members in group.lines if (line := _line(name, members)).x]
+    refreshed = all(is_refreshed(record) for record in group.records)
+    curve = "refreshed_error" if refreshed else "test_error"
+    lines = [line for name, members in group.lines if (line := _line(name, members, curve)).x]
     if not lines:
         return join([heading, paragraph("No evaluation of these runs has a finite error.")])
     held_out = all(record.config.get("dataset") == VALIDATION for record in group.records)
@@ -56,14 +58,15 @@ def _chart(group: CurveGroup) -> Html:
     several = max(len(members) for _, members in group.lines) > 1
     steps = Axis("step", 0, max(max(line.x) for line in lines))
     about = "Mean over seeds." if several else "One seed each."
+    about += " Statistics refreshed before each evaluation." if refreshed else ""
     chart = LineChart(f"{what.capitalize()} in % by step", steps, _error_axis(f"{what}, %", lines), lines, about)
     shown = MAX_SHOWN if len(lines) > MAX_SHOWN else None
     return join([heading, line_chart(f"chart-{group.key}", chart, commands_of(group.records), shown)])
 
 
-def _line(name: str, members: Sequence[Record]) -> Line:
+def _line(name: str, members: Sequence[Record], curve: str) -> Line:
     """Returns a line of the mean error over the seeds that reached a step."""
-    error = mean_curve(members, "test_error", by="step")
+    error = mean_curve(members, curve, by="step")
     return Line(name, error.x, error.mean)
 
 
@@ -78,7 +81,7 @@ def _error_axis(name: str, lines: Sequence[Line]) -> Axis:
 def curve_groups(sources: Sources) -> list[CurveGroup]:
     """Returns the charts of Figure 4 (the runs of Table 4), of the other tables of test errors, and of other runs."""
     found = {experiment.name: (experiment, cells) for experiment, cells in sources.experiments}
-    first = [record for cell in found.pop(FIGURE_4)[1] for record in cell.records if record.curves.step]
+    first = figure4_records(record for cell in found.pop(FIGURE_4)[1] for record in cell.records)
     groups = [_by_difference("figure4", "Figure 4: ResNet-32 on CIFAR-100, plain and decoupled", first)]
     for experiment, cells in found.values():
         if all(cell.metric == ERROR for cell in experiment.cells):
