@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 import torch
-from helpers.filter_networks import BOTH, Tokens, examples, network, tokens, whole
+from helpers.filter_networks import BOTH, Tokens, examples, gradients, network, tokens, whole
 from helpers.processes import process_group, results_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import dcnet
 from dcnet.optim import WeightedGradients, WeightProjection, param_groups
@@ -58,8 +59,24 @@ def work(rank, folder):
             results[way, kind, on] = {name.removeprefix("module."): whole(v) for name, v in model.state_dict().items()}
             # DDP waits for its process group when it is deleted.
             del model
+        torch.manual_seed(0)
+        results["tensor parallel"] = projected(parallel(Tokens()))
         results["error"] = error_for_partial_sums()
         torch.save(results, f"{folder}/{rank}.pt")
+
+
+def parallel(model):
+    """Divides the filters of the first layer among processes, and each filter of the second one."""
+    plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+    return parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
+
+
+def projected(model):
+    """All gradients, and the filters after a projection."""
+    gradients(model.eval(), tokens())
+    WeightProjection(model, norm=2.0).project_()
+    named = dict(model.named_parameters())
+    return {name: (whole(value.grad), whole(value.detach())) for name, value in named.items()}
 
 
 def error_for_partial_sums():
@@ -86,6 +103,13 @@ def test_two_processes_train_like_one(way, kind, on, trained):
     alone = train(make(), data(), on).state_dict()
     for found in trained:
         torch.testing.assert_close(found[way, kind, on], dict(alone))
+
+
+def test_tensor_parallel_layers(trained):
+    torch.manual_seed(0)
+    alone = projected(Tokens())
+    for found in trained:
+        torch.testing.assert_close(found["tensor parallel"], alone)
 
 
 def test_partial_sums_raise(trained):

@@ -15,7 +15,7 @@ from dcnet.device_functions import INTERPRETED, Block, constexpr, device_functio
 from dcnet.kernels.device_helpers import constants_of, keep_means, mean_norm
 from dcnet.kernels.launch import Launch, aligned, power_of_two, raw_stream
 from dcnet.kernels.passes import Passes
-from dcnet.kernels.pointwise_kernels import inverse_norm, magnitude_times_angle, within_range
+from dcnet.kernels.pointwise_kernels import inverse_norm, magnitude_times_angle
 from dcnet.norms import HALF_PRECISIONS
 
 # Rows, columns and depth of a tile, warps and stages: the fastest on an H200; see README.md.
@@ -116,7 +116,7 @@ def output_kernel(
     )  # fmt: skip
     place = row.to(tl.int64)[:, None] * filters + column[None, :]
     if KEEP:
-        tl.store(product + place, within_range(z, product).to(product.dtype.element_ty), mask=there[:, None])
+        tl.store(product + place, z.to(product.dtype.element_ty), mask=there[:, None])
     n = tl.load(norm + row, mask=there, other=1.0)[:, None]
     constants = constants_of(table, mean, column, column < filters, filters, KNOWN, RELATIVE)
     inverse = inverse_norm(n, output)

@@ -1,5 +1,6 @@
 """Linear layers, sequences and 1x1 convolutions in the fused kernels, compared with torch in float64."""
 
+import copy
 from unittest import mock
 
 import pytest
@@ -11,17 +12,20 @@ from helpers.kernel_comparison import (
     alternating,
     assert_same_bits,
     check,
+    cotangent_for,
     exact,
     fused_operators,
     images,
     make_layer,
+    new_memory_is_nan,
     one_of_each,
     quiet_numpy,
+    results,
 )
 from helpers.operators import operator_params
 
 import dcnet
-from dcnet.kernels import convolution, dispatch, known_calls, matrix_products
+from dcnet.kernels import convolution, dispatch, known_calls, matrix_products, passes
 from dcnet.kernels.passes import cut, slices_of
 from dcnet.kernels.plan import Window
 
@@ -90,13 +94,33 @@ def test_one_feature(inputs, outputs):
     compare(make_linear("tanh-sqcos+joint", inputs, outputs), images(4, inputs))
 
 
+@pytest.fixture
+def narrow_slices(monkeypatch):
+    """Layers of more than 8 channels are divided into slices, if they have a divisor of 8, 6 or 4."""
+    monkeypatch.setattr(passes, "MOST_WIDTH", 8)
+    monkeypatch.setattr(passes, "SLICE_WIDTHS", (8, 6, 4))
+    forget_compiled(monkeypatch)
+
+
+def forget_compiled(monkeypatch):
+    monkeypatch.setattr(convolution, "_compiled", {})
+    monkeypatch.setattr(known_calls, "_known", {})
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(24, 5), (7, 16), (12, 20), (7, 11)])
+@pytest.mark.parametrize("operator", ["tanh-cos", "seg-sqcos+product"])
+def test_slices(operator, inputs, outputs, narrow_slices):
+    compare(make_linear(operator, inputs, outputs), images(40, inputs))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("inputs", "outputs"), [(576, 5), (7, 768), (640, 1152), (7, 521)])
 @pytest.mark.parametrize("operator", ["tanh-cos", "seg-sqcos+product"])
 def test_slices_of_wide_layers(operator, inputs, outputs):
     compare(make_linear(operator, inputs, outputs), images(40, inputs))
 
 
-def test_slices():
+def test_numbers_of_slices():
     assert [slices_of(channels) for channels in (5, 512, 768, 1000, 1536, 4096)] == [1, 1, 2, 1, 3, 8]
     assert cut((1, 10, 0, 1536, 1, 1536), 3) == (1, 10, 0, 1536, 1, 512)
 
@@ -228,8 +252,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(matrix_products, "FEWEST_ROWS", 1)
     for name in ("OUTPUT", "GRADIENT"):
         monkeypatch.setattr(matrix_products, name, (16, 16, 16, 4, 2))
-    monkeypatch.setattr(convolution, "_compiled", {})
-    monkeypatch.setattr(known_calls, "_known", {})
+    forget_compiled(monkeypatch)
 
 
 def compare_fused(layer, x):
@@ -243,6 +266,20 @@ def compare_fused(layer, x):
 @pytest.mark.parametrize("operator", one_of_each())
 def test_products_with_epilogues(operator, dtype, bias, small_tiles):
     compare_fused(make_linear(operator, 32, 48, bias=bias, dtype=dtype), images(37, 32, dtype=dtype))
+
+
+def test_results_are_deterministic_and_no_memory_is_read_before_it_is_written(small_tiles):
+    layer, x = make_linear("tanh-cos", 32, 48, dtype=torch.bfloat16), images(37, 32, dtype=torch.bfloat16)
+    cotangent, found = cotangent_for(layer, x), []
+    for fill in (False, True):
+        with new_memory_is_nan(fill):
+            found.append(results(by_kernels, copy.deepcopy(layer), x.clone().requires_grad_(), cotangent))
+    assert_same_bits(*found)
+
+
+def test_a_single_tile(small_tiles):
+    """One program, which also keeps the means."""
+    compare_fused(make_linear("tanh-cos", 16, 16, dtype=torch.bfloat16), images(5, 16, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(40, 48), (32, 40)])
