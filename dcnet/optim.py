@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
@@ -25,7 +26,8 @@ class WeightProjection:
 
     Call `step` after each step of the optimizer. The output of the network stays the same up to the eps of the layers;
     gradients become those of filters of norm s (Eq. 17). The state of the optimizer is unchanged. Filters that are zero
-    or not finite stay as they are. Networks wrapped by DDP or sharded by `fully_shard` need no communication for it.
+    or not finite stay as they are. Networks wrapped by DDP or sharded by `fully_shard` need no communication for it,
+    unless filters themselves are divided among processes.
 
     Args:
         model: its decoupled layers must be unweighted: a weighted one depends on ||w||.
@@ -51,8 +53,9 @@ class WeightProjection:
     @torch.no_grad()
     def project_(self) -> None:
         """Projects now."""
-        filters = [_local(layer.weight) for layer in self._layers]
-        _multiply_(filters, [_factor_to(self.norm, norm) for norm in _norms(filters)])
+        weights = [layer.weight for layer in self._layers]
+        filters = [_local(weight) for weight in weights]
+        _multiply_(filters, [_factor_to(self.norm, norm) for norm in _norms(filters, weights)])
 
     def state_dict(self) -> dict[str, int]:
         return {"count": self.count}
@@ -112,8 +115,8 @@ class WeightedGradients:
     def _scale_gradients(self) -> None:
         learning = [layer for layer in self._layers if layer.weight.grad is not None]
         gradients = [_local(layer.weight.grad) for layer in learning]  # type: ignore[arg-type]
-        filters = [_local(layer.weight) for layer in learning]
-        _multiply_(gradients, _norms(filters, [layer.eps for layer in learning]))
+        weights = [layer.weight for layer in learning]
+        _multiply_(gradients, _norms([_local(w) for w in weights], weights, [layer.eps for layer in learning]))
 
     def _weight_gradients(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         own, *given = args
@@ -137,7 +140,7 @@ class WeightedGradients:
     def _weight_update(self, *_: Any) -> None:
         before, self._before = self._before, []
         filters = [_local(layer.weight) for layer in self._layers]
-        norms = _norms(before, [layer.eps for layer in self._layers])
+        norms = _norms(before, [layer.weight for layer in self._layers], [layer.eps for layer in self._layers])
         torch._foreach_sub_(filters, before)
         torch._foreach_mul_(filters, norms)
         torch._foreach_add_(filters, before)
@@ -238,22 +241,35 @@ def _local(tensor: Tensor) -> Tensor:
     placements = getattr(tensor, "placements", None)
     if placements is None:
         return tensor
-    if not all(placement.is_replicate() or placement.is_shard(0) for placement in placements):
-        raise ValueError(f"weights must be sharded along dimension 0, between filters, not as {placements}")
+    if not all(placement.is_replicate() or placement.is_shard() for placement in placements):
+        raise ValueError(f"weights and their gradients must be sharded or replicated, not {placements}")
     return tensor.to_local()  # type: ignore[attr-defined]
 
 
-def _norms(filters: Sequence[Tensor], eps: Sequence[float] | None = None) -> list[Tensor]:
-    """sqrt(sum w^2 + eps) of each filter, in a shape that broadcasts with the filters, in few launches."""
+def _norms(filters: Sequence[Tensor], weights: Sequence[Tensor], eps: Sequence[float] | None = None) -> list[Tensor]:
+    """sqrt(sum w^2 + eps) of each filter, in a shape that broadcasts with the filters, in few launches.
+
+    `filters` are what this process holds of the `weights`.
+    """
     norms = [
         torch.linalg.vector_norm(w, dim=tuple(range(1, w.dim())), keepdim=True, dtype=accumulation_dtype(w.dtype))
         for w in filters
     ]
+    for norm, weight in zip(norms, weights, strict=True):
+        _join_shards_(norm, weight)
     if eps and norms:
         torch._foreach_pow_(norms, 2)
         torch._foreach_add_(norms, eps)
         torch._foreach_sqrt_(norms)
     return norms
+
+
+def _join_shards_(norm: Tensor, weight: Tensor) -> None:
+    """Makes the norms of parts of filters those of whole filters, if other processes hold the other parts."""
+    for i, placement in enumerate(getattr(weight, "placements", ())):
+        if placement.is_shard() and not placement.is_shard(0):
+            dist.all_reduce(norm.square_(), group=weight.device_mesh.get_group(i))  # type: ignore[attr-defined]
+            norm.sqrt_()
 
 
 def _factor_to(target: float, norm: Tensor) -> Tensor:

@@ -21,12 +21,7 @@ def load_tile(pointer: Block, inside: Block, FULL: constexpr) -> Block:
 @device_function
 def load_product(pointer: Block, inside: Block, FULL: constexpr) -> Block:
     """Inner products in float32; those beyond the range of float16 are clamped to it."""
-    return within_range(load_tile(pointer, inside, FULL), pointer)
-
-
-@device_function
-def within_range(z: Block, pointer: Block) -> Block:
-    """The values, clamped to the range of float16 if that is the dtype of the tensor."""
+    z = load_tile(pointer, inside, FULL)
     if pointer.dtype.element_ty == tl.float16:
         z = at_most(at_least(z, -65504.0), 65504.0)
     return z

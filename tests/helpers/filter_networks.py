@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import dcnet
 
@@ -23,6 +24,29 @@ def network(operator="tanh(radius=2.0)-cos", eps=1e-4):
 def examples():
     generator = torch.Generator().manual_seed(1)
     return torch.randn(8, 2, 5, 5, generator=generator, dtype=torch.float64)
+
+
+class Tokens(nn.Module):
+    """A layer of a transformer without attention, checkpointed, and one filter; radii are learned and relative."""
+
+    def __init__(self):
+        super().__init__()
+        options = {"operator": "tanh-cos", "dtype": torch.float64}
+        self.norm, self.activation = nn.LayerNorm(6, dtype=torch.float64), nn.GELU()
+        self.first, self.second = dcnet.DecoupledLinear(6, 8, **options), dcnet.DecoupledLinear(8, 6, **options)
+        self.last = dcnet.DecoupledLinear(6, 1, **options)
+
+    def forward(self, x):
+        return self.last(x + checkpoint(self.inner, x, use_reentrant=False))
+
+    def inner(self, x):
+        return self.second(self.activation(self.first(self.norm(x))))
+
+
+def tokens():
+    """Tokens with 6 features."""
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(8, 5, 6, generator=generator, dtype=torch.float64)
 
 
 def gradients(model, x):

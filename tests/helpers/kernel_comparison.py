@@ -1,5 +1,6 @@
 """Decoupled convolutions in the fused kernels, compared with torch in float64."""
 
+import contextlib
 import copy
 import functools
 from unittest import mock
@@ -116,6 +117,18 @@ def by_torch_and_activated(layer, x):
 def exact(layer):
     """The same layer in float64."""
     return copy.deepcopy(layer).double()
+
+
+@contextlib.contextmanager
+def new_memory_is_nan(fill=True):
+    """Deterministic mode makes torch fill new memory."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+    try:
+        yield
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        torch.use_deterministic_algorithms(False)
 
 
 def results(run, layer, x, cotangent):

@@ -1,6 +1,5 @@
 """The fused kernels compared with torch in float64: operators, constants, dtypes, mean norms, shapes and layouts."""
 
-import contextlib
 import copy
 import dataclasses
 import math
@@ -25,6 +24,7 @@ from helpers.kernel_comparison import (
     fused_operators,
     images,
     make_layer,
+    new_memory_is_nan,
     one_of_each,
     parts_of,
     quiet_numpy,
@@ -281,18 +281,6 @@ def test_frozen_tensors_get_no_gradient(frozen):
 
 
 # --- uninitialized memory, and determinism ---
-
-
-@contextlib.contextmanager
-def new_memory_is_nan(fill=True):
-    """Deterministic mode makes torch fill new memory."""
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
-    try:
-        yield
-    finally:
-        torch.utils.deterministic.fill_uninitialized_memory = True
-        torch.use_deterministic_algorithms(False)
 
 
 def run_from_the_same_start(layer, x, cotangent):

@@ -1,6 +1,5 @@
 """Depthwise convolutions in their own kernels, compared with torch in float64 and with the equations in loops."""
 
-import contextlib
 import copy
 import math
 
@@ -17,6 +16,7 @@ from helpers.kernel_comparison import (
     fused_operators,
     images,
     make_layer,
+    new_memory_is_nan,
     one_of_each,
     quiet_numpy,
     results,
@@ -143,17 +143,6 @@ def test_zero_patches(eps):
     x = images(2, 3, 6, 6)
     x[0] = 0
     check(depthwise("log-sqcos+joint", padding=2, eps=eps, bias=False), x)
-
-
-@contextlib.contextmanager
-def new_memory_is_nan(fill):
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
-    try:
-        yield
-    finally:
-        torch.utils.deterministic.fill_uninitialized_memory = True
-        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("kernel", [3, 5])

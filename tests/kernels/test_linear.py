@@ -1,5 +1,6 @@
 """Linear layers, sequences and 1x1 convolutions in the fused kernels, compared with torch in float64."""
 
+import copy
 from unittest import mock
 
 import pytest
@@ -11,11 +12,14 @@ from helpers.kernel_comparison import (
     alternating,
     assert_same_bits,
     check,
+    cotangent_for,
     fused_operators,
     images,
     make_layer,
+    new_memory_is_nan,
     one_of_each,
     quiet_numpy,
+    results,
 )
 from helpers.operators import operator_params
 
@@ -90,13 +94,33 @@ def test_one_feature(inputs, outputs):
     compare(make_linear("tanh-sqcos+joint", inputs, outputs), images(4, inputs))
 
 
+@pytest.fixture
+def narrow_slices(monkeypatch):
+    """Layers of more than 8 channels are divided into slices, if they have a divisor of 8, 6 or 4."""
+    monkeypatch.setattr(passes, "MOST_WIDTH", 8)
+    monkeypatch.setattr(passes, "SLICE_WIDTHS", (8, 6, 4))
+    forget_compiled(monkeypatch)
+
+
+def forget_compiled(monkeypatch):
+    monkeypatch.setattr(convolution, "_compiled", {})
+    monkeypatch.setattr(known_calls, "_known", {})
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(24, 5), (7, 16), (12, 20), (7, 11)])
+@pytest.mark.parametrize("operator", ["tanh-cos", "seg-sqcos+product"])
+def test_slices(operator, inputs, outputs, narrow_slices):
+    compare(make_linear(operator, inputs, outputs), images(40, inputs))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("inputs", "outputs"), [(576, 5), (7, 768), (640, 1152), (7, 521)])
 @pytest.mark.parametrize("operator", ["tanh-cos", "seg-sqcos+product"])
 def test_slices_of_wide_layers(operator, inputs, outputs):
     compare(make_linear(operator, inputs, outputs), images(40, inputs))
 
 
-def test_slices():
+def test_numbers_of_slices():
     assert [slices_of(channels) for channels in (5, 512, 768, 1000, 1536, 4096)] == [1, 1, 2, 1, 3, 8]
     assert cut((1, 10, 0, 1536, 1, 1536), 3) == (1, 10, 0, 1536, 1, 512)
 
@@ -227,8 +251,7 @@ def small_programs(monkeypatch):
     """Few rows already take several tiles of several programs."""
     monkeypatch.setattr(passes, "SQUARES", passes.Tiling(256, 0, 4, 1))
     monkeypatch.setattr(passes, "MOST_SUMS", 2)
-    monkeypatch.setattr(convolution, "_compiled", {})
-    monkeypatch.setattr(known_calls, "_known", {})
+    forget_compiled(monkeypatch)
 
 
 @pytest.mark.parametrize("inputs", [3, 64, 96, 192, 300])
@@ -241,11 +264,20 @@ def test_width_of_rows():
     assert [row_width(channels) for channels in (3, 64, 96, 192, 384, 768, 1000)] == [4, 64, 128, 64, 128, 256, 1024]
 
 
+@pytest.mark.parametrize("operator", ["tanh-cos", "seg-sqcos+linear"])
+def test_results_are_deterministic_and_no_memory_is_read_before_it_is_written(operator, small_programs):
+    layer, x = make_linear(operator, 32, 48, dtype=torch.bfloat16), images(37, 32, dtype=torch.bfloat16)
+    cotangent, found = cotangent_for(layer, x), []
+    for fill in (False, True):
+        with new_memory_is_nan(fill):
+            found.append(results(by_kernels, copy.deepcopy(layer), x.clone().requires_grad_(), cotangent))
+    assert_same_bits(*found)
+
+
 @pytest.mark.parametrize("outputs", [5, 1152])
 def test_rows_need_no_windows(outputs, monkeypatch):
     """One launch for the norms and one for their gradient, in place of two each."""
-    monkeypatch.setattr(convolution, "_compiled", {})
-    monkeypatch.setattr(known_calls, "_known", {})
+    forget_compiled(monkeypatch)
     launched = []
     call = Launch.__call__
 
