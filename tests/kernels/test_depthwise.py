@@ -112,6 +112,11 @@ def test_output_of_the_equations_in_loops(stride, padding, dilation, layout):
     torch.testing.assert_close(found.cpu().double(), wanted, rtol=1e-4, atol=1e-6)
 
 
+def test_a_single_tile():
+    """One program, which also keeps the means."""
+    check(depthwise("tanh-cos"), images(1, 3, 3, 4))
+
+
 @pytest.mark.parametrize("mean_norm", [0.0, 2.5])
 @pytest.mark.parametrize("training", [True, False])
 def test_mean_norms(training, mean_norm):
