@@ -143,6 +143,7 @@ def _show_tables(work: Reproduction) -> None:
     # Titles, notes and names may have brackets, such as "[0, 1]", which are not markup.
     console = Console(markup=False, emoji=False)
     for experiment, found in work.statuses():
-        console.print(report.experiment_tables.experiment_table(experiment, found))
+        for table in report.experiment_tables.experiment_tables(experiment, found):
+            console.print(table)
         for line in report.experiment_tables.summary_lines(experiment, found):
             console.print(line, soft_wrap=True, highlight=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import combinations, groupby
 from typing import Any
 
+from dcnet.experiments.contest import ContestState, find_contest
 from dcnet.experiments.experiment import ERROR, NOT_CONVERGED, Experiment
 from dcnet.experiments.status import DIGITS, CellStatus, pooled_deviation
 
@@ -167,9 +168,9 @@ def _chance_difference(one: CellStatus, other: CellStatus) -> float:
 
 
 # A statement about a table; `str()` returns it as a sentence.
-Finding = Closeness | RowOrder | Winner
+Finding = Closeness | RowOrder | Winner | ContestState
 # The functions by the names of the findings in JSON.
-FINDINGS = {"near": find_closeness, "order": find_order, "winner": find_winner}
+FINDINGS = {"near": find_closeness, "order": find_order, "winner": find_winner, "contest": find_contest}
 
 
 def findings_of(experiment: Experiment, statuses: Sequence[CellStatus]) -> dict[str, Finding]:
