@@ -16,7 +16,7 @@ def losses(record):
     return record.curves.train_loss
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "muon", "sphere-sgd"])
 def test_captured_steps_have_the_losses_of_eager_steps(tmp_path, optimizer):
     config = tiny(steps=12, optimizer=optimizer, **TRICKS)
     _, captured = train(config, tmp_path / "graph", GRAPH)
@@ -25,7 +25,8 @@ def test_captured_steps_have_the_losses_of_eager_steps(tmp_path, optimizer):
     assert captured.execution["graph"]
     assert not called.execution["graph"]
     assert losses(captured) == pytest.approx(losses(called), rel=1e-3)
-    assert losses(captured) == pytest.approx(losses(on_cpu), rel=2e-2)
+    # Muon iterates in bfloat16 on a GPU.
+    assert losses(captured) == pytest.approx(losses(on_cpu), rel=0.1 if optimizer == "muon" else 2e-2)
 
 
 @pytest.mark.parametrize("margin", ["a-softmax", "arcface", "sphereface2"])
@@ -46,7 +47,7 @@ def test_a_compiled_constraint_is_captured(tmp_path):
     assert losses(free) != pytest.approx(losses(called), rel=1e-2), "the constraint must have an effect"
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "muon", "sphere-sgd"])
 def test_an_interrupted_run_resumes(tmp_path, optimizer):
     """Filters are channels-last on a GPU, and so must be the restored state of the optimizer."""
     config = tiny(steps=12, optimizer=optimizer, evaluate_every=1, **TRICKS)
