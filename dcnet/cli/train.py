@@ -48,7 +48,9 @@ class NetworkOptions:
     width: Annotated[float | None, by_recipe("FACTOR")] = None
     """Multiplies the channels of all layers."""
 
-    norm: Annotated[Literal["batch", "layer", "rms", "none"] | None, by_recipe("{batch,layer,rms,none}")] = None
+    norm: Annotated[
+        Literal["batch", "group", "layer", "rms", "none"] | None, by_recipe("{batch,group,layer,rms,none}")
+    ] = None
     """The normalization after each layer; in a transformer, before attention and MLP."""
 
     activation: Annotated[Literal["relu", "prelu", "gelu", "none"] | None, by_recipe("{relu,prelu,gelu,none}")] = None

@@ -24,8 +24,6 @@ TRIAL_SEEDS = 2
 # Differences with a larger probability count as chance.
 SIGNIFICANT = 0.05
 NO_VERDICT = "no verdict: it needs a reference and a challenger, each with two final runs or more that all converged."
-# Recipes per side in a smoke test.
-SMOKE_RECIPES = 2
 
 
 @dataclass(frozen=True)
@@ -92,16 +90,12 @@ class Contest:
         return dataclasses.replace(self, sides=tuple(side for side in self.sides if side.name.startswith(prefixes)))
 
     def small(self, change: Callable[[RunConfig], RunConfig]) -> "Contest":
-        """Returns a contest with few recipes and changed configs, for smoke tests."""
-        sides = [
-            dataclasses.replace(
-                side,
-                candidates=tuple(
-                    dataclasses.replace(one, config=change(one.config)) for one in side.candidates[:SMOKE_RECIPES]
-                ),
-            )
-            for side in self.sides
-        ]
+        """Returns a contest with one recipe per family and changed configs, for smoke tests."""
+        sides = []
+        for side in self.sides:
+            first = {one.family: one for one in reversed(side.candidates)}
+            few = [dataclasses.replace(one, config=change(one.config)) for one in reversed(first.values())]
+            sides.append(dataclasses.replace(side, candidates=tuple(few)))
         return Contest(tuple(sides), finalists=1)
 
     def runs(self, seeds: int) -> int:

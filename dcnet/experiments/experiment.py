@@ -69,7 +69,7 @@ class Rules(Protocol):
         """Returns the rules for the rows that start with one of the prefixes."""
 
     def small(self, change: Callable[[RunConfig], RunConfig]) -> Rules:
-        """Returns the rules with few cells and changed configs, for smoke tests."""
+        """Returns rules with few cells and changed configs, for smoke tests."""
 
     def runs(self, seeds: int) -> int:
         """Returns the number of runs in the end."""
@@ -209,10 +209,11 @@ def register_evaluation(name: str) -> Callable[[Evaluate], Evaluate]:
 
 def get_experiment(name: str) -> Experiment:
     """Returns the registered experiment of this name."""
-    experiment = experiments[name]()
+    own = experiments.canonical(name)
+    experiment = experiments[own]()
     # Guards against a copied function whose experiment was not renamed.
-    if experiment.name != name:
-        raise ValueError(f"the function {name} returns the experiment {experiment.name!r}: give both the same name")
+    if experiment.name != own:
+        raise ValueError(f"the function {own} returns the experiment {experiment.name!r}: give both the same name")
     return experiment
 
 

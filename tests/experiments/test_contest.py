@@ -35,7 +35,8 @@ def side(operator: str, reference: bool = False) -> Side:
     recipes = [
         Candidate("Adam", small(operator, lr=lr, weight_decay=decay, steps=STEPS)) for lr in RATES for decay in DECAYS
     ]
-    return Side(operator, tuple(recipes), reference)
+    other = Candidate("SGD", small(operator, lr=1.0, optimizer="sgd", steps=STEPS))
+    return Side(operator, (*recipes, other), reference)
 
 
 def small_contest(finalists: int = 2):
@@ -94,11 +95,11 @@ def fill_stage(notebook, contest):
 
 def test_stages_open_one_after_another(notebook):
     contest = small_contest()
-    assert notebook.state(contest).missing == (12, 4, 4)
+    assert notebook.state(contest).missing == (14, 4, 4)
     assert str(notebook.state(contest)) == (
-        "stage 1 of 3 (trials) is open; missing runs: 12 of the trials, 4 of the second seeds, 4 of the finals."
+        "stage 1 of 3 (trials) is open; missing runs: 14 of the trials, 4 of the second seeds, 4 of the finals."
     )
-    assert fill_stage(notebook, contest) == 12
+    assert fill_stage(notebook, contest) == 14
     assert notebook.state(contest).missing == (0, 4, 4)
     assert str(notebook.state(contest)).startswith("stage 2 of 3 (second seeds) is open; missing runs: 4 of the sec")
     assert fill_stage(notebook, contest) == 4
@@ -180,7 +181,7 @@ def test_more_seeds_than_planned_change_no_choice(notebook):
 
 def test_the_sides_need_the_same_number_of_recipes_and_a_reference():
     few = dataclasses.replace(side("tanh-cos"), candidates=side("tanh-cos").candidates[:3])
-    with pytest.raises(ValueError, match=r"same number of recipes, but they have {'conv': 6, 'tanh-cos': 3}"):
+    with pytest.raises(ValueError, match=r"same number of recipes, but they have {'conv': 7, 'tanh-cos': 3}"):
         Contest((side("conv", True), few))
     with pytest.raises(ValueError, match=r"'some' needs two sides or more, and a reference"):
         contest_experiment("some", "some", Contest((side("conv"), side("tanh-cos"))))
@@ -217,7 +218,8 @@ def test_edges_are_reported(notebook):
     contest = small_contest()
     for _ in range(3):
         for task in plan_tasks([notebook.experiment(contest)], notebook.index):
-            notebook.write(task.config, 20.0 - 100 * task.config.lr, timings={"training": 1.0})
+            error = 20.0 - 100 * task.config.lr if task.config.optimizer == "adam" else 50.0
+            notebook.write(task.config, error, timings={"training": 1.0})
     state = notebook.state(contest)
     assert state.edges == (("conv: Adam 0.04, decay 0", "rate"), ("tanh-cos: Adam 0.04, decay 0", "rate"))
     end = 'The rate of "tanh-cos: Adam 0.04, decay 0", the best recipe of its side, is at the edge of its range: '
@@ -277,8 +279,8 @@ def test_the_winner_with_its_cost(notebook):
     first, second = state.standings
     assert (first.side, second.side, state.reference) == ("tanh-cos", "conv", "conv")
     assert (first.p, second.p) == (pytest.approx(p), None)
-    # Six trials of a half, two second seeds, and three final runs.
-    assert (first.seconds, first.all_seconds) == (150.0, pytest.approx(8 * 75 + 3 * 150))
+    # Seven trials of a half, two second seeds, and three final runs.
+    assert (first.seconds, first.all_seconds) == (150.0, pytest.approx(9 * 75 + 3 * 150))
 
 
 def test_the_reference_can_win(notebook):
@@ -337,14 +339,14 @@ def run_command(capsys, *words):
 def test_a_whole_contest_runs_in_stages_and_only_once(tmp_path, capsys):
     words = ("--runs", tmp_path / "runs")
     code, seen = run_command(capsys, *words, "--status")
-    assert "stage 1 of 3 (trials) is open; missing runs: 12 of the trials" in seen.out
+    assert "stage 1 of 3 (trials) is open; missing runs: 14 of the trials" in seen.out
     code, seen = run_command(capsys, *words)
     assert code == 0
-    assert "contest_small: 14 of 14 cells done" in seen.out
+    assert "contest_small: 16 of 16 cells done" in seen.out
     assert "The best recipe of each side" in seen.out
     assert "reference" in seen.out
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/record.json")}
-    assert len(before) == 12 + 4 + 4
+    assert len(before) == 14 + 4 + 4
     assert run_command(capsys, *words)[0] == 0
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/record.json")}
     found = json.loads(run_command(capsys, *words, "--status", "--json")[1].out)["contest_small"]
@@ -371,9 +373,9 @@ def test_a_contest_resumes_in_any_stage(tmp_path, capsys, monkeypatch):
     words = ("--runs", tmp_path / "runs", "--records", notebook.folder)
     notebook.folder.mkdir()
     codes = [run_command(capsys, *words)[0] for _ in range(7)]
-    # The fourth call ends the trials and starts the second seeds, the fifth ends those and starts the final runs.
-    assert codes == [130] * 5 + [0, 0]
-    assert len(ran) == len(set(ran)) == 12 + 4 + 4
+    # A call that ends a stage starts the next one, and is interrupted there.
+    assert codes == [130] * 6 + [0]
+    assert len(ran) == len(set(ran)) == 14 + 4 + 4
     assert notebook.state(small_contest()).missing == (0, 0, 0)
 
 
@@ -393,5 +395,5 @@ def test_a_smoke_test_has_all_stages(tmp_path, capsys):
     code, seen = run_command(capsys, "--runs", tmp_path, "--smoke")
     assert code == 0
     assert "contest_small: 6 of 6 cells done" in seen.out
-    # Two recipes and a second seed per side; the final run is the trial of the best recipe.
+    # A recipe per family and a second seed on each side; the final run is the trial of the best recipe.
     assert len(list(tmp_path.glob("smoke/*/record.json"))) == 2 * (2 + 1)
