@@ -33,7 +33,8 @@ class Command(options.DeviceOption, options.JsonOption):
     names: Annotated[
         Sequence[str], tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT...", help_behavior_hint="(required)")
     ]
-    """table1, ..., faces, ..., figure4, ..., figures for all figures, or all; an unknown name lists all names."""
+    """table1, ..., contest-resnet32, ..., figure4, ..., figures for all figures, or all, which trains no contests; an
+    unknown name lists all names."""
 
     seeds: Annotated[int | None, options.arg("N", "by experiment")] = None
     """The number of runs per cell, with the seeds 0, 1, ..."""

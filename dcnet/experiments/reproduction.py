@@ -90,7 +90,7 @@ class Reproduction:
     """Runs what is missing of some experiments, and reads their results from records.
 
     Args:
-        names: names of experiments, or "all".
+        names: names of experiments, or "all", which trains all but contests.
         seeds: number of runs per cell; None for the default of each experiment.
         smoke: run smoke tests instead.
         runs: the folder of all runs; None for `runs_root()`.
@@ -113,6 +113,9 @@ class Reproduction:
     ):
         data, wanted = execution.data_dir, select_cells(select_experiments(names), only)
         self.wanted = [smoke_test(one) if smoke else one.with_data(data) for one in wanted]
+        # Contests take days, so they must be named.
+        named = {one.name for one in select_experiments(name for name in names if name != "all")}
+        self.left_out = {one.name for one in self.wanted if one.rules is not None and not smoke} - named
         self.seeds, self.records, self.jobs = seeds, records, jobs
         self.runs = (runs or runs_root()) / "smoke" if smoke else runs or runs_root()
         threads = max(1, available_cores() // jobs) if execution.device == "cpu" and jobs > 1 else None
@@ -140,7 +143,8 @@ class Reproduction:
 
     def _missing_tasks(self) -> list[Task]:
         index = self.index()
-        return plan_tasks(self.experiments(index), index, self.seeds)
+        asked = [experiment for experiment in self.experiments(index) if experiment.name not in self.left_out]
+        return plan_tasks(asked, index, self.seeds)
 
     def _run_tasks(self, tasks: Sequence[Task], console: Console) -> int:
         with ProgressBoard(console, len(tasks)) as board:

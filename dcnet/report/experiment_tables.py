@@ -29,8 +29,9 @@ def experiment_tables(experiment: Experiment, found: Sequence[CellStatus]) -> li
 
 def contest_table(state: ContestState) -> Table:
     """Returns the final results of the sides of a contest, the best first."""
-    titles = ("recipe", "test error, %", "seeds", "p", "s per final run", "s of all runs")
-    columns = [Column("side", wraps=True), *(Column(title, "right", wraps=True) for title in titles)]
+    numbers = ("test error, %", "seeds", "p", "s per final run", "s of all runs")
+    texts = [Column(title, wraps=True) for title in ("side", "recipe")]
+    columns = [*texts, *(Column(title, "right", wraps=True) for title in numbers)]
     rows = [_standing_row(one, state.reference) for one in state.standings]
     notes = [
         "p: the probability of such a difference from the reference by chance, by Welch's t test, with Holm's "

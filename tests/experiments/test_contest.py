@@ -25,7 +25,9 @@ from dcnet.experiments.contest import (
     holm,
     welch_p,
 )
+from dcnet.experiments.reproduction import Reproduction
 from dcnet.experiments.status import RecordIndex, plan_tasks, status_of
+from dcnet.training import Execution
 
 RATES, DECAYS = (0.01, 0.02, 0.04), (0.0, 0.1)
 TRIAL_STEPS, STEPS = 2, 4
@@ -377,6 +379,18 @@ def test_a_contest_resumes_in_any_stage(tmp_path, capsys, monkeypatch):
     assert codes == [130] * 6 + [0]
     assert len(ran) == len(set(ran)) == 14 + 4 + 4
     assert notebook.state(small_contest()).missing == (0, 0, 0)
+
+
+@pytest.mark.usefixtures("registered")
+def test_all_trains_no_contest_unless_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "_entries", {"contest_small": small_contest})
+    execution = Execution(device="cpu")
+    counts = []
+    for names, smoke in ((["all"], False), (["all", "contest-small"], False), (["all"], True)):
+        work = Reproduction(names, None, smoke, tmp_path, (), execution, 1)
+        assert [experiment.name for experiment, _ in work.statuses()] == ["contest_small"]
+        counts.append(len(work._missing_tasks()))
+    assert counts == [0, 14, 4]
 
 
 @pytest.mark.usefixtures("registered")
