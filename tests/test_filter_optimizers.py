@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from helpers.filter_networks import decoupled, examples, network
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dcnet
 from dcnet.filter_optimizers import ADAMW_RMS, ITERATIONS, NEWTON_SCHULZ, Muon, SphereSGD, orthogonalize
@@ -288,6 +289,27 @@ def test_the_learning_rate_may_be_a_tensor(kind):
         run(model, kind(model, lr=rate))
     for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(first, second)
+
+
+class WithoutSync(TorchDispatchMode):
+    """Raises an error if an operation copies a value from the device to the host, which a CUDA graph cannot capture."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert "_local_scalar_dense" not in str(func), "a value was read from the device"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_steps_never_wait_for_the_device(kind):
+    model = network("tanh-cos")
+    optimizer = kind(model, lr=torch.tensor(0.03), weight_decay=0.1)
+    optimizer.found_inf = torch.zeros(())
+    run(model, optimizer)
+    set_gradients(model, 0)
+    with WithoutSync():
+        optimizer.step()
+    with pytest.raises(AssertionError, match="read from the device"), WithoutSync():
+        torch.ones(()).item()
 
 
 @pytest.mark.parametrize("kind", BOTH)

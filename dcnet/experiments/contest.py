@@ -147,7 +147,8 @@ class Contest:
             found = [record for record in records if record is not None]
             if len(found) < len(seeds):
                 return []
-            values = [cell.value(record) if record.status == "done" else None for record in found]
+            # A run that diverged has no error.
+            values = [cell.value(record) for record in found]
             errors.append(math.fsum(math.inf if value is None else value for value in values))
         order = sorted(range(len(candidates)), key=lambda place: (errors[place], place))
         return [candidates[place] for place in order]

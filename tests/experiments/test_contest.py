@@ -173,7 +173,9 @@ def test_more_seeds_than_planned_change_no_choice(notebook):
     for cell in before:
         for config in dataclasses.replace(cell, seeds=None).configs(9)[2:]:
             notebook.write(config, 0.0)
-    assert notebook.experiment(contest).cells == before
+    grown = notebook.experiment(contest)
+    assert grown.cells == before
+    assert all(0.0 not in one.values for one in status_of(grown, notebook.index))
     fill_stage(notebook, contest)
     assert [cell.row for cell in notebook.experiment(contest).cells if cell.column == TEST] == [
         "conv: Adam 0.02, decay 0",

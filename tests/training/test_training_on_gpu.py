@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers.small_runs import InterruptsAt, tiny, train
 
+from dcnet import DecoupledConv2d
 from dcnet.training import DivergenceError, Execution, load_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -79,3 +80,13 @@ def test_captured_steps_detect_a_loss_that_is_not_finite(tmp_path):
     """It is detected some steps later, and does not reach the weights."""
     with pytest.raises(DivergenceError, match=r"the loss or a gradient of step \d+ is not finite"):
         train(tiny(steps=200, operator="conv", norm="none", optimizer="sgd", lr=1e6), tmp_path, GRAPH)
+
+
+def test_a_projection_in_every_step_is_captured(tmp_path):
+    config = tiny(steps=12, projection_every=1)
+    run, captured = train(config, tmp_path / "graph", GRAPH)
+    _, called = train(config, tmp_path / "calls", NO_GRAPH)
+    assert losses(captured) == pytest.approx(losses(called), rel=1e-3)
+    for layer in load_model(run)[0].modules():
+        if isinstance(layer, DecoupledConv2d):
+            torch.testing.assert_close(layer.weight.flatten(1).norm(dim=1), torch.ones(len(layer.weight)))
