@@ -23,7 +23,7 @@ STAGES = ("trials", "second seeds", "finals")
 TRIAL_SEEDS = 2
 # Differences with a larger probability count as chance.
 SIGNIFICANT = 0.05
-NO_VERDICT = "no verdict: it needs a reference and a challenger, each with two final runs or more that all converged."
+NO_VERDICT = "No verdict: it needs a reference and a challenger, each with two final runs or more that all converged."
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class ContestState:
             return ""
         stage = next(number for number, count in enumerate(self.missing) if count)
         counts = ", ".join(f"{count} of the {name}" for name, count in zip(STAGES, self.missing, strict=True) if count)
-        return f"stage {stage + 1} of {len(STAGES)} ({STAGES[stage]}) is open; missing runs: {counts}."
+        return f"Stage {stage + 1} of {len(STAGES)} ({STAGES[stage]}) is open; missing runs: {counts}."
 
     @staticmethod
     def _edge(recipe: str, value: str) -> str:
@@ -269,7 +269,7 @@ class ContestState:
         means = f"{best.mean:.{DIGITS}f} against {other.mean:.{DIGITS}f} %"
         test = f"Welch's t test: p = {rival.p:.2g}"
         if rival.p >= SIGNIFICANT:
-            return f'no difference beyond chance: "{best.side}" is ahead of "{other.side}" by {by} ({means}; {test}).'
+            return f'No difference beyond chance: "{best.side}" is ahead of "{other.side}" by {by} ({means}; {test}).'
         cost = f"at {best.seconds / other.seconds:.2f} times its training time" if other.seconds else "at unknown cost"
         return f'"{best.side}" wins: ahead of "{other.side}" by {by} ({means}; {test}), {cost}.'
 

@@ -27,6 +27,9 @@ from dcnet.experiments.contest import (
 )
 from dcnet.experiments.reproduction import Reproduction
 from dcnet.experiments.status import RecordIndex, plan_tasks, status_of
+from dcnet.report.experiment_tables import docs_table
+from dcnet.report.page import paper_sections
+from dcnet.report.page.page_sources import Sources
 from dcnet.training import Execution
 
 RATES, DECAYS = (0.01, 0.02, 0.04), (0.0, 0.1)
@@ -99,11 +102,11 @@ def test_stages_open_one_after_another(notebook):
     contest = small_contest()
     assert notebook.state(contest).missing == (14, 4, 4)
     assert str(notebook.state(contest)) == (
-        "stage 1 of 3 (trials) is open; missing runs: 14 of the trials, 4 of the second seeds, 4 of the finals."
+        "Stage 1 of 3 (trials) is open; missing runs: 14 of the trials, 4 of the second seeds, 4 of the finals."
     )
     assert fill_stage(notebook, contest) == 14
     assert notebook.state(contest).missing == (0, 4, 4)
-    assert str(notebook.state(contest)).startswith("stage 2 of 3 (second seeds) is open; missing runs: 4 of the sec")
+    assert str(notebook.state(contest)).startswith("Stage 2 of 3 (second seeds) is open; missing runs: 4 of the sec")
     assert fill_stage(notebook, contest) == 4
     assert notebook.state(contest).missing == (0, 0, 4)
     assert notebook.state(contest, seeds=5).missing == (0, 0, 10)
@@ -295,7 +298,7 @@ def test_the_reference_can_win(notebook):
 
 def test_chance_has_no_winner(notebook):
     state = finals(notebook, small_contest(), {"conv": (19.0, 19.5, 20.0), "tanh-cos": (19.1, 19.4, 19.9)})
-    assert str(state).startswith('no difference beyond chance: "tanh-cos" is ahead of "conv" by 0.03 (19.47 against')
+    assert str(state).startswith('No difference beyond chance: "tanh-cos" is ahead of "conv" by 0.03 (19.47 against')
 
 
 def test_no_verdict_without_deviation(notebook):
@@ -325,13 +328,25 @@ def test_several_references_and_challengers(notebook):
     assert found == {name: value if value is None else pytest.approx(value) for name, value in wanted.items()}
 
 
-# --- the command ---
-
-
 @pytest.fixture
 def registered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiments, "_entries", {**experiments, "contest_small": small_contest})
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_page_and_the_docs_show_the_sides(notebook):
+    finals(notebook, small_contest(), {"conv": (20.0, 20.1, 20.2), "tanh-cos": (19.0, 19.1, 19.2)})
+    page = str(paper_sections.tables(Sources((notebook.folder,))))
+    assert 'id="contest_small-sides-caption"' in page
+    assert '"tanh-cos" wins: ahead of "conv" by 1.00' in page
+    text = docs_table("contest_small", notebook.folder)
+    assert "| tanh-cos | Adam 0.02, decay 0 | 19.10 ± 0.10 | 3 |" in text
+    assert "| conv | Adam 0.02, decay 0 | 20.10 ± 0.10 | 3 | reference | 100 | 750 |" in text
+    assert '"tanh-cos" wins' in text
+
+
+# --- the command ---
 
 
 def run_command(capsys, *words):
@@ -343,7 +358,7 @@ def run_command(capsys, *words):
 def test_a_whole_contest_runs_in_stages_and_only_once(tmp_path, capsys):
     words = ("--runs", tmp_path / "runs")
     code, seen = run_command(capsys, *words, "--status")
-    assert "stage 1 of 3 (trials) is open; missing runs: 14 of the trials" in seen.out
+    assert "Stage 1 of 3 (trials) is open; missing runs: 14 of the trials" in seen.out
     code, seen = run_command(capsys, *words)
     assert code == 0
     assert "contest_small: 16 of 16 cells done" in seen.out
