@@ -40,7 +40,7 @@ class WeightProjection:
         check_whole("every", every, least=1)
         check_number("norm", norm, above=0)
         self.every, self.norm, self.count = every, float(norm), 0
-        self._layers = _unweighted_layers(model, layers)
+        self._layers = unweighted_layers(model, layers)
 
     def step(self) -> bool:
         """Counts one step of the optimizer and projects if it is due. Returns whether it did."""
@@ -88,7 +88,7 @@ class WeightedGradients:
             raise ValueError(f"on must be 'gradient' or 'update', not {on!r}")
         optimizer = _unwrapped(optimizer)
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        self._layers = [layer for layer in _unweighted_layers(model, layers) if id(layer.weight) in held]
+        self._layers = [layer for layer in unweighted_layers(model, layers) if id(layer.weight) in held]
         if not self._layers:
             raise ValueError(
                 f"the {type(optimizer).__name__} has none of the filters to weight: "
@@ -204,7 +204,7 @@ def _exempt_parametrizations(module: nn.Module, weighted: bool) -> list[nn.Modul
     return [part for name in found for part in module.get_submodule(f"parametrizations.{name}").modules()]
 
 
-def _unweighted_layers(model: nn.Module, choose: Choose | None) -> list[Decoupled]:
+def unweighted_layers(model: nn.Module, choose: Choose | None) -> list[Decoupled]:
     """The selected decoupled layers, one for each weight."""
     found = {
         name: layer

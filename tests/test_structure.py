@@ -26,7 +26,7 @@ FLOORS = [
     ["functional"],
     ["layers"],
     ["presets", "testing"],
-    ["convert", "losses", "network_norms", "optim", "regularizers"],
+    ["convert", "losses", "network_norms", "optim", "regularizers", "filter_optimizers"],
     ["inference", "chains", "fuse"],
     ["export"],
     ["models"],

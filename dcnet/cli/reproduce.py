@@ -33,7 +33,8 @@ class Command(options.DeviceOption, options.JsonOption):
     names: Annotated[
         Sequence[str], tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT...", help_behavior_hint="(required)")
     ]
-    """table1, ..., faces, ..., figure4, ..., figures for all figures, or all; an unknown name lists all names."""
+    """table1, ..., contest-resnet32, ..., figure4, ..., figures for all figures, or all, which trains no contests; an
+    unknown name lists all names."""
 
     seeds: Annotated[int | None, options.arg("N", "by experiment")] = None
     """The number of runs per cell, with the seeds 0, 1, ..."""
@@ -149,6 +150,7 @@ def _show_tables(work: Reproduction) -> None:
     # Titles, notes and names may have brackets, such as "[0, 1]", which are not markup.
     console = Console(markup=False, emoji=False)
     for experiment, found in work.statuses():
-        console.print(report.experiment_tables.experiment_table(experiment, found))
+        for table in report.experiment_tables.experiment_tables(experiment, found):
+            console.print(table)
         for line in report.experiment_tables.summary_lines(experiment, found):
             console.print(line, soft_wrap=True, highlight=False)

@@ -48,7 +48,9 @@ class NetworkOptions:
     width: Annotated[float | None, by_recipe("FACTOR")] = None
     """Multiplies the channels of all layers."""
 
-    norm: Annotated[Literal["batch", "layer", "rms", "none"] | None, by_recipe("{batch,layer,rms,none}")] = None
+    norm: Annotated[
+        Literal["batch", "group", "layer", "rms", "none"] | None, by_recipe("{batch,group,layer,rms,none}")
+    ] = None
     """The normalization after each layer; in a transformer, before attention and MLP."""
 
     activation: Annotated[Literal["relu", "prelu", "gelu", "none"] | None, by_recipe("{relu,prelu,gelu,none}")] = None
@@ -101,14 +103,16 @@ class RecipeOptions:
     batch_size: Whole = None
     """Images per step, over all processes."""
 
-    optimizer: Annotated[Literal["adam", "adamw", "sgd"] | None, by_recipe("{adam,adamw,sgd}")] = None
-    """The optimizer."""
+    optimizer: Annotated[
+        Literal["adam", "adamw", "sgd", "muon", "sphere-sgd"] | None, by_recipe("{adam,adamw,sgd,muon,sphere-sgd}")
+    ] = None
+    """The optimizer; muon and sphere-sgd update filters in their own way, and all other parameters as adamw."""
 
     lr: Decimal = None
-    """The initial learning rate."""
+    """The initial learning rate; the angle of a step, in radians, for sphere-sgd."""
 
     momentum: Decimal = None
-    """The momentum of sgd."""
+    """The momentum of sgd, muon and sphere-sgd."""
 
     weight_decay: Decimal = None
     """L2 decay of all parameters except unweighted decoupled filters and learned constants of operators."""
@@ -140,7 +144,7 @@ class RecipeOptions:
     """Adversarial training: fgsm, "pgd(epsilon=8/255,steps=7)" or "trades(beta=6)"."""
 
     projection_every: Whole = None
-    """Steps between weight projections, 0 for none."""
+    """Steps between weight projections, 0 for none; 1 makes them a part of every step."""
 
     weighted_gradients: Annotated[Literal["none", "gradient", "update"] | None, by_recipe("{none,gradient,update}")] = (
         None

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -16,6 +16,8 @@ from dcnet.training import Record, RunConfig, recipe
 
 NOT_CONVERGED = "N/C"
 ERROR: tuple[str | int, ...] = ("results", "test_error")
+# Returns the record of a finished run; None if there is none.
+Find = Callable[[RunConfig], Record | None]
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Cell:
         factor: multiplies the number, such as 100 for a fraction shown in %.
         first_seed: the seed of the first run; the next runs have the next seeds.
         evaluation: name of the evaluation that measures the number; None if training alone does.
+        seeds: number of runs; None for that of the experiment.
     """
 
     row: str
@@ -41,18 +44,35 @@ class Cell:
     factor: float = 1.0
     first_seed: int = 0
     evaluation: str | None = None
+    seeds: int | None = None
 
     def configs(self, seeds: int) -> tuple[RunConfig, ...]:
-        """Returns the configs of the first `seeds` runs."""
+        """Returns the configs of the first `seeds` runs, or of as many runs as the cell has."""
         if self.config is None:
             return ()
-        own = range(self.first_seed, self.first_seed + seeds)
+        own = range(self.first_seed, self.first_seed + (self.seeds or seeds))
         return tuple(dataclasses.replace(self.config, seed=seed) for seed in own)
 
     def value(self, record: Record) -> float | None:
         """Returns the number of the cell from the record of a run; None if it is missing."""
         found = record.value(self.metric)
         return self.factor * float(found) if isinstance(found, int | float) else None
+
+
+class Rules(Protocol):
+    """Rules by which the cells of an experiment depend on the records."""
+
+    def cells(self, find: Find) -> tuple[Cell, ...]:
+        """Returns the cells, given the records."""
+
+    def only(self, prefixes: tuple[str, ...]) -> Rules:
+        """Returns the rules for the rows that start with one of the prefixes."""
+
+    def small(self, change: Callable[[RunConfig], RunConfig]) -> Rules:
+        """Returns rules with few cells and changed configs, for smoke tests."""
+
+    def runs(self, seeds: int) -> int:
+        """Returns the number of runs in the end."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +90,7 @@ class Experiment:
         not_run: why the experiment is not run by default, in one sentence.
         possible: a function of the data folder that tells whether the experiment can be run nevertheless.
         notes: sentences shown below the table.
+        rules: rules by which the cells depend on the records; `cells` has those without any record.
     """
 
     name: str
@@ -83,6 +104,7 @@ class Experiment:
     not_run: str | None = None
     possible: Callable[[Path | None], bool] | None = None
     notes: tuple[str, ...] = ()
+    rules: Rules | None = None
 
     def __post_init__(self) -> None:
         own, places = f"the experiment {self.name!r}", [(cell.row, cell.column) for cell in self.cells]
@@ -109,9 +131,16 @@ class Experiment:
         ready = self.possible is not None and self.possible(folder)
         return dataclasses.replace(self, not_run=None) if ready else self
 
+    def at(self, find: Find) -> Experiment:
+        """Returns the experiment with the cells that follow from the records."""
+        return self if self.rules is None else dataclasses.replace(self, cells=self.rules.cells(find))
+
     def only(self, prefixes: Iterable[str]) -> Experiment:
         """Keeps the cells whose column or "row, column" starts with one of the prefixes; all if there are none."""
         given = tuple(prefixes)
+        if self.rules is not None and given:
+            rules = self.rules.only(given)
+            return dataclasses.replace(self, cells=rules.cells(lambda config: None), rules=rules)
         kept = [
             cell
             for cell in self.cells
@@ -182,10 +211,11 @@ def register_evaluation(name: str) -> Callable[[Evaluate], Evaluate]:
 
 def get_experiment(name: str) -> Experiment:
     """Returns the registered experiment of this name."""
-    experiment = experiments[name]()
+    own = experiments.canonical(name)
+    experiment = experiments[own]()
     # Guards against a copied function whose experiment was not renamed.
-    if experiment.name != name:
-        raise ValueError(f"the function {name} returns the experiment {experiment.name!r}: give both the same name")
+    if experiment.name != own:
+        raise ValueError(f"the function {own} returns the experiment {experiment.name!r}: give both the same name")
     return experiment
 
 

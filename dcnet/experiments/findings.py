@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import combinations, groupby
 from typing import Any
 
+from dcnet.experiments.contest import ContestState, find_contest
 from dcnet.experiments.experiment import ERROR, NOT_CONVERGED, Experiment
 from dcnet.experiments.status import DIGITS, CellStatus, pooled_deviation
 
@@ -237,9 +238,15 @@ def _nearest(gaps: dict[str, dict[tuple[str, str], float]], keys: set[tuple[str,
 
 
 # A statement about a table; `str()` returns it as a sentence.
-Finding = Closeness | RowOrder | Winner | Nearest
+Finding = Closeness | RowOrder | Winner | Nearest | ContestState
 # The functions by the names of the findings in JSON.
-FINDINGS = {"near": find_closeness, "order": find_order, "winner": find_winner, "nearest": find_nearest}
+FINDINGS = {
+    "near": find_closeness,
+    "order": find_order,
+    "winner": find_winner,
+    "nearest": find_nearest,
+    "contest": find_contest,
+}
 
 
 def findings_of(experiment: Experiment, statuses: Sequence[CellStatus]) -> dict[str, Finding]:

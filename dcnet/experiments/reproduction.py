@@ -28,10 +28,13 @@ SMOKE_NOTE = "A smoke test on the digits: it checks that everything runs; the nu
 
 def smoke_test(experiment: Experiment) -> Experiment:
     """Returns the experiment with tiny runs of a second each; their numbers are meaningless."""
+    rules = None if experiment.rules is None else experiment.rules.small(_smoke_config)
+    cells = experiment.cells if rules is None else rules.cells(lambda config: None)
     return dataclasses.replace(
         experiment,
         title=f"{experiment.title} (smoke test)",
-        cells=tuple(_smoke_cell(cell) for cell in experiment.cells),
+        cells=tuple(_smoke_cell(cell) for cell in cells),
+        rules=rules,
         seeds=1,
         contest=False,
         not_run=None,
@@ -87,7 +90,7 @@ class Reproduction:
     """Runs what is missing of some experiments, and reads their results from records.
 
     Args:
-        names: names of experiments, or "all".
+        names: names of experiments, or "all", which trains all but contests.
         seeds: number of runs per cell; None for the default of each experiment.
         smoke: run smoke tests instead.
         runs: the folder of all runs; None for `runs_root()`.
@@ -109,7 +112,10 @@ class Reproduction:
         only: Sequence[str] = (),
     ):
         data, wanted = execution.data_dir, select_cells(select_experiments(names), only)
-        self.experiments = [smoke_test(one) if smoke else one.with_data(data) for one in wanted]
+        self.wanted = [smoke_test(one) if smoke else one.with_data(data) for one in wanted]
+        # Contests take days, so they must be named.
+        named = {one.name for one in select_experiments(name for name in names if name != "all")}
+        self.left_out = {one.name for one in self.wanted if one.rules is not None and not smoke} - named
         self.seeds, self.records, self.jobs = seeds, records, jobs
         self.runs = (runs or runs_root()) / "smoke" if smoke else runs or runs_root()
         threads = max(1, available_cores() // jobs) if execution.device == "cpu" and jobs > 1 else None
@@ -121,10 +127,24 @@ class Reproduction:
         """Reads the current records."""
         return RecordIndex(self.runs, self.records)
 
+    def experiments(self, index: RecordIndex) -> list[Experiment]:
+        """Returns the experiments with the cells that follow from the records."""
+        return [experiment.at(index.record) for experiment in self.wanted]
+
     def run(self, console: Console) -> int:
         """Runs everything that has no record yet; returns the exit code: 1 if a run failed, 130 if interrupted."""
-        tasks = plan_tasks(self.experiments, self.index(), self.seeds)
-        return self._run_tasks(tasks, console) if tasks else 0
+        before: list[Task] = []
+        # When all tasks of a stage are done, those of the next stage are known.
+        while (tasks := self._missing_tasks()) and tasks != before:
+            if code := self._run_tasks(tasks, console):
+                return code
+            before = tasks
+        return 0
+
+    def _missing_tasks(self) -> list[Task]:
+        index = self.index()
+        asked = [experiment for experiment in self.experiments(index) if experiment.name not in self.left_out]
+        return plan_tasks(asked, index, self.seeds)
 
     def _run_tasks(self, tasks: Sequence[Task], console: Console) -> int:
         with ProgressBoard(console, len(tasks)) as board:
@@ -139,7 +159,7 @@ class Reproduction:
     def statuses(self) -> list[tuple[Experiment, list[CellStatus]]]:
         """Returns each experiment with the status of its cells."""
         index = self.index()
-        return [(experiment, status_of(experiment, index, self.seeds)) for experiment in self.experiments]
+        return [(experiment, status_of(experiment, index, self.seeds)) for experiment in self.experiments(index)]
 
     def to_json(self) -> dict[str, Any]:
         """Returns the status of the cells and the findings of each experiment as JSON values."""
@@ -148,7 +168,7 @@ class Reproduction:
     def collect(self, folder: Path) -> None:
         """Copies the records of all finished runs of these experiments to a folder, each named after its run."""
         index = self.index()
-        for experiment in self.experiments:
+        for experiment in self.experiments(index):
             for _, records in cell_records(experiment, index, self.seeds):
                 for record in records:
                     write_record(folder / f"{record.run_name}.json", record)

@@ -94,6 +94,7 @@ class CellStatus:
         diverged: number of runs that diverged, or whose accuracy is hardly above chance.
         seeds: number of requested runs; there may be more.
         unmeasured: number of finished runs, if the cell has no metric.
+        seconds: training times of the finished runs.
     """
 
     cell: Cell
@@ -101,14 +102,19 @@ class CellStatus:
     diverged: int
     seeds: int
     unmeasured: int = 0
+    seconds: tuple[float, ...] = ()
+
+    @property
+    def runs(self) -> int:
+        """The number of finished runs."""
+        return len(self.values) + self.diverged + self.unmeasured
 
     @property
     def state(self) -> str:
         """One of "quoted", "missing", "partial" and "done"."""
         if self.cell.config is None:
             return "quoted"
-        found = len(self.values) + self.diverged + self.unmeasured
-        return "done" if found >= self.seeds else "partial" if found else "missing"
+        return "done" if self.runs >= self.seeds else "partial" if self.runs else "missing"
 
     @property
     def mean(self) -> float | None:
@@ -212,19 +218,21 @@ def _with_seeds(cell: Cell, seeds: Sequence[int]) -> list[RunConfig]:
     """Returns the configs of those seeds that are in the range of the cell."""
     if cell.config is None:
         return []
-    own = range(cell.first_seed, cell.first_seed + MAX_SEEDS)
+    own = range(cell.first_seed, cell.first_seed + (cell.seeds or MAX_SEEDS))
     return [dataclasses.replace(cell.config, seed=seed) for seed in seeds if seed in own]
 
 
 def cell_status(cell: Cell, records: list[Record], seeds: int) -> CellStatus:
     """Returns the status of a cell, given the records of its runs."""
+    seeds = cell.seeds or seeds
     done = [record for record in records if record.status == "done"]
     diverged = sum(record.status == "diverged" for record in records)
     if not cell.metric:
         return CellStatus(cell, (), diverged, seeds, unmeasured=len(done))
     learned = [record for record in done if not failed_to_learn(record)]
     values = [value for record in learned if (value := cell.value(record)) is not None]
-    return CellStatus(cell, tuple(values), diverged + len(done) - len(learned), seeds)
+    seconds = tuple(record.timings.training or 0.0 for record in done)
+    return CellStatus(cell, tuple(values), diverged + len(done) - len(learned), seeds, seconds=seconds)
 
 
 def failed_to_learn(record: Record) -> bool:

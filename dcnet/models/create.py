@@ -75,7 +75,7 @@ def create_model(
         name: one of `dcnet.models.networks`.
         operator: an Operator, its spec, or "conv" for torch's own layers.
         num_classes: number of classes; 0 for a network that returns its features.
-        norm: "batch" or "none", and "layer" or "rms" for transformers.
+        norm: "batch" or "none", "group" for convolutional networks, and "layer" or "rms" for transformers.
         activation: "relu", "prelu", "gelu" or "none".
         classifier: "linear", or "normalized" for logits ||x|| cos(theta) (Table 5).
         width: multiplies the channels of every layer.

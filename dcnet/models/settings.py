@@ -12,8 +12,10 @@ from dcnet.checks import check_choice, check_number, check_whole
 from dcnet.layers import linear
 from dcnet.operator import Operator, as_operator, is_plain
 
-# Epsilon of each normalization: the authors' value for batch normalization, and the usual one for transformers.
-NORM_EPS = {"batch": 1e-3, "layer": 1e-6, "rms": 1e-6}
+# Epsilon of each normalization: the authors' value for batch normalization, and the usual ones for the others.
+NORM_EPS = {"batch": 1e-3, "group": 1e-5, "layer": 1e-6, "rms": 1e-6}
+# Group normalization has at most so many groups, with at least so many channels each.
+MOST_GROUPS, FEWEST_CHANNELS = 32, 4
 # The authors' values: the initial slope of PReLU, and the standard deviation of the filters in the residual units of
 # their ImageNet networks.
 PRELU_SLOPE = 0.0
@@ -41,7 +43,15 @@ def small_normal_(weight: Tensor) -> Tensor:
     return nn.init.normal_(weight, std=SMALL_DEVIATION)
 
 
-NORMS = ("batch", "layer", "rms", "none")
+def group_count(channels: int) -> int:
+    """The number of groups of a group normalization: a power of 2 that divides the channels."""
+    groups = math.gcd(MOST_GROUPS, channels)
+    while groups > 1 and channels < FEWEST_CHANNELS * groups:
+        groups //= 2
+    return groups
+
+
+NORMS = ("batch", "group", "layer", "rms", "none")
 # Normalizations of each token over its channels, for transformers.
 TOKEN_NORMS = ("layer", "rms")
 CLASSIFIERS = ("linear", "normalized")
@@ -103,8 +113,10 @@ class Settings:
         """The normalization of a convolution, or of a linear layer if not `spatial`."""
         if self.norm in TOKEN_NORMS:
             raise ValueError(
-                f"norm={self.norm!r} needs a transformer, such as vit-tiny: use norm='batch' or norm='none'"
+                f"norm={self.norm!r} needs a transformer, such as vit-tiny: use norm='batch', 'group' or 'none'"
             )
+        if self.norm == "group":
+            return nn.GroupNorm(group_count(channels), channels, eps=self._norm_eps())
         if self.norm == "none":
             return nn.Identity()
         kind = nn.BatchNorm2d if spatial else nn.BatchNorm1d
@@ -112,6 +124,8 @@ class Settings:
 
     def make_token_norm(self, channels: int) -> nn.Module:
         """The normalization of tokens [N, T, channels]; for "batch" that of [N, channels, T]."""
+        if self.norm == "group":
+            raise ValueError("norm='group' needs a convolutional network: use norm='layer', 'rms', 'batch' or 'none'")
         if self.norm not in TOKEN_NORMS:
             return self.make_norm(channels, spatial=False)
         kind = nn.LayerNorm if self.norm == "layer" else nn.RMSNorm

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dcnet.experiments.experiment import Experiment, get_experiment
+from dcnet.experiments.contest import ContestState, Standing, find_contest
+from dcnet.experiments.experiment import NOT_CONVERGED, Experiment, get_experiment
 from dcnet.experiments.findings import findings_of
 from dcnet.experiments.status import UNMEASURED, CellStatus, RecordIndex, status_of
 from dcnet.table import Column, Table
@@ -19,14 +20,45 @@ def experiment_table(experiment: Experiment, found: Sequence[CellStatus]) -> Tab
     return Table(columns, rows, experiment.title, [*_legend(experiment), *experiment.notes])
 
 
+def experiment_tables(experiment: Experiment, found: Sequence[CellStatus]) -> list[Table]:
+    """Returns the table of an experiment, and that of the sides if it is a finished contest."""
+    state = find_contest(experiment, found)
+    sides = [contest_table(state)] if state is not None and state.standings else []
+    return [experiment_table(experiment, found), *sides]
+
+
+def contest_table(state: ContestState) -> Table:
+    """Returns the final results of the sides of a contest, the best first."""
+    numbers = ("test error, %", "seeds", "p", "s per final run", "s of all runs")
+    texts = [Column(title, wraps=True) for title in ("side", "recipe")]
+    columns = [*texts, *(Column(title, "right", wraps=True) for title in numbers)]
+    rows = [_standing_row(one, state.reference) for one in state.standings]
+    notes = [
+        "p: the probability of such a difference from the reference by chance, by Welch's t test, with Holm's "
+        "correction for the number of challengers; seconds of training, which runs in parallel share."
+    ]
+    return Table(columns, rows, "The best recipe of each side", notes)
+
+
+def _standing_row(one: Standing, reference: str | None) -> list[str]:
+    spread = "" if one.deviation is None else f" ± {one.deviation:.2f}"
+    diverged = f"{one.diverged} {NOT_CONVERGED}" if one.diverged else ""
+    error = ", ".join(part for part in (f"{one.mean:.2f}{spread}" if one.errors else "", diverged) if part)
+    p = "reference" if one.side == reference else "" if one.p is None else f"{one.p:.2g}"
+    count = str(len(one.errors) + one.diverged)
+    return [one.side, one.recipe, error, count, p, f"{one.seconds:,.0f}", f"{one.all_seconds:,.0f}"]
+
+
 def docs_table(name: str, results: Path) -> str:
     """Returns the table and findings of an experiment in Markdown, from the records in a folder."""
-    experiment = get_experiment(name)
     # Ignore local runs, so that the docs are the same everywhere.
-    found = status_of(experiment, RecordIndex(results / "no runs", [results]))
+    index = RecordIndex(results / "no runs", [results])
+    experiment = get_experiment(name).at(index.record)
+    found = status_of(experiment, index)
     about = f"{experiment.title}. Cells: {'; '.join([*_legend(experiment), _seeds_legend(found)])}."
     findings = " ".join(str(finding) for finding in findings_of(experiment, found).values())
-    return "\n\n".join([about, experiment_table(experiment, found).markdown(), *([findings] if findings else [])])
+    shown = [table.markdown() for table in experiment_tables(experiment, found)]
+    return "\n\n".join([about, *shown, *([findings] if findings else [])])
 
 
 def summary_lines(experiment: Experiment, found: Sequence[CellStatus]) -> list[str]:

@@ -1,6 +1,6 @@
 """Networks and optimizers from a config."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dcnet.filter_optimizers import Muon, SphereSGD
 from dcnet.losses import MarginSoftmax
 from dcnet.losses.annealing import BY_MARGIN
 from dcnet.models import Network, create_model
@@ -85,15 +86,51 @@ def _with_head(config: RunConfig, network: Network, num_classes: int) -> MarginN
 
 def build_optimizer(config: RunConfig, model: nn.Module, device: torch.device, sharded: bool = False) -> Optimizer:
     """Builds a fused optimizer, which can skip steps with non-finite gradients; SGD of sharded weights is not fused."""
-    groups = param_groups(model, config.weight_decay, weighted=config.decay_weighted)
-    groups = [group for group in groups if group["params"]]
-    on_gpu = device.type == "cuda"
     # A tensor, so that a captured step reads the current learning rate.
-    rate: Any = torch.tensor(config.lr, device=device) if on_gpu else config.lr
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=config.momentum, fused=not sharded)
-    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=rate, fused=True, capturable=on_gpu)
+    rate: Any = torch.tensor(config.lr, device=device) if device.type == "cuda" else config.lr
+    return OPTIMIZERS[config.optimizer](config, model, rate, sharded)
+
+
+def _sgd(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Optimizer:
+    return torch.optim.SGD(_groups(config, model), lr=rate, momentum=config.momentum, fused=not sharded)
+
+
+def _adam(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Optimizer:
+    return torch.optim.Adam(_groups(config, model), lr=rate, fused=True, capturable=isinstance(rate, Tensor))
+
+
+def _adamw(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Optimizer:
+    return torch.optim.AdamW(_groups(config, model), lr=rate, fused=True, capturable=isinstance(rate, Tensor))
+
+
+def _muon(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Optimizer:
+    _check_whole(config, sharded)
+    return Muon(model, rate, config.momentum, config.weight_decay)
+
+
+def _sphere_sgd(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Optimizer:
+    _check_whole(config, sharded)
+    return SphereSGD(model, rate, config.momentum, config.weight_decay)
+
+
+# The optimizers by the names in a config.
+OPTIMIZERS: dict[str, Callable[[RunConfig, nn.Module, Any, bool], Optimizer]] = {
+    "adam": _adam,
+    "adamw": _adamw,
+    "sgd": _sgd,
+    "muon": _muon,
+    "sphere-sgd": _sphere_sgd,
+}
+
+
+def _groups(config: RunConfig, model: nn.Module) -> list[dict[str, Any]]:
+    groups = param_groups(model, config.weight_decay, weighted=config.decay_weighted)
+    return [group for group in groups if group["params"]]
+
+
+def _check_whole(config: RunConfig, sharded: bool) -> None:
+    if sharded:
+        raise ValueError(f"optimizer={config.optimizer!r} does not support FSDP (sharded weights): use DDP, or adamw")
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

@@ -20,10 +20,12 @@ from dcnet.training.schedules import Cosine, Schedule, schedule_of
 
 # Valid names of fields, and minimum values of integer fields.
 CHOICES = {
-    "optimizer": ("adam", "adamw", "sgd"),
+    "optimizer": ("adam", "adamw", "sgd", "muon", "sphere-sgd"),
     "precision": ("float32", "bfloat16"),
     "weighted_gradients": ("none", "gradient", "update"),
 }
+# Optimizers with the field `momentum`, and those that need filters whose norm has no effect.
+WITH_MOMENTUM, ON_SPHERE = ("sgd", "muon", "sphere-sgd"), ("sphere-sgd",)
 ANNEALINGS = ("auto", "none")
 LEAST = {
     "steps": 1,
@@ -65,14 +67,18 @@ class RunConfig:
         feature_snapshots: number of test images whose features are stored at each evaluation; needs 2 or 3 features.
         adversary: a spec such as "fgsm" or "pgd(epsilon=8/255,steps=7)" for adversarial training.
         steps: optimizer steps; give either `steps` or `epochs`.
-        weight_decay: added to the gradient, but decoupled for adamw; `dcnet.optim.param_groups` selects the parameters.
+        optimizer: "adam", "adamw", "sgd", or one of `dcnet.filter_optimizers`: "muon" or "sphere-sgd".
+        lr: initial learning rate; the angle of a step, in radians, for sphere-sgd.
+        weight_decay: added to the gradient by adam and sgd, decoupled by the others; `dcnet.optim.param_groups` selects
+            the parameters.
         decay_weighted: whether the filters of weighted operators decay. Ignored for all others.
         label_smoothing: share of the label that is spread over all classes; always 0 for margins with one binary
             loss per class.
         log_floor: added to the probability inside the logarithm of the loss; always 0 with a margin.
         pixel_mean: the network normalizes pixels x in [0, 1] to (x - mean) / std.
         pixel_std: see `pixel_mean`.
-        projection_every: steps between weight projections; 0 for none. Ignored for plain networks.
+        projection_every: steps between weight projections; 0 for none, 1 for a part of every step. Ignored for plain
+            networks.
         weighted_gradients: "gradient" or "update" as in `dcnet.optim.WeightedGradients`, or "none". Ignored for plain
             networks.
         orthonormal: coefficient of `dcnet.regularizers.orthonormal` / 2 in the loss. Ignored for plain networks.
@@ -160,7 +166,7 @@ class RunConfig:
             raise ValueError(f"seed must be below 2^{SEED_BITS}, not {self.seed}")
         if not all(value > 0 for value in self.pixel_std):
             raise ValueError(f"pixel_std must be above 0, not {self.pixel_std}")
-        if self.decoupled and Operator.parse(self.operator).weighted:
+        if not self.decoupled or Operator.parse(self.operator).weighted:
             self._check_weighted()
         self._check_head()
         if self.weights is not None:
@@ -202,13 +208,17 @@ class RunConfig:
             raise ValueError(f"classifier={self.classifier!r} and margin={self.margin!r} exclude each other: give one")
 
     def _check_weighted(self) -> None:
-        """Raises ValueError for options that change ||w||, which weighted operators depend on."""
+        """Raises ValueError for options that change ||w||, which plain and weighted operators depend on."""
         for name in ("projection_every", "weighted_gradients"):
             if getattr(self, name) not in (0, "none"):
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} needs an unweighted operator, not {self.operator!r}: "
                     f"use {name}={0 if name == 'projection_every' else 'none'!r}"
                 )
+        if self.optimizer in ON_SPHERE:
+            raise ValueError(
+                f"optimizer={self.optimizer!r} needs an unweighted operator, not {self.operator!r}: use sgd or muon"
+            )
 
     @property
     def decoupled(self) -> bool:

@@ -9,7 +9,7 @@ from dcnet.data import Augmentation
 from dcnet.models.timm_models import timm_pixels
 from dcnet.operator import PLAIN
 from dcnet.registry import unknown_name
-from dcnet.training.config import OWN_WEIGHTS, RunConfig
+from dcnet.training.config import OWN_WEIGHTS, WITH_MOMENTUM, RunConfig
 from dcnet.training.schedules import Cosine, Steps
 
 # Normalization as (rgb - 127.5) / 128, for pixels in [0, 1].
@@ -257,7 +257,7 @@ def _check_effect(config: RunConfig, asked: dict[str, Any]) -> None:
         )
     if (floor := asked.get("log_floor")) and not config.log_floor:
         raise ValueError(f"margin {config.margin!r} has no log_floor (got {floor!r}): omit one of them")
-    if asked.get("momentum") is not None and config.optimizer != "sgd":
+    if asked.get("momentum") is not None and config.optimizer not in WITH_MOMENTUM:
         raise ValueError(f"optimizer {config.optimizer!r} has no momentum (got {config.momentum}): omit it, or use sgd")
     if asked.get("norm_momentum") is not None and config.norm not in (None, "batch"):
         raise ValueError(f"norm {config.norm!r} has no norm_momentum (got {config.norm_momentum}): omit one of them")

@@ -150,13 +150,16 @@ class Setup:
         # There are one or two batch sizes; code with dynamic shapes is slower.
         network: Any = torch.compile(prepared, dynamic=False) if execution.compile else prepared
         objective = Objective(config, self.model)
-        self.step = Step(self.accelerator, network, self.optimizer, objective, self.meter)
+        every = config.projection_every
+        # A projection in every step is a part of the step, and is captured with it.
+        inner = WeightProjection(self.model, every) if every == 1 else None
+        self.step = Step(self.accelerator, network, self.optimizer, objective, self.meter, inner)
+        self.projection = WeightProjection(self.model, every) if every > 1 else None
         share = (self.accelerator.process_index, self.processes)
         self.source = make_source(self.dataset, config, self.device, share, self.graph, execution.workers)
         self.evaluator = Evaluator(self.model, self.device, graph=self.graph)
         count = config.feature_snapshots
         self.snapshots = Snapshots(self.model, self.dataset, count, self.device) if count else None
-        self.projection = WeightProjection(self.model, config.projection_every) if config.projection_every else None
         if config.weighted_gradients != "none":
             WeightedGradients(self.model, self.optimizer, on=config.weighted_gradients)
         self.total_steps = config.steps or (config.epochs or 0) * self.source.steps_per_epoch

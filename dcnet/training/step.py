@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dcnet import regularizers
+from dcnet.optim import WeightProjection
 from dcnet.training.adversarial import Target, as_adversary
 from dcnet.training.config import RunConfig
 
@@ -135,13 +136,22 @@ def correct(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class Step:
-    """Trains on a batch without waiting for the device, so that it can be captured as a CUDA graph."""
+    """Trains on a batch without waiting for the device, so that it can be captured as a CUDA graph.
+
+    A projection, if given, is applied in every step.
+    """
 
     def __init__(
-        self, accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, objective: Objective, meter: Meter
+        self,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: Optimizer,
+        objective: Objective,
+        meter: Meter,
+        projection: WeightProjection | None = None,
     ):
         self.accelerator, self.model, self.optimizer = accelerator, model, optimizer
-        self.objective, self.meter = objective, meter
+        self.objective, self.meter, self.projection = objective, meter, projection
         # The weights must stay finite, since they are used to find the failing layer.
         optimizer.found_inf = meter.found_bad  # type: ignore[attr-defined]
 
@@ -151,6 +161,8 @@ class Step:
         self.objective.backward(loss, self.accelerator)
         self.meter.add(loss, correct(logits, labels), len(labels), self._largest_gradient())
         self.optimizer.step()
+        if self.projection is not None:
+            self.projection.project_()
 
     @torch.no_grad()
     def _largest_gradient(self) -> Tensor | None:

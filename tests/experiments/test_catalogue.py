@@ -67,7 +67,7 @@ def configs_of_all_experiments():
     return list(dict.fromkeys(cell.config for cell in cells if cell.config))
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_command_of_every_run_round_trips(every):
     for config in configs_of_all_experiments()[::every]:
         words = shlex.split(command_of(config))[1:]
@@ -142,9 +142,50 @@ def _changed(config, base):
     return {name: value for name, value in dataclasses.asdict(config).items() if value != given[name]}
 
 
+CONTESTS = [name for name in sorted(experiments) if name.startswith("contest")]
+
+
+@pytest.mark.parametrize("name", CONTESTS)
+def test_contests_try_held_out_images_and_then_all(name):
+    found = get_experiment(name)
+    rules = found.rules
+    trials = {cell.config for cell in found.cells}
+    assert {config.dataset for config in trials} == {"cifar100-validation"}
+    finals = [one.config for side in rules.sides for one in side.candidates]
+    assert {config.dataset for config in finals} == {"cifar100"}
+    assert all(config.steps >= 2 * rules.trial["steps"] for config in finals)
+    assert found.seeds >= 3
+    for side in rules.sides:
+        own = {one.config.operator for one in side.candidates}
+        assert len(own) == 1
+        assert side.reference == (own == {"conv"})
+        optimizers = {one.config.optimizer for one in side.candidates}
+        assert optimizers == ({"sgd", "adamw", "muon"} if side.reference else {"adam", "muon", "sphere-sgd"})
+        # The first recipe of a family is the middle one, with an inner rate and decay.
+        families = {one.family: one for one in reversed(side.candidates)}
+        assert [side.edges(one) for one in families.values()] == [[], [], []]
+
+
+def test_sides_of_the_contests():
+    sides = {name: [side.name for side in get_experiment(name).rules.sides] for name in CONTESTS}
+    operators = ["plain", "linear-cos", "seg-cos", "seg-linear", "seg-sqcos", "linear-sqcos", "tanh-cos"]
+    assert sides["contest_resnet32"] == [*operators, "linear-sqcos, normalized classifier"]
+    assert sides["contest_cnn9"] == [*sides["contest_resnet32"], "seg-sqcos, no ReLU"]
+    assert len(sides["contest_small_batch_2"]) == 5 * 3
+    small = get_experiment("contest_small_batch_2").rules.sides
+    assert {one.config.batch_size for side in small for one in side.candidates} == {2}
+    # Rates of SGD are proportional to the batch size, and those of Adam to its root.
+    assert small[0].candidates[0].config.lr == pytest.approx(0.05 / 64, rel=1e-2)
+    assert small[1].candidates[0].config.lr == pytest.approx(1e-3 / 8)
+    few = get_experiment("contest_few_images_10").rules.sides
+    assert {one.config.train_images for side in few for one in side.candidates} == {1_000}
+    normalized = get_experiment("contest-resnet32").rules.sides[-1].candidates[0].config
+    assert (normalized.operator, normalized.classifier) == ("linear-sqcos", "normalized")
+
+
 def test_the_experiment_of_the_docs_can_be_selected(monkeypatch):
     monkeypatch.setattr(experiments, "_entries", dict(experiments))
-    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     exec(code, {})
     found = get_experiment("widths")
     assert (found.rows, found.columns) == (["conv", "tanh-cos"], ["width 0.25", "width 0.5"])
@@ -155,7 +196,8 @@ def test_the_docs_list_every_experiment_and_its_runs():
     counts = {}
     for name, make in experiments.items():
         found = make()
-        counts[name] = len({config for cell in found.cells for config in cell.configs(found.seeds)})
+        runs = {config for cell in found.cells for config in cell.configs(found.seeds)}
+        counts[name] = len(runs) if found.rules is None else found.rules.runs(found.seeds)
     assert {name: int(count) for name, count in rows} == counts
 
 

@@ -14,6 +14,7 @@ from dcnet import Operator
 from dcnet.layers import Decoupled, DecoupledLinear
 from dcnet.models import Network, create_model, networks, register, register_prefix
 from dcnet.models.create import prefixes
+from dcnet.models.settings import group_count
 
 NAMES = list(networks)
 CLASSES = 7
@@ -303,6 +304,27 @@ def test_constants_of_batch_normalization(name: str) -> None:
     assert found(norm_eps=1e-5, norm_momentum=1e-3) == {(1e-5, 1e-3)}
 
 
+@pytest.mark.parametrize(
+    ("channels", "groups"), [(96, 16), (64, 16), (128, 32), (384, 32), (32, 8), (26, 2), (10, 2), (7, 1), (1, 1)]
+)
+def test_groups_divide_the_channels(channels: int, groups: int) -> None:
+    assert group_count(channels) == groups
+
+
+@pytest.mark.parametrize("name", ["cnn9", "resnet32", "sphereface20"])
+def test_group_normalization_does_not_depend_on_the_batch(name: str) -> None:
+    """An image has the same logits alone and in a batch, in training mode, too."""
+    model = small(name, operator="linear-cos", norm="group").train()
+    assert any(isinstance(part, nn.GroupNorm) for part in model.modules())
+    assert not any(isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d) for part in model.modules())
+    x = images()
+    torch.testing.assert_close(model(x[:1]), model(x)[:1], rtol=1e-3, atol=1e-4)
+    conv = next(part for part in model.modules() if isinstance(part, nn.GroupNorm))
+    rows = torch.randn(3, conv.num_channels, 2, 2)
+    grouped = conv(rows).reshape(3, conv.num_groups, -1)
+    torch.testing.assert_close(grouped.mean(-1), torch.zeros(3, conv.num_groups), rtol=0, atol=1e-4)
+
+
 def test_normalized_classifier_gives_norm_times_cosine() -> None:
     model = small("cnn9", classifier="normalized").double().eval()
     assert isinstance(model.classifier, DecoupledLinear)
@@ -348,8 +370,9 @@ def test_state_dict_names_follow_the_structure() -> None:
     [
         ({"name": "cnn8"}, "unknown network 'cnn8': known are cnn9, .*; did you mean 'cnn9'"),
         ({"name": "nobody:resnet50"}, "unknown network 'nobody:resnet50'"),
-        ({"norm": "group"}, "unknown norm 'group': known are batch, layer, rms, none"),
-        ({"norm": "layer"}, "norm='layer' needs a transformer, such as vit-tiny: use norm='batch' or norm='none'"),
+        ({"norm": "instance"}, "unknown norm 'instance': known are batch, group, layer, rms, none"),
+        ({"norm": "layer"}, "norm='layer' needs a transformer, such as vit-tiny: use norm='batch', 'group' or 'none'"),
+        ({"name": "vit-tiny", "norm": "group"}, "norm='group' needs a convolutional network"),
         ({"name": "sphereface20", "norm": "rms"}, "norm='rms' needs a transformer"),
         ({"activation": "rely"}, "unknown activation 'rely'.*did you mean 'relu'"),
         ({"activation": False}, "unknown activation False"),

@@ -62,6 +62,8 @@ def test_plain_networks_ignore_options_of_decoupled_layers():
     ("changes", "words"),
     [
         ({"optimizer": "adamax"}, "adamax"),
+        ({"optimizer": "sphere-sgd", "operator": "conv"}, "needs an unweighted operator, not 'conv': use sgd or muon"),
+        ({"optimizer": "sphere-sgd", "operator": "tanh-cos+linear"}, "needs an unweighted operator, not 'tanh-cos"),
         ({"precision": "float16"}, "float16"),
         ({"lr": 0.0}, "lr must be positive, not 0.0"),
         ({"lr": float("nan")}, "lr must be finite"),

@@ -80,6 +80,8 @@ def test_an_interrupted_run_resumes_to_the_same_bits(finished, tmp_path, step):
     [
         {"optimizer": "sgd", "lr": 0.05},
         {"optimizer": "adamw", "weight_decay": 0.01},
+        {"optimizer": "muon", "weight_decay": 0.01, "projection_every": 1},
+        {"optimizer": "sphere-sgd", "lr": 0.05, "momentum": 0.8},
         {"projection_every": 2, "orthonormal": 1e-3},
         {"weighted_gradients": "update"},
         {"adversary": "pgd(steps=2)", "margin": "arcface", "annealing": "auto"},

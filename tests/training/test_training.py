@@ -10,8 +10,10 @@ import dcnet
 from dcnet.layers import Decoupled
 from dcnet.models.blocks import Normalized
 from dcnet.training import Execution, load_model, recipe
-from dcnet.training.build import build_model, build_optimizer, load_run_weights_
+from dcnet.training.build import OPTIMIZERS, build_model, build_optimizer, load_run_weights_
 from dcnet.training.checkpoints import read_tensors
+from dcnet.training.config import CHOICES
+from dcnet.training.setup import Setup
 
 
 def test_training_learns(tmp_path):
@@ -49,7 +51,44 @@ def test_decay_of_weighted_filters_follows_the_config():
     assert counts == [[True] * 10, [False] * 10]
 
 
-@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adam", "Adam"), ("adamw", "AdamW")])
+KINDS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "muon": "Muon", "sphere-sgd": "SphereSGD"}
+
+
+def test_every_optimizer_of_configs_can_be_built():
+    assert tuple(KINDS) == tuple(OPTIMIZERS) == CHOICES["optimizer"]
+
+
+@pytest.mark.parametrize("name", ["muon", "sphere-sgd"])
+def test_optimizers_of_filters_need_whole_filters(name):
+    config = tiny(optimizer=name)
+    with pytest.raises(ValueError, match=f"optimizer='{name}' does not support FSDP"):
+        build_optimizer(config, build_model(config, 10, 1, 8), torch.device("cpu"), sharded=True)
+
+
+@pytest.mark.parametrize(("name", "lr", "changes"), [("muon", 0.01, {"projection_every": 1}), ("sphere-sgd", 0.1, {})])
+def test_optimizers_of_filters_learn_with_filters_of_norm_1(tmp_path, name, lr, changes):
+    run, record = train(tiny(optimizer=name, lr=lr, epochs=12, width=0.5, train_images=300, **changes), tmp_path)
+    assert record.results.test_accuracy > 75
+    for layer in load_model(run)[0].modules():
+        if isinstance(layer, dcnet.DecoupledConv2d):
+            torch.testing.assert_close(layer.weight.flatten(1).norm(dim=1), torch.ones(len(layer.weight)))
+
+
+def test_a_projection_in_every_step_is_a_part_of_the_step(tmp_path):
+    """It gives the same weights as a projection after each step."""
+    config = tiny(projection_every=1)
+    inside, outside = (Setup(config, tmp_path, Execution(device="cpu")) for _ in range(2))
+    assert inside.projection is None
+    outside.step.projection, outside.projection = None, dcnet.optim.WeightProjection(outside.model, 1)
+    for setup in (inside, outside):
+        for step in range(3):
+            setup.train_step(step, [])
+    torch.testing.assert_close(inside.model.state_dict(), outside.model.state_dict(), rtol=0, atol=0)
+    first = next(layer for layer in inside.model.modules() if isinstance(layer, dcnet.DecoupledConv2d))
+    torch.testing.assert_close(first.weight.flatten(1).norm(dim=1), torch.ones(len(first.weight)))
+
+
+@pytest.mark.parametrize(("name", "kind"), [pair for pair in KINDS.items() if pair[0] in ("sgd", "adam", "adamw")])
 def test_build_optimizer_follows_the_config(name, kind):
     momentum = {"momentum": 0.3} if name == "sgd" else {}
     config = tiny(optimizer=name, lr=0.07, weight_decay=0.02, **momentum)
@@ -58,6 +97,17 @@ def test_build_optimizer_follows_the_config(name, kind):
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.02, 0]
     assert all(group["lr"] == 0.07 for group in optimizer.param_groups)
     assert all(group.get("momentum", 0.3) == 0.3 for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize("name", ["muon", "sphere-sgd"])
+def test_optimizers_of_filters_follow_the_config(name):
+    config = tiny(optimizer=name, lr=0.07, weight_decay=0.02, momentum=0.3)
+    optimizer = build_optimizer(config, build_model(config, 10, 1, 8), torch.device("cpu"))
+    assert type(optimizer).__name__ == KINDS[name]
+    assert {(group["lr"], group["momentum"]) for group in optimizer.param_groups} == {(0.07, 0.3)}
+    # The filters are unweighted, so that only other parameters decay.
+    assert {group["weight_decay"] for group in optimizer.param_groups if group["filters"]} == {0}
+    assert {group["weight_decay"] for group in optimizer.param_groups if not group["filters"]} == {0, 0.02}
 
 
 def test_the_learning_rate_follows_the_schedule(tmp_path):

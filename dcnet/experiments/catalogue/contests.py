@@ -1,13 +1,18 @@
-"""A fair comparison of plain and decoupled networks, each with its own recipe.
+"""Contests of plain and decoupled networks, in which each side uses the best of its own recipes.
 
-`fair_trials` compares recipes in short runs by the error on held-out training images. `fair` trains each side with its
-best recipe in full length."""
+`fair_trials` and `fair` are an early contest with two sides. The others follow `dcnet.experiments.contest`: trials with
+a part of the steps on held-out training images, a second seed for the best four, and final runs with three seeds."""
 
 import dataclasses
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from dcnet.data import Augmentation
-from dcnet.experiments.experiment import Cell, Experiment, register
+from dcnet.data.cifar import VALIDATION
+from dcnet.experiments.contest import Candidate, Contest, Side, contest_experiment
+from dcnet.experiments.experiment import Cell, Experiment, experiments, register
+from dcnet.operator import PLAIN
 from dcnet.training import RunConfig, recipe
 from dcnet.training.schedules import Cosine
 
@@ -25,6 +30,8 @@ TRIALS: dict[str, dict[str, Any]] = {
 }
 # The best recipes in `fair_trials`.
 BEST_TRIALS = {"plain, ReLU": "SGD, decay 1e-3", "seg-sqcos, no ReLU": "Adam"}
+# What all recipes have in common.
+COMMON: dict[str, Any] = {"schedule": Cosine(), "label_smoothing": 0.1, "augmentation": CROPS}
 
 
 def tuned(side: str, trial: str, **changes: Any) -> RunConfig:
@@ -32,13 +39,7 @@ def tuned(side: str, trial: str, **changes: Any) -> RunConfig:
 
     All have a cosine schedule, label smoothing, and the usual momentum of batch normalization.
     """
-    common: dict[str, Any] = {
-        "model": "cnn9",
-        "schedule": Cosine(),
-        "label_smoothing": 0.1,
-        "norm_momentum": 0.1,
-        "augmentation": CROPS,
-    }
+    common = {**COMMON, "model": "cnn9", "norm_momentum": 0.1}
     return recipe("paper-cifar", **{**common, **SIDES[side], **TRIALS[trial], **changes})
 
 
@@ -46,7 +47,7 @@ def tuned(side: str, trial: str, **changes: Any) -> RunConfig:
 def fair_trials() -> Experiment:
     """Six recipes for each side, compared on held-out training images."""
     cells = tuple(
-        Cell(side, trial, tuned(side, trial, dataset="cifar100-validation", steps=TRIAL_STEPS))
+        Cell(side, trial, tuned(side, trial, dataset=VALIDATION, steps=TRIAL_STEPS))
         for side in SIDES
         for trial in TRIALS
     )
@@ -62,3 +63,169 @@ def fair() -> Experiment:
     )
     title = f"Each network with its own recipe: CNN-9, CIFAR-100, {STEPS:,} steps, test error in %"
     return Experiment("fair", title, cells, seeds=3, contest=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Recipes with one optimizer: three rates at the middle decay, and if `decays` are swept, all at the middle rate.
+
+    `rate_power` says how the rates depend on the batch size: rates are those of batches of 128.
+    """
+
+    name: str
+    optimizer: Mapping[str, Any]
+    rates: tuple[float, float, float]
+    decays: tuple[float, float, float]
+    rate_power: float = 0.5
+
+    def recipes(self, batch_size: int, sweep_decays: bool) -> list[tuple[float, float]]:
+        """Returns pairs of rate and decay, the middle of both first."""
+        scale = (batch_size / 128) ** self.rate_power
+        low, middle, high = (float(f"{rate * scale:.3g}") for rate in self.rates)
+        found = [(rate, self.decays[1]) for rate in (middle, low, high)]
+        return found + [(middle, decay) for decay in (self.decays[0], self.decays[2]) if sweep_decays]
+
+
+# The decay of AdamW and Muon is decoupled, so it is larger than that of SGD for the same effect.
+DECAYS = (0.02, 0.05, 0.1)
+PLAIN_FAMILIES = (
+    Family("SGD", {"optimizer": "sgd"}, (0.025, 0.05, 0.1), (5e-4, 1e-3, 2e-3), rate_power=1.0),
+    Family("AdamW", {"optimizer": "adamw"}, (5e-4, 1e-3, 2e-3), DECAYS),
+    Family("Muon", {"optimizer": "muon"}, (1e-3, 2e-3, 4e-3), DECAYS),
+)
+# Filters of unweighted layers have no decay, so the decay concerns the classifier, shortcuts and normalization.
+# Filters of norm 1 turn by about six times the rate of Muon in a layer of 96 channels.
+DECOUPLED_FAMILIES = (
+    Family("Adam, projection", {"optimizer": "adam"}, (5e-4, 1e-3, 2e-3), (2e-4, 5e-4, 1e-3)),
+    Family("Muon on the sphere", {"optimizer": "muon", "projection_every": 1}, (2e-3, 4e-3, 8e-3), DECAYS),
+    Family("SGD on the sphere", {"optimizer": "sphere-sgd", "projection_every": 0}, (0.01, 0.02, 0.04), DECAYS),
+)
+
+
+def make_side(name: str, settings: Mapping[str, Any], sweep_decays: bool = True) -> Side:
+    """Returns a side with the recipes of its families; plain sides are references."""
+    plain = settings["operator"] == PLAIN
+    candidates = [
+        Candidate(family.name, make_config({"lr": rate, "weight_decay": decay, **family.optimizer, **settings}))
+        for family in (PLAIN_FAMILIES if plain else DECOUPLED_FAMILIES)
+        for rate, decay in family.recipes(settings.get("batch_size", 128), sweep_decays)
+    ]
+    return Side(name, tuple(candidates), reference=plain)
+
+
+def make_config(settings: Mapping[str, Any]) -> RunConfig:
+    """Returns the config of a final run."""
+    momentum = {"norm_momentum": 0.1} if settings.get("norm", "batch") == "batch" else {}
+    return recipe("paper-cifar", **{**COMMON, **momentum, **settings})
+
+
+def make_contest(name: str, about: str, sides: Iterable[Side], steps: int, part: int = 4) -> Experiment:
+    """Returns a contest on CIFAR-100 whose trials have one step in `part` of the final runs."""
+    trial = {"dataset": VALIDATION, "steps": steps // part}
+    notes = (
+        f"Held-out error: {steps // part:,} steps without the 5,000 training images that it is measured on; one seed, "
+        f"two for the best four recipes of a side. Test error: the best recipe of a side, {steps:,} steps.",
+    )
+    return contest_experiment(name, f"Contest: {about}, CIFAR-100, error in %", Contest(tuple(sides), trial), 3, notes)
+
+
+# Families whose rates are compared, with five rates each.
+TRANSFER: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+    "plain, SGD": ({"operator": PLAIN, "optimizer": "sgd", "weight_decay": 1e-3}, (0.0125, 0.025, 0.05, 0.1, 0.2)),
+    "plain, Muon": ({"operator": PLAIN, "optimizer": "muon", "weight_decay": 0.05}, (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)),
+    "tanh-cos, Adam": ({"operator": "tanh-cos", "optimizer": "adam"}, (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)),
+    "tanh-cos, SGD on the sphere": (
+        {"operator": "tanh-cos", "optimizer": "sphere-sgd", "weight_decay": 0.05, "projection_every": 0},
+        (0.005, 0.01, 0.02, 0.04, 0.08),
+    ),
+}
+NETWORKS: dict[str, dict[str, Any]] = {
+    **{f"CNN-9, width {width:g}": {"model": "cnn9", "width": width} for width in (0.5, 1.0, 2.0)},
+    **{f"SphereFace-{depth}": {"model": f"sphereface{depth}", "norm": "batch"} for depth in (20, 36, 64)},
+}
+
+
+@register
+def rate_transfer() -> Experiment:
+    """Does one learning rate serve all widths and depths?"""
+    cells = tuple(
+        Cell(
+            f"{family}, rate {rate:g}",
+            column,
+            make_config({**own, **network, "lr": rate, "dataset": VALIDATION, "steps": TRIAL_STEPS}),
+        )
+        for family, (own, rates) in TRANSFER.items()
+        for rate in rates
+        for column, network in NETWORKS.items()
+    )
+    title = f"Learning rates by width and depth: {TRIAL_STEPS:,} steps, error in % on 5,000 held-out training images"
+    return Experiment("rate_transfer", title, cells)
+
+
+OPERATORS = ("linear-cos", "seg-cos", "seg-linear", "seg-sqcos", "linear-sqcos", "tanh-cos")
+NORMALIZED = ("linear-sqcos",)
+
+
+def _network_sides(model: str) -> list[Side]:
+    """Returns a plain side, one per operator, and some with the weight-normalized softmax."""
+    settings: dict[str, Any] = {"model": model, "steps": STEPS}
+    sides = {"plain": {"operator": PLAIN}} | {operator: {"operator": operator} for operator in OPERATORS}
+    for operator in NORMALIZED:
+        sides[f"{operator}, normalized classifier"] = {"operator": operator, "classifier": "normalized"}
+    return [make_side(name, settings | own) for name, own in sides.items()]
+
+
+@register
+def contest_resnet32() -> Experiment:
+    """ResNet-32: a plain network and decoupled ones."""
+    return make_contest("contest_resnet32", "ResNet-32", _network_sides("resnet32"), STEPS)
+
+
+@register
+def contest_cnn9() -> Experiment:
+    """CNN-9: a plain network, decoupled ones, and one without ReLU."""
+    settings = {"model": "cnn9", "steps": STEPS, "operator": "seg-sqcos", "activation": "none"}
+    free = make_side("seg-sqcos, no ReLU", settings)
+    return make_contest("contest_cnn9", "CNN-9", [*_network_sides("cnn9"), free], STEPS)
+
+
+# Steps by batch size; with 80,000 steps, an image is seen 3 times at a batch size of 2.
+BATCH_STEPS = {2: 80_000, 4: 80_000, 8: 80_000, 128: 10_000}
+NORMS = {"BN": "batch", "GN": "group", "no norm": "none"}
+BATCH_OPERATORS = {"plain": PLAIN} | {name: name for name in ("linear-cos", "seg-cos", "tanh-cos", "sphere-cos")}
+
+
+def contest_small_batch(batch_size: int) -> Experiment:
+    """CNN-9 in small batches: with batch statistics, with group normalization, and without normalization."""
+    steps = BATCH_STEPS[batch_size]
+    settings = {"model": "cnn9", "steps": steps, "batch_size": batch_size}
+    sides = [
+        make_side(f"{name}, {shown}", {**settings, "operator": operator, "norm": norm}, sweep_decays=False)
+        for shown, norm in NORMS.items()
+        for name, operator in BATCH_OPERATORS.items()
+    ]
+    about = f"CNN-9 in batches of {batch_size}, by normalization"
+    return make_contest(f"contest_small_batch_{batch_size}", about, sides, steps)
+
+
+for count in BATCH_STEPS:
+    experiments.add(f"contest_small_batch_{count}", partial(contest_small_batch, count), module=__name__)
+
+
+# Steps by number of training images per class.
+FEW_STEPS = {10: 4_000, 50: 10_000}
+FEW_OPERATORS = ("linear-cos", "seg-cos", "tanh-cos")
+
+
+def contest_few_images(per_class: int) -> Experiment:
+    """ResNet-32 with few training images."""
+    steps = FEW_STEPS[per_class]
+    settings = {"model": "resnet32", "steps": steps, "train_images": 100 * per_class}
+    sides = {"plain": PLAIN} | {name: name for name in FEW_OPERATORS}
+    found = [make_side(name, {**settings, "operator": operator}) for name, operator in sides.items()]
+    about = f"ResNet-32, {per_class} training images per class"
+    return make_contest(f"contest_few_images_{per_class}", about, found, steps, part=2)
+
+
+for count in FEW_STEPS:
+    experiments.add(f"contest_few_images_{count}", partial(contest_few_images, count), module=__name__)

@@ -55,7 +55,8 @@ class Sources:
     def experiments(self) -> list[tuple[Experiment, list[CellResult]]]:
         """All experiments with their cells: the tables of the paper by number, then the others."""
         ordered = sorted(select_experiments(["all"]), key=lambda one: (not re.match(r"table\d", one.name), one.name))
-        return [(experiment, self._cells(experiment)) for experiment in ordered]
+        grown = [experiment.at(self.known.record) for experiment in ordered]
+        return [(experiment, self._cells(experiment)) for experiment in grown]
 
     def _cells(self, experiment: Experiment) -> list[CellResult]:
         """Returns every cell with the records of all of its seeds, even if there are more than required."""

@@ -3,9 +3,10 @@
 from collections import Counter
 
 from dcnet.experiments import CellStatus, Experiment
+from dcnet.experiments.contest import find_contest
 from dcnet.experiments.experiment import NOT_CONVERGED
 from dcnet.experiments.findings import FAR, findings_of
-from dcnet.report.experiment_tables import distance, furthest_of
+from dcnet.report.experiment_tables import contest_table, distance, furthest_of
 from dcnet.report.page.assembly import section
 from dcnet.report.page.markup import Html, code, join, paragraph, table, tag
 from dcnet.report.page.page_sources import CellResult, Sources
@@ -66,7 +67,17 @@ def _experiment(experiment: Experiment, cells: list[CellResult]) -> Html:
     heading = tag("h3", experiment.title, id=experiment.name)
     findings = [str(finding) for finding in findings_of(experiment, [one.status for one in cells]).values()]
     notes = [paragraph(note) for note in (*experiment.notes, *findings)]
-    return join([heading, _missing(experiment, cells), *notes, box])
+    return join([heading, _missing(experiment, cells), *notes, _sides(experiment, cells), box])
+
+
+def _sides(experiment: Experiment, cells: list[CellResult]) -> Html:
+    """Returns the final results of a contest; nothing for other experiments, and before its end."""
+    state = find_contest(experiment, [one.status for one in cells])
+    if state is None or not state.standings:
+        return Html("")
+    sides = contest_table(state)
+    box = table(f"{experiment.name}-sides", sides.title, sides.headings, sides.rows)
+    return join([box, *(paragraph(note) for note in sides.notes)])
 
 
 def _missing(experiment: Experiment, cells: list[CellResult]) -> Html:

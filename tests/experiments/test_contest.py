@@ -1,0 +1,430 @@
+"""Contests: stages from records, choices in plain loops, edges of ranges, the t test against scipy, and whole runs."""
+
+import dataclasses
+import json
+import statistics
+
+import pytest
+from helpers.fake_records import bring, small
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from dcnet.cli.app import main
+from dcnet.experiments import experiments
+from dcnet.experiments.contest import (
+    HELD_OUT,
+    NO_VERDICT,
+    TEST,
+    Candidate,
+    Contest,
+    Side,
+    Standing,
+    contest_experiment,
+    find_contest,
+    holm,
+    welch_p,
+)
+from dcnet.experiments.reproduction import Reproduction
+from dcnet.experiments.status import RecordIndex, plan_tasks, status_of
+from dcnet.report.experiment_tables import docs_table
+from dcnet.report.page import paper_sections
+from dcnet.report.page.page_sources import Sources
+from dcnet.training import Execution
+
+RATES, DECAYS = (0.01, 0.02, 0.04), (0.0, 0.1)
+TRIAL_STEPS, STEPS = 2, 4
+
+
+def side(operator: str, reference: bool = False) -> Side:
+    recipes = [
+        Candidate("Adam", small(operator, lr=lr, weight_decay=decay, steps=STEPS)) for lr in RATES for decay in DECAYS
+    ]
+    other = Candidate("SGD", small(operator, lr=1.0, optimizer="sgd", steps=STEPS))
+    return Side(operator, (*recipes, other), reference)
+
+
+def small_contest(finalists: int = 2):
+    rules = Contest((side("conv", True), side("tanh-cos")), {"steps": TRIAL_STEPS}, finalists)
+    return contest_experiment("contest_small", "Digits, error in %", rules, seeds=2)
+
+
+class Notebook:
+    """Records by config, as `RecordIndex.record` finds them, written by hand."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def write(self, config, error, **more):
+        bring(self.folder, config, error, **more)
+
+    @property
+    def index(self):
+        self.folder.mkdir(exist_ok=True)
+        return RecordIndex(self.folder / "runs", [self.folder])
+
+    def experiment(self, contest):
+        return contest.at(self.index.record)
+
+    def state(self, contest, seeds=None):
+        index = self.index
+        grown = contest.at(index.record)
+        return find_contest(grown, status_of(grown, index, seeds))
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    return Notebook(tmp_path / "records")
+
+
+def error_of(operator: str, lr: float, decay: float, seed: int) -> float:
+    """The middle rate is best; the seeds disagree about the decay: the first prefers 0.1, the second 0 by far."""
+    base = 20.0 if operator == "conv" else 19.0
+    first = 0.2 if decay == 0 else 0.0
+    return base + 100 * abs(lr - 0.02) + (first if seed == 0 else 3 * (decay > 0))
+
+
+def fill_stage(notebook, contest):
+    """Writes the records of all runs that are missing now; returns how many."""
+    tasks = plan_tasks([notebook.experiment(contest)], notebook.index)
+    for task in tasks:
+        config = task.config
+        error = error_of(config.operator, config.lr, config.weight_decay, config.seed)
+        seconds = (100.0 if config.operator == "conv" else 150.0) * (config.steps / STEPS)
+        notebook.write(config, error + 0.01 * config.seed, timings={"training": seconds})
+    return len(tasks)
+
+
+# --- stages ---
+
+
+def test_stages_open_one_after_another(notebook):
+    contest = small_contest()
+    assert notebook.state(contest).missing == (14, 4, 4)
+    assert str(notebook.state(contest)) == (
+        "Stage 1 of 3 (trials) is open; missing runs: 14 of the trials, 4 of the second seeds, 4 of the finals."
+    )
+    assert fill_stage(notebook, contest) == 14
+    assert notebook.state(contest).missing == (0, 4, 4)
+    assert str(notebook.state(contest)).startswith("Stage 2 of 3 (second seeds) is open; missing runs: 4 of the sec")
+    assert fill_stage(notebook, contest) == 4
+    assert notebook.state(contest).missing == (0, 0, 4)
+    assert notebook.state(contest, seeds=5).missing == (0, 0, 10)
+    assert fill_stage(notebook, contest) == 4
+    assert notebook.state(contest).missing == (0, 0, 0)
+    assert fill_stage(notebook, contest) == 0
+
+
+def test_finalists_and_the_best_match_plain_loops(notebook):
+    """The first seed prefers a decay of 0.1, and the mean over both seeds one of 0."""
+    contest = small_contest()
+    for _ in range(2):
+        fill_stage(notebook, contest)
+    grown = notebook.experiment(contest)
+    for name in ("conv", "tanh-cos"):
+        cells = [cell for cell in grown.cells if cell.row.startswith(f"{name}: ")]
+        trials = [cell for cell in cells if cell.column == HELD_OUT]
+        assert {cell.config.steps for cell in trials} == {TRIAL_STEPS}
+
+        def errors(cell, seeds):
+            config = cell.config
+            return statistics.fmean(
+                error_of(config.operator, config.lr, config.weight_decay, seed) + 0.01 * seed for seed in range(seeds)
+            )
+
+        finalists = sorted(trials, key=lambda cell: errors(cell, 1))[:2]
+        assert [cell.seeds for cell in trials] == [2 if cell in finalists else 1 for cell in trials]
+        best = min(finalists, key=lambda cell: errors(cell, 2))
+        assert best.row == f"{name}: Adam 0.02, decay 0"
+        (final,) = [cell for cell in cells if cell.column == TEST]
+        assert final.row == best.row
+        assert final.config == dataclasses.replace(best.config, steps=STEPS)
+
+
+def test_a_side_goes_on_without_the_others(notebook):
+    contest = small_contest()
+    for task in plan_tasks([contest], notebook.index):
+        if task.config.operator == "conv":
+            notebook.write(task.config, 20.0)
+    tasks = plan_tasks([notebook.experiment(contest)], notebook.index)
+    assert sorted({(task.config.operator, task.config.seed) for task in tasks}) == [("conv", 1), ("tanh-cos", 0)]
+    assert len(plan_tasks([notebook.experiment(contest.only(["conv"]))], notebook.index)) == 2
+
+
+def test_equal_errors_keep_the_order_of_the_recipes(notebook):
+    contest = small_contest()
+    for _ in range(2):
+        for task in plan_tasks([notebook.experiment(contest)], notebook.index):
+            notebook.write(task.config, 20.0)
+    finals = [cell.row for cell in notebook.experiment(contest).cells if cell.column == TEST]
+    assert finals == ["conv: Adam 0.01, decay 0", "tanh-cos: Adam 0.01, decay 0"]
+
+
+def test_a_run_that_diverged_is_the_worst(notebook):
+    contest = small_contest()
+    for task in plan_tasks([contest], notebook.index):
+        status = "done" if task.config.lr == 0.04 else "diverged"
+        notebook.write(task.config, 99.0, status=status)
+    seconds = [cell.row for cell in notebook.experiment(contest).cells if cell.seeds == 2]
+    assert [row.partition(": ")[2] for row in seconds] == 2 * ["Adam 0.04, decay 0", "Adam 0.04, decay 0.1"]
+
+
+def test_more_seeds_than_planned_change_no_choice(notebook):
+    contest = small_contest()
+    fill_stage(notebook, contest)
+    before = notebook.experiment(contest).cells
+    for cell in before:
+        for config in dataclasses.replace(cell, seeds=None).configs(9)[2:]:
+            notebook.write(config, 0.0)
+    grown = notebook.experiment(contest)
+    assert grown.cells == before
+    assert all(0.0 not in one.values for one in status_of(grown, notebook.index))
+    fill_stage(notebook, contest)
+    assert [cell.row for cell in notebook.experiment(contest).cells if cell.column == TEST] == [
+        "conv: Adam 0.02, decay 0",
+        "tanh-cos: Adam 0.02, decay 0",
+    ]
+
+
+def test_the_sides_need_the_same_number_of_recipes_and_a_reference():
+    few = dataclasses.replace(side("tanh-cos"), candidates=side("tanh-cos").candidates[:3])
+    with pytest.raises(ValueError, match=r"same number of recipes, but they have {'conv': 7, 'tanh-cos': 3}"):
+        Contest((side("conv", True), few))
+    with pytest.raises(ValueError, match=r"'some' needs two sides or more, and a reference"):
+        contest_experiment("some", "some", Contest((side("conv"), side("tanh-cos"))))
+    with pytest.raises(ValueError, match="finalists must be 1 or more, not 0"):
+        Contest((side("conv", True), side("tanh-cos")), finalists=0)
+
+
+# --- edges ---
+
+
+@pytest.mark.parametrize(
+    ("lr", "decay", "found"),
+    [
+        (0.02, 0.0, []),
+        (0.02, 0.1, ["decay"]),
+        (0.01, 0.0, ["rate"]),
+        (0.04, 0.1, ["rate", "decay"]),
+    ],
+)
+def test_edges_of_a_range(lr, decay, found):
+    """A decay of 0 has no smaller neighbor."""
+    own = side("conv")
+    (best,) = [one for one in own.candidates if (one.config.lr, one.config.weight_decay) == (lr, decay)]
+    assert own.edges(best) == found
+
+
+def test_ranges_belong_to_families_and_single_values_have_no_edge():
+    recipes = [Candidate("Adam", small(lr=lr)) for lr in (0.01, 0.02, 0.04)]
+    own = Side("tanh-cos", (*recipes, Candidate("SGD", small(lr=1.0, optimizer="sgd"))))
+    assert [own.edges(one) for one in own.candidates] == [["rate"], [], ["rate"], []]
+
+
+def test_edges_are_reported(notebook):
+    contest = small_contest()
+    for _ in range(3):
+        for task in plan_tasks([notebook.experiment(contest)], notebook.index):
+            error = 20.0 - 100 * task.config.lr if task.config.optimizer == "adam" else 50.0
+            notebook.write(task.config, error, timings={"training": 1.0})
+    state = notebook.state(contest)
+    assert state.edges == (("conv: Adam 0.04, decay 0", "rate"), ("tanh-cos: Adam 0.04, decay 0", "rate"))
+    end = 'The rate of "tanh-cos: Adam 0.04, decay 0", the best recipe of its side, is at the edge of its range: '
+    assert str(state).endswith(end + "extend it.")
+
+
+# --- the result ---
+
+
+def standing(name: str, *errors: float, seconds: float = 100.0, diverged: int = 0) -> Standing:
+    return Standing(name, "some", errors, diverged, seconds, 3 * seconds)
+
+
+@given(
+    first=st.lists(st.floats(10, 30), min_size=2, max_size=6),
+    second=st.lists(st.floats(10, 30), min_size=2, max_size=6),
+)
+def test_welch_matches_scipy(first, second):
+    if statistics.stdev(first) < 1e-3 or statistics.stdev(second) < 1e-3:
+        return
+    expected = stats.ttest_ind(first, second, equal_var=False).pvalue
+    assert welch_p(standing("a", *first), standing("b", *second)) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_welch_without_deviation_or_with_too_few_runs():
+    assert welch_p(standing("a", 20.0, 20.0), standing("b", 20.0, 20.0)) == 1.0
+    assert welch_p(standing("a", 20.0, 20.0), standing("b", 21.0, 21.0)) == 0.0
+    assert welch_p(standing("a", 20.0), standing("b", 21.0, 22.0)) is None
+    assert welch_p(standing("a", 20.0, 21.0, diverged=1), standing("b", 21.0, 22.0)) is None
+
+
+def test_holm_by_hand():
+    """0.01 x 3, 0.02 x 2, and 0.021 x 1, which is raised to the one before; a missing value does not count."""
+    assert holm([0.021, 0.01, None, 0.02]) == pytest.approx([0.04, 0.03, None, 0.04])
+    assert holm([0.6, 0.5]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def finals(notebook, contest, errors):
+    """Writes all stages, with these test errors of the final runs by operator."""
+    for _ in range(2):
+        fill_stage(notebook, contest)
+    for task in plan_tasks([notebook.experiment(contest)], notebook.index, len(errors["conv"])):
+        seconds = 100.0 if task.config.operator == "conv" else 150.0
+        error = errors[task.config.operator][task.config.seed]
+        notebook.write(task.config, error, timings={"training": seconds})
+    return notebook.state(contest)
+
+
+def test_the_winner_with_its_cost(notebook):
+    state = finals(notebook, small_contest(), {"conv": (20.0, 20.1, 20.2), "tanh-cos": (19.0, 19.1, 19.2)})
+    p = stats.ttest_ind((20.0, 20.1, 20.2), (19.0, 19.1, 19.2), equal_var=False).pvalue
+    assert str(state) == (
+        f'"tanh-cos" wins: ahead of "conv" by 1.00 (19.10 against 20.10 %; Welch\'s t test: p = {p:.2g}), '
+        "at 1.50 times its training time."
+    )
+    first, second = state.standings
+    assert (first.side, second.side, state.reference) == ("tanh-cos", "conv", "conv")
+    assert (first.p, second.p) == (pytest.approx(p), None)
+    # Seven trials of a half, two second seeds, and three final runs.
+    assert (first.seconds, first.all_seconds) == (150.0, pytest.approx(9 * 75 + 3 * 150))
+
+
+def test_the_reference_can_win(notebook):
+    state = finals(notebook, small_contest(), {"conv": (19.0, 19.1, 19.2), "tanh-cos": (20.0, 20.1, 20.2)})
+    assert str(state).startswith('"conv" wins: ahead of "tanh-cos" by 1.00')
+    assert "at 0.67 times its training time" in str(state)
+
+
+def test_chance_has_no_winner(notebook):
+    state = finals(notebook, small_contest(), {"conv": (19.0, 19.5, 20.0), "tanh-cos": (19.1, 19.4, 19.9)})
+    assert str(state).startswith('No difference beyond chance: "tanh-cos" is ahead of "conv" by 0.03 (19.47 against')
+
+
+def test_no_verdict_without_deviation(notebook):
+    contest = dataclasses.replace(small_contest(), seeds=1)
+    assert str(finals(notebook, contest, {"conv": (19.0,), "tanh-cos": (19.1,)})) == NO_VERDICT
+
+
+def test_several_references_and_challengers(notebook):
+    """Challengers are compared with the best reference, and with Holm's correction."""
+    rules = Contest((side("conv", True), side("linear-cos", True), side("tanh-cos"), side("seg-cos")))
+    rules = dataclasses.replace(rules, trial={"steps": TRIAL_STEPS}, finalists=1)
+    contest = contest_experiment("some", "some", rules)
+    errors = {
+        "conv": (22.0, 22.1, 22.2),
+        "linear-cos": (20.0, 20.1, 20.3),
+        "tanh-cos": (19.5, 19.6, 19.9),
+        "seg-cos": (20.1, 20.2, 20.0),
+    }
+    state = finals(notebook, contest, errors)
+    ps = {
+        name: stats.ttest_ind(errors[name], errors["linear-cos"], equal_var=False).pvalue
+        for name in ("tanh-cos", "seg-cos")
+    }
+    assert state.reference == "linear-cos"
+    found = {one.side: one.p for one in state.standings}
+    wanted = {"tanh-cos": 2 * ps["tanh-cos"], "seg-cos": ps["seg-cos"], "linear-cos": None, "conv": None}
+    assert found == {name: value if value is None else pytest.approx(value) for name, value in wanted.items()}
+
+
+@pytest.fixture
+def registered(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(experiments, "_entries", {**experiments, "contest_small": small_contest})
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_page_and_the_docs_show_the_sides(notebook):
+    finals(notebook, small_contest(), {"conv": (20.0, 20.1, 20.2), "tanh-cos": (19.0, 19.1, 19.2)})
+    page = str(paper_sections.tables(Sources((notebook.folder,))))
+    assert 'id="contest_small-sides-caption"' in page
+    assert '"tanh-cos" wins: ahead of "conv" by 1.00' in page
+    text = docs_table("contest_small", notebook.folder)
+    assert "| tanh-cos | Adam 0.02, decay 0 | 19.10 ± 0.10 | 3 |" in text
+    assert "| conv | Adam 0.02, decay 0 | 20.10 ± 0.10 | 3 | reference | 100 | 750 |" in text
+    assert '"tanh-cos" wins' in text
+
+
+# --- the command ---
+
+
+def run_command(capsys, *words):
+    code = main([str(word) for word in ("reproduce", "contest-small", "--device", "cpu", *words)])
+    return code, capsys.readouterr()
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_whole_contest_runs_in_stages_and_only_once(tmp_path, capsys):
+    words = ("--runs", tmp_path / "runs")
+    code, seen = run_command(capsys, *words, "--status")
+    assert "Stage 1 of 3 (trials) is open; missing runs: 14 of the trials" in seen.out
+    code, seen = run_command(capsys, *words)
+    assert code == 0
+    assert "contest_small: 16 of 16 cells done" in seen.out
+    assert "The best recipe of each side" in seen.out
+    assert "reference" in seen.out
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/record.json")}
+    assert len(before) == 14 + 4 + 4
+    assert run_command(capsys, *words)[0] == 0
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/record.json")}
+    found = json.loads(run_command(capsys, *words, "--status", "--json")[1].out)["contest_small"]
+    assert found["contest"]["missing"] == [0, 0, 0]
+    assert {one["side"] for one in found["contest"]["standings"]} == {"conv", "tanh-cos"}
+    assert run_command(capsys, *words, "--status", "--collect", tmp_path / "kept")[0] == 0
+    assert len(list((tmp_path / "kept").iterdir())) == len(before)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_contest_resumes_in_any_stage(tmp_path, capsys, monkeypatch):
+    """Every call is interrupted after three tasks; together they run each task once."""
+    notebook, ran = Notebook(tmp_path / "records"), []
+
+    def interrupted(pool):
+        for task in pool.pending[:3]:
+            ran.append(task.label)
+            config = task.config
+            notebook.write(config, error_of(config.operator, config.lr, config.weight_decay, config.seed))
+            pool.outcomes[task.label] = "done"
+        return False
+
+    monkeypatch.setattr("dcnet.experiments.pool.Pool.run", interrupted)
+    words = ("--runs", tmp_path / "runs", "--records", notebook.folder)
+    notebook.folder.mkdir()
+    codes = [run_command(capsys, *words)[0] for _ in range(7)]
+    # A call that ends a stage starts the next one, and is interrupted there.
+    assert codes == [130] * 6 + [0]
+    assert len(ran) == len(set(ran)) == 14 + 4 + 4
+    assert notebook.state(small_contest()).missing == (0, 0, 0)
+
+
+@pytest.mark.usefixtures("registered")
+def test_all_trains_no_contest_unless_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "_entries", {"contest_small": small_contest})
+    execution = Execution(device="cpu")
+    counts = []
+    for names, smoke in ((["all"], False), (["all", "contest-small"], False), (["all"], True)):
+        work = Reproduction(names, None, smoke, tmp_path, (), execution, 1)
+        assert [experiment.name for experiment, _ in work.statuses()] == ["contest_small"]
+        counts.append(len(work._missing_tasks()))
+    assert counts == [0, 14, 4]
+
+
+@pytest.mark.usefixtures("registered")
+def test_only_selects_sides(tmp_path, capsys):
+    code, seen = run_command(capsys, "--runs", tmp_path, "--status", "--json", "--only", "tanh")
+    assert code == 0
+    rows = {cell["row"].partition(":")[0] for cell in json.loads(seen.out)["contest_small"]["cells"]}
+    assert rows == {"tanh-cos"}
+    code, seen = run_command(capsys, "--runs", tmp_path, "--status", "--only", "sphere")
+    assert code == 2
+    assert "--only 'sphere' matches no row or column" in seen.err
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_smoke_test_has_all_stages(tmp_path, capsys):
+    code, seen = run_command(capsys, "--runs", tmp_path, "--smoke")
+    assert code == 0
+    assert "contest_small: 6 of 6 cells done" in seen.out
+    # A recipe per family and a second seed on each side; the final run is the trial of the best recipe.
+    assert len(list(tmp_path.glob("smoke/*/record.json"))) == 2 * (2 + 1)
