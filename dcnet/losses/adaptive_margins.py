@@ -74,8 +74,8 @@ class AdaFace(Margin):
     def next_state(self, batch: Batch) -> State:
         norms, count = batch.norms.clamp(LEAST_NORM, MOST_NORM), batch.kept.sum()
         mean = norms.masked_fill(~batch.kept, 0.0).sum() / count
-        # Of one sample it is nan, which leaves the running mean as it is.
-        variance = (norms - mean).square().masked_fill(~batch.kept, 0.0).sum() / (count - 1)
+        # Of fewer than two samples it is nan, which leaves the running mean as it is.
+        variance = (norms - mean).square().masked_fill(~batch.kept, 0.0).sum() / (count - 1).clamp(min=0)
         found = {"norm_mean": mean, "norm_deviation": variance.sqrt()}
         return {name: moved(batch.state[name], value, self.momentum) for name, value in found.items()}
 
