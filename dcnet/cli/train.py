@@ -116,7 +116,7 @@ class RecipeOptions:
     """The learning-rate schedule; step multiplies the rate by 0.1 after one half and three quarters of the steps."""
 
     label_smoothing: Decimal = None
-    """The share of the label that is spread over all classes; margin sphereface2 does not support it."""
+    """The share of the label that is spread over all classes; margins sphereface2 and uniface do not support it."""
 
     pad: Whole = None
     """Pad every side by this many pixels and crop at random."""
