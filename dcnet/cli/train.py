@@ -66,6 +66,9 @@ class NetworkOptions:
     annealing: Annotated[Literal["auto", "none"] | None, by_recipe("{auto,none}")] = None
     """The annealing of the margin: auto depends on the angles, none applies the full margin from the start."""
 
+    interclass_filtering_threshold: Decimal = None
+    """Leave other classes with a cosine above this number, in (0, 1], out of the loss of the margin head."""
+
     features: Whole = None
     """The number of features of the margin head; 2 or 3 can be drawn."""
 

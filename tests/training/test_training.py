@@ -182,6 +182,16 @@ def test_the_state_of_a_margin_resumes_to_the_same_bits(tmp_path, margin):
     }
 
 
+def test_a_run_filters_near_duplicates(tmp_path):
+    """Also with a recipe that has label smoothing, which filtering does not support."""
+    config = recipe("paper-cifar", margin="arcface", interclass_filtering_threshold=0.3)
+    assert config.label_smoothing == 0
+    config = tiny(margin="arcface", interclass_filtering_threshold=0.3)
+    assert config.hash != tiny(margin="arcface").hash
+    run, _ = train(config, tmp_path)
+    assert load_model(run)[0].network.head.interclass_filtering_threshold == 0.3
+
+
 def test_a_margin_head_learns(tmp_path):
     _, record = train(tiny(epochs=12, width=0.5, train_images=300, margin="am-softmax", operator="conv"), tmp_path)
     assert record.results.test_accuracy > 85
