@@ -197,11 +197,11 @@ class MarginSoftmax(AnnealedMargin):
     def _class_cosines(self, unit: Tensor, weight: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Cosines with all classes [N, C] and with those at `places` [N], and the norms of the weights."""
         centers = self.margin.centers()
-        cos, own, weight_norms = cosines(unit, weight.to(self._dtype), places * centers)
-        if centers > 1:
-            cos = nearest_centers(cos, centers)
-            own = cos.gather(1, places[:, None])[:, 0]
-        return cos, own, weight_norms
+        if centers == 1:
+            return cosines(unit, weight.to(self._dtype), places)
+        cos, _, weight_norms = cosines(unit, weight.to(self._dtype), places)
+        cos = nearest_centers(cos, centers)
+        return cos, cos.gather(1, places[:, None])[:, 0], weight_norms
 
     def _without_duplicates(self, logits: Tensor, cos: Tensor) -> Tensor:
         """The logits with -inf where the cosine is above `interclass_filtering_threshold`."""

@@ -4,13 +4,14 @@ import copy
 import dataclasses
 import math
 import statistics
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers import margins_in_loops as loops
 from helpers.heads_and_batches import head_and_batch, loop_options
+from torch import Tensor
 
 from dcnet.losses import (
     AdaFace,
@@ -21,6 +22,7 @@ from dcnet.losses import (
     CurricularFace,
     ElasticArcFace,
     MagFace,
+    Margin,
     MarginSoftmax,
     ShardedMarginSoftmax,
     apply_margin,
@@ -112,9 +114,28 @@ def test_a_recomputed_batch_counts_once(spec: str, reentrant: bool):
         assert state_of(head) == state_of(twin)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_two_batches_may_be_differentiated_at_once(spec: str):
-    apart, x, labels = head_and_batch(spec)
+@dataclasses.dataclass(frozen=True)
+class Counted(Margin):
+    """cos(theta_y) / batches: a margin whose gradient needs its state."""
+
+    name: ClassVar[str] = "counted"
+    about: ClassVar[str] = "s cos(theta_y) / batches, s cos(theta_j)"
+    scale: ClassVar[float | None] = 4.0
+
+    def target_in(self, cos: Tensor, batch: Batch) -> Tensor:
+        return cos / batch.state["batches"]
+
+    def first_state(self) -> dict[str, Tensor]:
+        return {"batches": torch.zeros((), device="cpu")}
+
+    def next_state(self, batch: Batch) -> dict[str, Tensor]:
+        return {"batches": batch.state["batches"] + 1}
+
+
+@pytest.mark.parametrize("margin", [*SPECS, Counted()], ids=str)
+def test_two_batches_may_be_differentiated_at_once(margin: Margin | str):
+    """The second batch changes the state before the gradients of the first are computed."""
+    apart, x, labels = head_and_batch(margin)
     # In float32, as the state: a cast would copy it.
     apart, x = apart.float(), x.float().requires_grad_()
     at_once = copy.deepcopy(apart)
