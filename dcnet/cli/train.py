@@ -68,6 +68,9 @@ class NetworkOptions:
     annealing: Annotated[Literal["auto", "none"] | None, by_recipe("{auto,none}")] = None
     """The annealing of the margin: auto depends on the angles, none applies the full margin from the start."""
 
+    interclass_filtering_threshold: Decimal = None
+    """Leave other classes with a cosine above this number, in (0, 1], out of the loss of the margin head."""
+
     features: Whole = None
     """The number of features of the margin head; 2 or 3 can be drawn."""
 
@@ -126,7 +129,7 @@ class RecipeOptions:
     """The learning-rate schedule; step multiplies the rate by 0.1 after one half and three quarters of the steps."""
 
     label_smoothing: Decimal = None
-    """The share of the label that is spread over all classes; margin sphereface2 does not support it."""
+    """The share of the label that is spread over all classes; margins sphereface2 and uniface do not support it."""
 
     log_floor: Decimal = None
     """Added to the probability inside the logarithm of the loss; without effect with a margin."""

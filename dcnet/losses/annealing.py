@@ -1,15 +1,17 @@
-"""Annealing of margins: training starts with a small share of the margin, since the full margin would diverge."""
+"""Annealing of margins: training starts with a small share of the margin, since the full margin would diverge.
+
+The module that holds the share of a margin also holds its state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from dcnet.checks import check_number
-from dcnet.losses.margins import Margin, angle
+from dcnet.losses.margins import Batch, Margin, angle
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,9 @@ def as_annealing(given: AnyAnnealing | str | None, needed: bool) -> AnyAnnealing
 
 
 class AnnealedMargin(nn.Module):
-    """A margin, its annealing, and the current share of the margin.
+    """A margin and its state, its annealing, and the current share of the margin.
+
+    Each number of the margin's state is a buffer.
 
     Args:
         margin: the margin.
@@ -121,6 +125,10 @@ class AnnealedMargin(nn.Module):
         self.margin, self.annealing = margin, as_annealing(annealing, margin.annealed)
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("eased_in", torch.tensor(self.first_share, dtype=torch.float32))
+        first = margin.first_state()
+        self.state_names = tuple(first)
+        for name, value in first.items():
+            self.register_buffer(name, torch.zeros((), dtype=value.dtype))
 
     @property
     def first_share(self) -> float:
@@ -128,16 +136,19 @@ class AnnealedMargin(nn.Module):
         return 1.0 if self.annealing is None else self.annealing.first_share
 
     def reset_parameters(self) -> None:
-        """Restarts annealing at the first step."""
+        """Restarts annealing at the first step, and the state of the margin."""
         self.step.zero_()
         self.eased_in.fill_(self.first_share)
+        for name, value in self.margin.first_state().items():
+            self.get_buffer(name).copy_(value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AnnealedMargin:
-        """Moves and casts as torch does, but keeps the share in float32: half precision would lose its small steps."""
-        before = self.eased_in
+        """Moves and casts as torch does, but keeps buffers in float32: half precision would lose their small steps."""
+        before = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)
-        if self.eased_in.dtype != before.dtype:
-            self.eased_in = before.to(self.eased_in.device)
+        for name, value in before.items():
+            if (cast := self.get_buffer(name)).dtype != value.dtype:
+                setattr(self, name, value.to(cast.device))
         return self
 
     @torch.no_grad()
@@ -162,13 +173,30 @@ class AnnealedMargin(nn.Module):
         # A copy, since the next batch may change it before this one is differentiated.
         return self.eased_in.to(cos.dtype).clone()
 
-    def _target(self, cos: Tensor, share: Tensor | None) -> Tensor:
-        """(lambda cos + psi) / (1 + lambda) for the class of the label; the share is 1 / (1 + lambda)."""
-        return apply_share(cos, self.margin.target(cos), share)
+    @torch.no_grad()
+    def _next_batch(self, own: Tensor, norms: Tensor, kept: Tensor) -> Batch:
+        """What the margin depends on besides the cosines; training advances the state of the margin.
 
-    def _others(self, cos: Tensor, share: Tensor | None) -> Tensor:
+        Args:
+            own: the cosines [N] with the weights of the labels.
+            norms: the norms [N] of the features.
+            kept: bool [N], False for ignored samples.
+        """
+        state = {name: self.get_buffer(name) for name in self.state_names}
+        batch = Batch(own.detach(), norms, kept, state, self.training)
+        if self.training and not _recomputing():
+            for name, value in self.margin.next_state(batch).items():
+                self.get_buffer(name).copy_(value)
+        # Copies, since the next batch may change them before this one is differentiated.
+        return replace(batch, state={name: value.clone() for name, value in batch.state.items()})
+
+    def _target(self, cos: Tensor, share: Tensor | None, batch: Batch) -> Tensor:
+        """(lambda cos + psi) / (1 + lambda) for the class of the label; the share is 1 / (1 + lambda)."""
+        return apply_share(cos, self.margin.target_in(cos, batch), share)
+
+    def _others(self, cos: Tensor, share: Tensor | None, batch: Batch) -> Tensor:
         """The same for all other classes, with eta."""
-        return apply_share(cos, self.margin.others(cos), share)
+        return apply_share(cos, self.margin.others_in(cos, batch), share)
 
 
 def _recomputing() -> bool:

@@ -11,7 +11,7 @@ from dcnet.checks import Numbers, as_tensor, check_choice, check_number, check_t
 from dcnet.losses.annealing import BY_MARGIN, AnnealedMargin, AnyAnnealing
 from dcnet.losses.cosine import cosines, directions
 from dcnet.losses.diagnosis import Diagnosis, diagnose
-from dcnet.losses.margins import Margin, as_margin
+from dcnet.losses.margins import Margin, as_margin, nearest_centers
 from dcnet.parameters import Learnable
 
 Scale = float | str | Learnable | None
@@ -90,6 +90,8 @@ class MarginSoftmax(AnnealedMargin):
             batch, or of a batch whose samples are all ignored, is nan, with gradients of 0; the sum is 0.
         ignore_index: samples with this label are ignored: they have no loss and no gradient, and annealing does not
             count their angles. It need not be one of the classes.
+        interclass_filtering_threshold: other classes with a cosine above this number, in (0, 1], are left out of the
+            loss of a sample, since they may be the same class under another label. None leaves out none.
     """
 
     weight: nn.Parameter
@@ -104,6 +106,7 @@ class MarginSoftmax(AnnealedMargin):
         label_smoothing: float = 0.0,
         reduction: str = "mean",
         ignore_index: int = IGNORED,
+        interclass_filtering_threshold: float | None = None,
     ):
         in_features = check_whole("in_features", in_features, least=1)
         num_classes = check_whole("num_classes", num_classes, least=2)
@@ -114,13 +117,27 @@ class MarginSoftmax(AnnealedMargin):
         check_choice("reduction", reduction, REDUCTIONS)
         self.reduction, self.ignore_index = reduction, check_whole("ignore_index", ignore_index)
         self.in_features, self.num_classes, self.label_smoothing = in_features, num_classes, label_smoothing
-        self.weight = nn.Parameter(torch.empty(self._held_classes(num_classes), in_features))
+        self.interclass_filtering_threshold = interclass_filtering_threshold
+        self._check_filtering()
+        self.held_classes = self._held_classes(num_classes)
+        self.weight = nn.Parameter(torch.empty(self.held_classes * self.margin.centers(), in_features))
         self.scale = FeatureScale(self.margin.scale if scale is None else scale, self.margin.scale)
         if self.margin.binary and self.scale.is_norm:
             raise ValueError(f"margin {self.margin.name!r} requires a scale that is a number, not ||x||")
         self.bias = nn.Parameter(torch.zeros(len(self.weight))) if self.margin.bias else None
         self.offset = nn.Parameter(torch.zeros(())) if self.margin.binary else None
         self.reset_parameters()
+
+    def _check_filtering(self) -> None:
+        threshold = self.interclass_filtering_threshold
+        if threshold is None:
+            return
+        check_number("interclass_filtering_threshold", threshold, above=0, most=1)
+        if self.label_smoothing:
+            raise ValueError(
+                f"interclass_filtering_threshold={threshold!r} and label_smoothing={self.label_smoothing!r} exclude "
+                "each other, since smoothing needs all classes: give one"
+            )
 
     def _held_classes(self, num_classes: int) -> int:
         """The number of classes whose weights this head holds."""
@@ -155,14 +172,20 @@ class MarginSoftmax(AnnealedMargin):
 
     def _loss(self, unit: Tensor, norms: Tensor, labels: Tensor) -> Tensor:
         kept, places = self._places(labels)
-        cos, own, weight_norms = cosines(unit, self.weight.to(self._dtype), places)
-        size, share = self.scale(norms), self._next_share(own, kept)
-        target = self._target_logits(self._target(own, share) * size, weight_norms, self.bias, places)
-        logits = self._logits(self._others(cos, share), size, weight_norms, self.bias)
+        cos, own, weight_norms = self._class_cosines(unit, self.weight, places)
+        size, share, batch = self.scale(norms), self._next_share(own, kept), self._next_batch(own, norms, kept)
+        target = self._target_logits(self._target(own, share, batch) * size, weight_norms, self.bias, places)
+        logits = self._logits(self._others(cos, share, batch), size, weight_norms, self.bias)
+        logits = self._without_duplicates(logits, cos)
         if self.margin.binary:
-            return self._reduced(self._binary_losses(logits, target, places) / size.detach(), kept)
-        # In place: no gradient needs the old values, and copies of the logits dominate the memory.
-        logits = logits.scatter_(1, places[:, None], target[:, None])
+            loss = self._reduced(self._binary_losses(logits, target, places, size.detach()), kept)
+        else:
+            # In place: no gradient needs the old values, and copies of the logits dominate the memory.
+            loss = self._cross_entropy(logits.scatter_(1, places[:, None], target[:, None]), labels)
+        penalty = self.margin.penalty(norms)
+        return loss if penalty is None else loss + self._reduced(penalty, kept)
+
+    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(
             logits,
             labels,
@@ -170,6 +193,21 @@ class MarginSoftmax(AnnealedMargin):
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
         )
+
+    def _class_cosines(self, unit: Tensor, weight: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Cosines with all classes [N, C] and with those at `places` [N], and the norms of the weights."""
+        centers = self.margin.centers()
+        if centers == 1:
+            return cosines(unit, weight.to(self._dtype), places)
+        cos, _, weight_norms = cosines(unit, weight.to(self._dtype), places)
+        cos = nearest_centers(cos, centers)
+        return cos, cos.gather(1, places[:, None])[:, 0], weight_norms
+
+    def _without_duplicates(self, logits: Tensor, cos: Tensor) -> Tensor:
+        """The logits with -inf where the cosine is above `interclass_filtering_threshold`."""
+        if self.interclass_filtering_threshold is None:
+            return logits
+        return logits.masked_fill(cos.detach() > self.interclass_filtering_threshold, -math.inf)
 
     def _places(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Which samples are not ignored, bool [N], and the labels, with class 0 for ignored samples."""
@@ -194,12 +232,12 @@ class MarginSoftmax(AnnealedMargin):
         target = scaled if self.margin.unit_weights else scaled * weight_norms[places]
         return target if bias is None else target + bias[places]
 
-    def _binary_losses(self, logits: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+    def _binary_losses(self, logits: Tensor, target: Tensor, labels: Tensor, size: Tensor) -> Tensor:
         assert self.offset is not None
         own, others = F.softplus(-(target + self.offset)), F.softplus(logits + self.offset)
         others = others.scatter(1, labels[:, None], 0.0).sum(1)
-        share = self.margin.label_share()
-        return share * own + (1 - share) * others
+        of_own, of_others = self.margin.loss_weights(size)
+        return of_own * own + of_others * others
 
     def logits(self, features: Tensor) -> Tensor:
         """The logits without a margin, [N, num_classes]."""
@@ -208,14 +246,15 @@ class MarginSoftmax(AnnealedMargin):
             unit, norms = directions(features, self._dtype)
             weight, bias = self._all_classes()
             weight, weight_norms = directions(weight, self._dtype, self._dtype)
-            return self._logits(F.linear(unit, weight), self.scale(norms), weight_norms, bias)
+            cos = nearest_centers(F.linear(unit, weight), self.margin.centers())
+            return self._logits(cos, self.scale(norms), weight_norms, bias)
 
     def cosines(self, features: Tensor) -> Tensor:
         """cos(theta_j) for each feature and class, [N, num_classes]."""
         self._check_features(features)
         with without_autocast(features):
             weight, _ = directions(self._all_classes()[0], self._dtype, self._dtype)
-            return F.linear(directions(features, self._dtype)[0], weight)
+            return nearest_centers(F.linear(directions(features, self._dtype)[0], weight), self.margin.centers())
 
     def _all_classes(self) -> tuple[Tensor, Tensor | None]:
         """Weights and biases of all classes, including those that other processes hold."""
@@ -238,7 +277,11 @@ class MarginSoftmax(AnnealedMargin):
     def extra_repr(self) -> str:
         sizes = f"{self.in_features}, {self.num_classes}"
         shown = f"{sizes}, margin={str(self.margin)!r}, s={self.scale}, annealing={self.annealing}"
-        given = {"reduction": (self.reduction, "mean"), "ignore_index": (self.ignore_index, IGNORED)}
+        given = {
+            "reduction": (self.reduction, "mean"),
+            "ignore_index": (self.ignore_index, IGNORED),
+            "interclass_filtering_threshold": (self.interclass_filtering_threshold, None),
+        }
         return shown + "".join(f", {name}={value!r}" for name, (value, default) in given.items() if value != default)
 
     @property

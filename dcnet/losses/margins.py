@@ -1,7 +1,8 @@
 """Margins: functions of the cosine between a feature and the weights of its class, and of the other classes.
 
 theta_j is the angle between the feature x and the weights W_j of class j; y is the label of x. A new margin is one
-class with `@register`, here or in another file.
+class with `@register`, here or in another file. Most margins define `target` and `others`, functions of the cosines
+alone. A margin that depends on the batch also defines `target_in` and `others_in`, which take a `Batch`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dcnet.angle import safe_asin
-from dcnet.checks import check_flag, check_number
+from dcnet.checks import check_flag, check_number, check_whole
 from dcnet.clamp import at_most, between
 from dcnet.parameters import convert_numbers
 from dcnet.registry import Registry
@@ -26,6 +28,29 @@ from dcnet.spec import format_call, parse_call
 DELTA = 1e-6
 # The largest m, since psi has m pieces that are computed one by one.
 MOST_PIECES = 1000
+
+
+# Numbers that a margin keeps from batch to batch, as tensors [].
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a margin may depend on besides a cosine; the head passes it.
+
+    Attributes:
+        own: the cosines [N] with the weights of the labels, without a gradient; zeros where no process has the label.
+        norms: the norms [N] of the features.
+        kept: bool [N], False for ignored samples.
+        state: the state of the margin.
+        training: whether the head is in training mode.
+    """
+
+    own: Tensor
+    norms: Tensor
+    kept: Tensor
+    state: State
+    training: bool = True
 
 
 @dataclass(frozen=True)
@@ -40,6 +65,7 @@ class Margin:
         bias: whether the classes have biases.
         binary: whether each class has its own logistic loss instead of a softmax over all classes.
         annealed: whether training needs annealing.
+        uses_norms: whether the margin depends on the norms of the features.
         scale: the default s of a head; None for ||x||.
     """
 
@@ -50,6 +76,7 @@ class Margin:
     bias: ClassVar[bool] = False
     binary: ClassVar[bool] = False
     annealed: ClassVar[bool] = False
+    uses_norms: ClassVar[bool] = False
     scale: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
@@ -67,9 +94,37 @@ class Margin:
         """eta as a function of cos(theta_j)."""
         return cos
 
-    def label_share(self) -> float:
-        """The weight of the label's loss relative to that of all other classes, in a binary margin."""
-        return 0.5
+    def target_in(self, cos: Tensor, batch: Batch) -> Tensor:
+        """psi for the cosines [N] of a batch; `target` is then psi of a typical sample."""
+        return self.target(cos)
+
+    def others_in(self, cos: Tensor, batch: Batch) -> Tensor:
+        """eta for the cosines [N, C] of a batch."""
+        return self.others(cos)
+
+    def penalty(self, norms: Tensor) -> Tensor | None:
+        """A regularizer [N] of the norms, which is added to the losses."""
+        return None
+
+    def first_state(self) -> State:
+        """The initial state, as tensors [] on the CPU; a head has a buffer for each of them."""
+        return {}
+
+    def next_state(self, batch: Batch) -> State:
+        """The state with this batch, computed on the device; the batch is trained with it."""
+        return {}
+
+    def of_one_batch(self) -> Margin:
+        """The margin whose state depends on the current batch alone."""
+        return self
+
+    def centers(self) -> int:
+        """The number of centers of a class; the cosine of a class is that of its nearest center."""
+        return 1
+
+    def loss_weights(self, scale: Tensor) -> tuple[Tensor | float, Tensor | float]:
+        """The weights of the losses of the label and of each other class, in a binary margin."""
+        return 0.5 / scale, 0.5 / scale
 
     def first_bias(self, classes: int, scale: float) -> float:
         """The initial offset of all logits, in a binary margin."""
@@ -81,7 +136,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_\s]", "", name).lower()
 
 
-registry: Registry[type[Margin]] = Registry("a margin", normalize=_plain)
+registry: Registry[type[Margin]] = Registry("a margin", discover="dcnet.losses", normalize=_plain)
 register = registry.register
 # Maps every alias to the registered name.
 aliases = registry.aliases
@@ -102,6 +157,17 @@ def as_margin(given: Margin | str) -> Margin:
 def angle(cos: Tensor) -> Tensor:
     """theta, with a slope that stays finite at 0 and pi."""
     return math.pi / 2 - safe_asin(cos, DELTA)
+
+
+def nearest_centers(cos: Tensor, centers: int) -> Tensor:
+    """Cosines [N, C] with classes, from those [N, C * centers] with their centers: the largest of each class."""
+    return cos if centers == 1 else cos.unflatten(1, (-1, centers)).max(2).values
+
+
+def mean_centers(weight: Tensor, classes: int) -> Tensor:
+    """One direction per class [C, D] from the weights of all centers, for pictures: the mean of its directions."""
+    centers = len(weight) // classes
+    return weight if centers == 1 else F.normalize(weight).unflatten(0, (-1, centers)).mean(1)
 
 
 def monotone_cosine(cos: Tensor, m: float) -> Tensor:
@@ -221,6 +287,55 @@ class ArcFace(Margin):
 
 @register
 @dataclass(frozen=True)
+class SubCenterArcFace(ArcFace):
+    """ArcFace with k centers a class, of which the nearest one counts (Sub-center ArcFace, 2020).
+
+    Noisy samples of a class gather at centers of their own. A head has k weight vectors a class, one after another.
+    """
+
+    name: ClassVar[str] = "subcenter-arcface"
+    aliases: ClassVar[tuple[str, ...]] = ("sub-center-arcface", "sub-centre-arcface")
+    about: ClassVar[str] = "s cos(theta_y + m), s cos(theta_j), theta_j the smallest angle to k centers"
+    k: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole(f"k of {self.name}", self.k, least=1)
+
+    def centers(self) -> int:
+        return self.k
+
+
+@register
+@dataclass(frozen=True)
+class CombinedMargin(Margin):
+    """s (psi(m1 theta_y + m2) - m3), psi(a) = (-1)^k cos(a) - 2k on [k pi, (k+1) pi] (ArcFace, 2019).
+
+    Up to pi, psi is the cosine; beyond pi it keeps decreasing.
+    """
+
+    name: ClassVar[str] = "combined"
+    aliases: ClassVar[tuple[str, ...]] = ("combined-margin",)
+    about: ClassVar[str] = "s (cos(m1 theta_y + m2) - m3), s cos(theta_j)"
+    scale: ClassVar[float | None] = 64.0
+    m1: float = 1.0
+    m2: float = 0.3
+    m3: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(f"m1 of {self.name}", self.m1, above=0, most=MOST_PIECES)
+        check_number(f"m2 of {self.name}", self.m2, least=0, below=math.pi / 2)
+        check_number(f"m3 of {self.name}", self.m3, least=0, below=2)
+
+    def target(self, cos: Tensor) -> Tensor:
+        theta = self.m1 * angle(cos) + self.m2
+        k = torch.floor(theta.detach() / math.pi)
+        return (1 - 2 * torch.remainder(k, 2)) * torch.cos(theta) - 2 * k - self.m3
+
+
+@register
+@dataclass(frozen=True)
 class NormFace(Margin):
     """s cos(theta_j): features and weights of norm 1."""
 
@@ -278,52 +393,3 @@ class SphereFaceR(Margin):
 
     def _with_gradient(self, cos: Tensor, margin: Callable[[Tensor], Tensor]) -> Tensor:
         return cos + (margin(cos) - cos).detach() if self.detach else margin(cos)
-
-
-@register
-@dataclass(frozen=True)
-class SphereFace2(Margin):
-    """Binary: r (g(cos) - m) + b for the label, r (g(cos) + m) + b for the others; g(c) = 2((c+1)/2)^t - 1.
-
-    The loss is `share` / r times the logistic loss of the label plus (1 - share) / r times the sum of all others.
-    """
-
-    name: ClassVar[str] = "sphereface2"
-    about: ClassVar[str] = "s (g(cos(theta_y)) - m) + b, s (g(cos(theta_j)) + m) + b, g(c) = 2((c + 1)/2)^t - 1"
-    binary: ClassVar[bool] = True
-    scale: ClassVar[float | None] = 40.0
-    m: float = 0.4
-    t: float = 3.0
-    share: float = 0.7
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(f"m of {self.name}", self.m, least=0, below=1)
-        check_number(f"t of {self.name}", self.t, least=1)
-        check_number(f"share of {self.name}", self.share, above=0, below=1)
-
-    def target(self, cos: Tensor) -> Tensor:
-        return self._similarity(cos) - self.m
-
-    def others(self, cos: Tensor) -> Tensor:
-        return self._similarity(cos) + self.m
-
-    def _similarity(self, cos: Tensor) -> Tensor:
-        return 2 * ((between(cos, -1.0, 1.0) + 1) / 2) ** self.t - 1
-
-    def label_share(self) -> float:
-        return self.share
-
-    def first_bias(self, classes: int, scale: float) -> float:
-        """The b at which, for orthogonal weights, the label and the other classes have gradients of equal size."""
-        odds = self.share / ((1 - self.share) * max(classes - 1, 1))
-        zero = 2 * 0.5**self.t - 1
-        label, others = scale * (zero - self.m), scale * (zero + self.m)
-        root = math.sqrt((1 - odds) ** 2 + 4 * odds * math.exp(label - others))
-        # One formula in three forms: for odds > 1 the last form subtracts almost equal numbers, and for odds = 1 the
-        # root may underflow.
-        if odds > 1:
-            return math.log((root + odds - 1) / 2) - label
-        if odds == 1:
-            return -(label + others) / 2
-        return math.log(2 * odds) - others - math.log(1 - odds + root)

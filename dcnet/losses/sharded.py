@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dcnet.checks import check_number
 from dcnet.losses.annealing import BY_MARGIN, AnyAnnealing
-from dcnet.losses.cosine import cosines, directions
+from dcnet.losses.cosine import directions
 from dcnet.losses.head import IGNORED, MarginSoftmax, Scale, without_autocast
 from dcnet.losses.margins import Margin
 
@@ -131,6 +131,7 @@ class ShardedMarginSoftmax(MarginSoftmax):
             processes, or "none" for the losses of the process's own samples. With "none" the gradients are those of
             the mean over the processes of what each computes from its losses, as with DistributedDataParallel.
         ignore_index: samples with this label are ignored, as in `MarginSoftmax`.
+        interclass_filtering_threshold: as in `MarginSoftmax`.
     """
 
     def __init__(
@@ -144,12 +145,20 @@ class ShardedMarginSoftmax(MarginSoftmax):
         group: Any = None,
         reduction: str = "mean",
         ignore_index: int = IGNORED,
+        interclass_filtering_threshold: float | None = None,
     ):
         # Before nn.Module is initialized, since it determines the number of weights.
         object.__setattr__(self, "group", group)
         check_number("sample", sample, above=0, most=1)
         super().__init__(
-            in_features, num_classes, margin, scale, annealing, reduction=reduction, ignore_index=ignore_index
+            in_features,
+            num_classes,
+            margin,
+            scale,
+            annealing,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            interclass_filtering_threshold=interclass_filtering_threshold,
         )
         self.sample = sample
         self.rank, self.world = rank_of(group)
@@ -220,20 +229,26 @@ class ShardedMarginSoftmax(MarginSoftmax):
         if self.scale.log is not None:
             size = Shared.apply(size, self.group)
         kept = labels != self.ignore_index
-        own = kept & (labels >= self.first) & (labels < self.first + len(self.weight))
-        weight, bias, places = self._used((labels - self.first).clamp(0, len(self.weight) - 1), own)
-        cos, chosen, weight_norms = cosines(unit, weight.to(self._dtype), places)
+        own = kept & (labels >= self.first) & (labels < self.first + self.held_classes)
+        weight, bias, places = self._used((labels - self.first).clamp(0, self.held_classes - 1), own)
+        cos, chosen, weight_norms = self._class_cosines(unit, weight, places)
         chosen = chosen * own
-        share = self._next_share(Summed.apply(chosen, self.group), kept)
+        of_labels = Summed.apply(chosen, self.group)
+        share, batch = self._next_share(of_labels, kept), self._next_batch(of_labels, norms, kept)
         # Entries of classes that other processes hold are multiplied by zero.
-        held = self._target_logits(self._target(chosen, share) * size, weight_norms, bias, places)
+        held = self._target_logits(self._target(chosen, share, batch) * size, weight_norms, bias, places)
         target = Summed.apply(held * own, self.group)
-        logits = self._logits(self._others(cos, share), size, weight_norms, bias)
-        hidden = own[:, None] & (torch.arange(len(weight), device=logits.device) == places[:, None])
+        logits = self._logits(self._others(cos, share, batch), size, weight_norms, bias)
+        logits = self._without_duplicates(logits, cos)
+        hidden = own[:, None] & (torch.arange(cos.shape[1], device=logits.device) == places[:, None])
         if self.margin.binary:
-            losses = self._shared_binary(logits, target, hidden) / size.detach()
+            losses = self._shared_binary(logits, target, hidden, size.detach())
         else:
             losses = self._shared_softmax(logits.masked_fill(hidden, -math.inf), target)
+        penalty = self.margin.penalty(norms)
+        if penalty is not None:
+            # Only the process that holds the label adds it: its gradient must count once.
+            losses = losses + Summed.apply(penalty * own, self.group)
         loss = self._reduced(losses, kept)
         return loss if self.reduction != "none" else OwnRows.apply(loss, self.group)
 
@@ -244,29 +259,34 @@ class ShardedMarginSoftmax(MarginSoftmax):
         total = others + (target - highest).exp()
         return highest + total.log() - target
 
-    def _shared_binary(self, logits: Tensor, target: Tensor, hidden: Tensor) -> Tensor:
+    def _shared_binary(self, logits: Tensor, target: Tensor, hidden: Tensor, size: Tensor) -> Tensor:
         assert self.offset is not None
         offset = Shared.apply(self.offset, self.group)
         # All processes compute the term of the label, but its gradient for the shared offset must count once.
         own = F.softplus(-(target + offset / self.world - offset.detach() / self.world + offset.detach()))
         others = Summed.apply(F.softplus(logits + offset).masked_fill(hidden, 0.0).sum(1), self.group)
-        share = self.margin.label_share()
-        return share * own + (1 - share) * others
+        of_own, of_others = self.margin.loss_weights(size)
+        return of_own * own + of_others * others
 
     def _used(self, places: Tensor, own: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Weights and biases of the classes used in this step, and the places of the labels among them."""
         if self.sample == 1 or not self.training:
             return self.weight, self.bias, places
-        chance = torch.rand(len(self.weight), device=places.device)
+        chance = torch.rand(self.held_classes, device=places.device)
         chance[places[own]] = 2.0
-        wanted = max(math.ceil(self.sample * len(self.weight)), int((chance == 2).sum()), 1)
+        wanted = max(math.ceil(self.sample * self.held_classes), int((chance == 2).sum()), 1)
         chosen = chance.topk(wanted).indices.sort().values
         where = torch.searchsorted(chosen, places).clamp(max=wanted - 1)
-        return self.weight[chosen], None if self.bias is None else self.bias[chosen], where
+        weight = self._by_class(self.weight)[chosen].flatten(0, 1)
+        return weight, None if self.bias is None else self.bias[chosen], where
+
+    def _by_class(self, weight: Tensor) -> Tensor:
+        """Weights as [classes, centers, in_features]."""
+        return weight.unflatten(0, (-1, self.margin.centers()))
 
     def full_weight(self) -> Tensor:
         """The weights of all classes; all processes must call it together."""
-        return self._gather_classes(self.weight)
+        return self._gather_classes(self._by_class(self.weight)).flatten(0, 1)
 
     def _all_classes(self) -> tuple[Tensor, Tensor | None]:
         if self.world == 1:

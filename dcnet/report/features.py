@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dcnet.data import Dataset
 from dcnet.files import read_json, write_atomically
+from dcnet.losses.margins import mean_centers
 from dcnet.training import Record as RunRecord
 from dcnet.training.evaluation import History
 
@@ -207,7 +208,7 @@ def features_of(model: nn.Module, record: RunRecord, dataset: Dataset) -> Featur
         points=_points(model, drawn.images),
         labels=drawn.labels,
         classes=dataset.classes,
-        directions=head.weight.detach(),
+        directions=mean_centers(head.weight.detach(), dataset.num_classes),
         spread=spread_of(points, test.labels),
         accuracy=100 * (logits(points).argmax(1) == test.labels).double().mean().item(),
     )

@@ -79,8 +79,15 @@ def _with_head(config: RunConfig, network: Network, num_classes: int) -> MarginN
     assert config.margin is not None
     annealing = {None: BY_MARGIN, "none": None}.get(config.annealing, config.annealing)
     count = config.features or network.num_features
-    smoothing = config.label_smoothing
-    head = MarginSoftmax(count, num_classes, config.margin, config.margin_scale, annealing, smoothing)
+    head = MarginSoftmax(
+        count,
+        num_classes,
+        config.margin,
+        config.margin_scale,
+        annealing,
+        config.label_smoothing,
+        interclass_filtering_threshold=config.interclass_filtering_threshold,
+    )
     return MarginNetwork(network, head, config.features)
 
 

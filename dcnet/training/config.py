@@ -63,6 +63,7 @@ class RunConfig:
         margin: a spec such as "a-softmax(m=2)" for a head with a margin instead of the classifier.
         margin_scale: a number, "norm" or "learned"; None for the default of the margin.
         annealing: "auto" or "none"; None for the default of the margin.
+        interclass_filtering_threshold: other classes with a cosine above it are left out of the loss of the head.
         features: size of a linear layer between network and head; None for no such layer.
         feature_snapshots: number of test images whose features are stored at each evaluation; needs 2 or 3 features.
         adversary: a spec such as "fgsm" or "pgd(epsilon=8/255,steps=7)" for adversarial training.
@@ -106,6 +107,7 @@ class RunConfig:
     margin: str | None = None
     margin_scale: float | str | None = None
     annealing: str | None = None
+    interclass_filtering_threshold: float | None = None
     features: int | None = None
     feature_snapshots: int = 0
     adversary: str | None = None
@@ -194,15 +196,20 @@ class RunConfig:
             raise ValueError(f"feature_snapshots={count} needs 2 or 3 features, not {self.features}: give features=2")
         if self.annealing is not None:
             check_choice("annealing", self.annealing, ANNEALINGS)
-        given = {name: getattr(self, name) for name in ("margin_scale", "annealing", "features")}
+        names = ("margin_scale", "annealing", "interclass_filtering_threshold", "features")
+        given = {name: getattr(self, name) for name in names}
         if self.margin is None:
             if needless := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
                 raise ValueError(f"{needless[0]} needs a head with a margin: give a margin, such as a-softmax")
             return
         margin = as_margin(self.margin)
         object.__setattr__(self, "margin", str(margin))
+        threshold = self.interclass_filtering_threshold
+        if threshold is not None:
+            check_number("interclass_filtering_threshold", threshold, above=0, most=1)
         # The loss of the margin ignores these values, which may come from the recipe.
-        for name in ("log_floor", "label_smoothing") if margin.binary else ("log_floor",):
+        unsmoothed = margin.binary or threshold is not None
+        for name in ("log_floor", "label_smoothing") if unsmoothed else ("log_floor",):
             object.__setattr__(self, name, 0.0)
         if self.classifier is not None:
             raise ValueError(f"classifier={self.classifier!r} and margin={self.margin!r} exclude each other: give one")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dcnet.data import Dataset, FolderDataset, Split
+from dcnet.losses.margins import mean_centers
 from dcnet.modes import evaluating
 from dcnet.training.checkpoints import read_tensors, whole
 from dcnet.training.step import Captured, Meter, Reading, classification_loss, correct
@@ -90,7 +91,9 @@ class Snapshots:
         self.steps.append(step)
         self.points.append(torch.cat(found).float().cpu())
         # A copy, since training changes the weights.
-        self.directions.append(whole(self.network.head.weight).to("cpu", torch.float32, copy=True))
+        head = self.network.head
+        centers = mean_centers(whole(head.weight), head.num_classes)
+        self.directions.append(centers.to("cpu", torch.float32, copy=True))
 
     def state(self) -> dict[str, Tensor]:
         """Returns all snapshots as tensors by name."""

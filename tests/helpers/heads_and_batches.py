@@ -3,6 +3,7 @@
 import torch
 
 from dcnet.losses import MarginSoftmax
+from helpers.margins_in_loops import normal_numbers
 
 
 def head_and_batch(margin, count=6, features=5, classes=4, seed=0, **options):
@@ -12,3 +13,16 @@ def head_and_batch(margin, count=6, features=5, classes=4, seed=0, **options):
     if head.bias is not None:
         torch.nn.init.normal_(head.bias)
     return head, torch.randn(count, features, dtype=torch.float64), torch.randint(classes, (count,))
+
+
+def loop_options(head, count):
+    """What `loss_of` needs of a head after a training batch of this size: with the state that the batch had."""
+    state = {name: head.get_buffer(name).item() for name in head.state_names}
+    return {
+        "weights": head.weight.tolist(),
+        "bias": None if head.bias is None else head.bias.tolist(),
+        "scale": head.scale.fixed,
+        "offset": 0.0 if head.offset is None else head.offset.item(),
+        "state": state,
+        "noise": normal_numbers(state["draws"], count) if "draws" in state else None,
+    }

@@ -1,5 +1,6 @@
 """Program for several processes: sharded heads compared with unsharded ones."""
 
+import copy
 import dataclasses
 import sys
 from datetime import timedelta
@@ -12,6 +13,15 @@ from dcnet.losses import Annealing, MarginSoftmax, ShardedMarginSoftmax, SphereF
 from dcnet.parameters import Learnable
 
 FEATURES, CLASSES, OWN = 6, 11, 3
+ADAPTIVE = (
+    "adaface(h=2,momentum=0.5)",
+    "magface(l_a=1.5,u_a=3)",
+    "curricularface(momentum=0.5)",
+    "elastic-arcface(sigma=0.3)",
+    "elastic-cosface",
+    "subcenter-arcface(k=2)",
+    "uniface",
+)
 # A process that waits for another one fails after this time.
 PATIENCE = timedelta(seconds=60)
 
@@ -31,10 +41,12 @@ def compare(margin, ignored=None, **options):
     if sharded.bias is not None:
         torch.nn.init.normal_(sharded.bias)
     whole = MarginSoftmax(FEATURES, CLASSES, margin, **options).double()
-    first = rank * CLASSES // world
-    rows = slice(first, first + len(sharded.weight))
+    first, centers = rank * CLASSES // world, whole.margin.centers()
+    rows = slice(first * centers, first * centers + len(sharded.weight))
     with torch.no_grad():
         whole.weight.copy_(sharded.full_weight())
+        for name in whole.state_names:
+            whole.get_buffer(name).copy_(sharded.get_buffer(name))
         if whole.bias is not None:
             torch.manual_seed(1)
             torch.nn.init.normal_(whole.bias)
@@ -61,7 +73,18 @@ def compare(margin, ignored=None, **options):
         (by_feature,) = torch.autograd.grad(expected, x)
         (own_gradient,) = torch.autograd.grad(found, own)
         close(own_gradient, world * by_feature[OWN * rank : OWN * (rank + 1)])
+        compare_states(sharded, whole)
         compare_predictions(sharded, whole, *parts[rank])
+
+
+def compare_states(sharded, whole):
+    """The state of a margin is that of the whole batch, and the same bits in all processes."""
+    for name in whole.state_names:
+        found = sharded.get_buffer(name)
+        torch.testing.assert_close(found, whole.get_buffer(name))
+        all_of_them = [torch.empty_like(found) for _ in range(dist.get_world_size())]
+        dist.all_gather(all_of_them, found)
+        assert all(torch.equal(found, other) for other in all_of_them), name
 
 
 def compare_predictions(sharded, whole, x, labels):
@@ -104,8 +127,13 @@ def check_compiled(margin):
     head = ShardedMarginSoftmax(FEATURES, CLASSES, margin, annealing=None).double()
     x, labels = batch(dist.get_rank(), 0)
     x.requires_grad_()
-    losses = head(x, labels), torch.compile(head, backend="aot_eager")(x, labels)
-    expected, found = (torch.autograd.grad(loss, (x, head.weight)) for loss in losses)
+    twin = copy.deepcopy(head)
+    losses = twin(x, labels), torch.compile(head, backend="aot_eager")(x, labels)
+    expected, found = (
+        torch.autograd.grad(loss, (x, each.weight)) for loss, each in zip(losses, (twin, head), strict=True)
+    )
+    for one, two in zip(head.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(one, two)
     for one, two in zip((losses[1], *found), (losses[0], *expected), strict=True):
         close(one, two)
 
@@ -185,6 +213,36 @@ def check_options():
     compare("sphereface2", annealing="auto")
 
 
+def check_adaptive_margins():
+    """With statistics and limits near the norms of the batches, annealed, and with filtered classes."""
+    for margin in ADAPTIVE:
+        compare(margin)
+        compare(margin, annealing="auto")
+        compare(margin, ignored=4, annealing=Annealing(start=3, rate=1, floor=1), reduction="none")
+    for margin in ("arcface", "uniface", "subcenter-arcface(k=2)", "curricularface(momentum=0.5)"):
+        compare(margin, interclass_filtering_threshold=0.3)
+
+
+def check_sampled_states():
+    """A sample of the classes leaves the state of the margin, and all classes are as without sampling."""
+    for margin in ADAPTIVE:
+        torch.manual_seed(5)
+        whole = ShardedMarginSoftmax(FEATURES, CLASSES, margin).double()
+        some, almost = (ShardedMarginSoftmax(FEATURES, CLASSES, margin, sample=share).double() for share in (0.3, 0.99))
+        x, labels = batch(dist.get_rank(), 0)
+        for head in (some, almost):
+            head.load_state_dict(whole.state_dict())
+        for _ in range(2):
+            expected = whole(x, labels)
+            close(almost(x, labels), expected)
+            assert some(x, labels).isfinite()
+        for one, two in zip(some.buffers(), whole.buffers(), strict=True):
+            torch.testing.assert_close(one, two)
+        some(x, labels).backward()
+        used = some.weight.grad.abs().sum(1) > 0
+        assert used.any()
+
+
 def check_ignored_samples():
     for reduction in ("mean", "sum", "none"):
         compare("a-softmax", ignored=-100, annealing="auto", reduction=reduction)
@@ -196,8 +254,10 @@ def check_ignored_samples():
 CHECKS = {
     "margins": check_margins,
     "options": check_options,
+    "adaptive margins": check_adaptive_margins,
+    "sampled states": check_sampled_states,
     "ignored samples": check_ignored_samples,
-    "compiled": lambda: check_compiled("arcface"),
+    "compiled": lambda: [check_compiled(margin) for margin in ("arcface", "adaface", "subcenter-arcface")],
     "samples": check_samples,
     "first weights": check_first_weights,
     "invalid labels": check_invalid_labels,

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from helpers.heads_and_batches import head_and_batch
+from helpers.heads_and_batches import head_and_batch, loop_options
 from helpers.margins_in_loops import loss_of, psi
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,17 +17,24 @@ from hypothesis import strategies as st
 import dcnet
 from dcnet.cli.app import main
 from dcnet.losses import (
+    AdaFace,
     AMSoftmax,
     Annealing,
     ArcFace,
     ASoftmax,
     Automatic,
+    CombinedMargin,
+    CurricularFace,
+    ElasticArcFace,
     LSoftmax,
+    MagFace,
     Margin,
     MarginSoftmax,
     ShardedMarginSoftmax,
     SphereFace2,
     SphereFaceR,
+    SubCenterArcFace,
+    UniFace,
     aliases,
     as_margin,
     register,
@@ -44,13 +51,19 @@ MARGINS = [
     LSoftmax(m=3.3),
     SphereFaceR(version=2, detach=False),
     SphereFaceR(m=2.2, detach=False),
+    CombinedMargin(m1=1.7, m2=0.4, m3=0.1),
+    UniFace(m=0.2, balance=0.3),
+    SubCenterArcFace(k=1),
+    # With statistics and limits near the norms of the batches of these tests, so that they matter.
+    AdaFace(h=2.0, momentum=0.5),
+    MagFace(l_a=1.5, u_a=3.0),
+    CurricularFace(m=0.3, momentum=1.0),
+    ElasticArcFace(sigma=0.4),
 ]
 
 
 def in_loops(head, x, labels):
-    bias = None if head.bias is None else head.bias.tolist()
-    offset = 0.0 if head.offset is None else head.offset.item()
-    return loss_of(head.margin, x.tolist(), head.weight.tolist(), labels.tolist(), bias, head.scale.fixed, offset)
+    return loss_of(head.margin, x.tolist(), labels=labels.tolist(), **loop_options(head, len(x)))
 
 
 @pytest.mark.parametrize("margin", MARGINS, ids=str)
@@ -64,17 +77,34 @@ def test_losses_match_the_papers(margin):
 def test_losses_of_features_that_point_away_from_their_class(margin):
     """Beyond pi - m, where an additive angular margin has another formula."""
     head, x, labels = head_and_batch(margin)
-    x = -head.weight[labels].detach() + 0.02 * x
-    assert head.cosines(x).gather(1, labels[:, None]).max() < math.cos(math.pi - 0.3)
-    assert head(x, labels).item() == pytest.approx(in_loops(head, x, labels), rel=1e-9)
+    x = -head.weight[labels * head.margin.centers()].detach() + 0.02 * x
+    if head.margin.centers() == 1:
+        assert head.cosines(x).gather(1, labels[:, None]).max() < math.cos(math.pi - 0.3)
+    assert head(x, labels).item() == pytest.approx(in_loops(head, x, labels), rel=1e-8)
 
 
-@pytest.mark.parametrize("margin", [margin for margin in MARGINS if not getattr(margin, "detach", False)], ids=str)
+EXACT = [margin for margin in MARGINS if not getattr(margin, "detach", False) and not isinstance(margin, AdaFace)]
+
+
+@pytest.mark.parametrize("margin", EXACT, ids=str)
 def test_gradients(margin):
     head, x, labels = head_and_batch(margin)
+    # In evaluation, since training changes the state of a margin.
+    head.eval()
     x.requires_grad_()
     inputs = (x, *head.parameters())
     assert torch.autograd.gradcheck(lambda x, *_: head(x, labels), inputs, atol=1e-6)
+
+
+@pytest.mark.parametrize("margin", [margin for margin in MARGINS if isinstance(margin, AdaFace)], ids=str)
+def test_gradients_of_adaface_are_those_for_constant_norms(margin):
+    head, x, labels = head_and_batch(margin)
+    head.eval().get_buffer("norm_mean").fill_(2.0)
+    head.get_buffer("norm_deviation").fill_(0.8)
+    norms = x.norm(dim=1, keepdim=True)
+    x.requires_grad_()
+    inputs = (x, *head.parameters())
+    assert torch.autograd.gradcheck(lambda x, *_: head(x * norms / x.norm(dim=1, keepdim=True), labels), inputs)
 
 
 def test_a_detached_margin_has_the_gradient_of_the_cosine():
@@ -124,8 +154,9 @@ ENDS = [0.0, math.pi, math.pi / 2, *(k * math.pi / 4 for k in (1, 3)), *(k * mat
 def test_losses_and_gradients_are_finite_everywhere(margin, dtype):
     """At theta = 0, pi and the ends of intervals, for zero, huge and tiny features, in half precision."""
     head = MarginSoftmax(2, 3, margin, annealing=None)
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
     with torch.no_grad():
-        head.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
+        head.weight.copy_(rows.repeat_interleave(head.margin.centers(), 0))
     directions = torch.tensor([[math.cos(theta), math.sin(theta)] for theta in ENDS])
     sizes = [1.0, 1e-4, 100.0] if dtype == torch.float16 else [1.0, 1e-20, 1e15]
     x = torch.cat([torch.zeros(1, 2), *(size * directions for size in sizes)]).to(dtype).requires_grad_()
@@ -147,8 +178,10 @@ def test_losses_are_finite_and_not_negative(name, seed, size):
     assert gradient.isfinite().all()
 
 
-def test_autocast_changes_nothing():
-    head = MarginSoftmax(64, 20, "arcface")
+@pytest.mark.parametrize("name", registry)
+def test_autocast_changes_nothing(name):
+    # In evaluation, since training changes the state of a margin.
+    head = MarginSoftmax(64, 20, name).eval()
     x, labels = torch.randn(9, 64), torch.randint(20, (9,))
     with torch.autocast("cpu", torch.bfloat16):
         assert head(x, labels) == head(x, labels)
@@ -214,6 +247,10 @@ MEANT = {
     "SphereFaceR": "sphereface-r",
     "sphereface-revived": "sphereface-r",
     "SphereFace-2": "sphereface2",
+    "SubCenterArcFace": "subcenter-arcface",
+    "ElasticFace": "elastic-arcface",
+    "elasticface_cos": "elastic-cosface",
+    "UCE": "uniface",
 }
 
 

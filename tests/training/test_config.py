@@ -85,6 +85,15 @@ def test_plain_networks_ignore_options_of_decoupled_layers():
             {"margin": "sphereface2(m=0.2)", "label_smoothing": 0.1},
             "margin 'sphereface2(m=0.2)' does not support label_smoothing (got 0.1)",
         ),
+        ({"interclass_filtering_threshold": 0.4}, "interclass_filtering_threshold=0.4 needs a head with a margin"),
+        (
+            {"margin": "arcface", "interclass_filtering_threshold": 0.0},
+            "interclass_filtering_threshold must be in (0, 1], not 0.0",
+        ),
+        (
+            {"margin": "arcface", "interclass_filtering_threshold": 0.4, "label_smoothing": 0.1},
+            "interclass_filtering_threshold=0.4 does not support label_smoothing (got 0.1): omit one of them",
+        ),
         ({"seed": 2**63}, "seed must be below 2^63, not 9223372036854775808"),
     ],
 )

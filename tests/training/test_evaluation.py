@@ -52,6 +52,14 @@ def test_the_last_snapshot_has_the_features_of_the_trained_network(tmp_path):
     assert found.labels.unique().tolist() == list(range(10))
 
 
+def test_snapshots_have_one_direction_per_class(tmp_path):
+    """The mean of the directions of its centers."""
+    run, _ = train(tiny(**SMALL | {"margin": "subcenter-arcface(k=2)"}), tmp_path)
+    found = read_history(run.features_file).directions
+    units = torch.nn.functional.normalize(load_model(run)[0].network.head.weight.detach())
+    torch.testing.assert_close(found[-1], (units[0::2] + units[1::2]) / 2)
+
+
 def test_snapshots_differ_between_steps(tmp_path):
     run, _ = train(tiny(**SMALL), tmp_path)
     found = read_history(run.features_file)

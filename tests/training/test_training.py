@@ -230,6 +230,30 @@ def test_a_margin_head_resumes_to_the_same_bits(tmp_path, annealing):
     assert model.network.head.step.item() == 6
 
 
+@pytest.mark.parametrize("margin", ["adaface", "elastic-arcface", "curricularface"])
+def test_the_state_of_a_margin_resumes_to_the_same_bits(tmp_path, margin):
+    config = tiny(margin=margin, annealing="auto")
+    whole, record = train(config, tmp_path / "whole")
+    assert record.status == "done"
+    train(config, tmp_path / "parts", callback=InterruptsAt(4))
+    parts, _ = train(config, tmp_path / "parts")
+    assert weights(parts) == weights(whole)
+    head = load_model(whole)[0].network.head
+    assert {name: head.get_buffer(name).item() for name in head.state_names} != {
+        name: value.item() for name, value in head.margin.first_state().items()
+    }
+
+
+def test_a_run_filters_near_duplicates(tmp_path):
+    """Also with a recipe that has label smoothing, which filtering does not support."""
+    config = recipe("paper-cifar", margin="arcface", interclass_filtering_threshold=0.3)
+    assert config.label_smoothing == 0
+    config = tiny(margin="arcface", interclass_filtering_threshold=0.3)
+    assert config.hash != tiny(margin="arcface").hash
+    run, _ = train(config, tmp_path)
+    assert load_model(run)[0].network.head.interclass_filtering_threshold == 0.3
+
+
 def test_a_margin_head_learns(tmp_path):
     _, record = train(tiny(epochs=12, width=0.5, train_images=300, margin="am-softmax", operator="conv"), tmp_path)
     assert record.results.test_accuracy > 85

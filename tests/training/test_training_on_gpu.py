@@ -30,7 +30,13 @@ def test_captured_steps_have_the_losses_of_eager_steps(tmp_path, optimizer):
     assert losses(captured) == pytest.approx(losses(on_cpu), rel=0.1 if optimizer == "muon" else 2e-2)
 
 
-@pytest.mark.parametrize("margin", ["a-softmax", "arcface", "sphereface2"])
+@pytest.mark.parametrize(
+    "margin",
+    [
+        *("a-softmax", "arcface", "sphereface2", "uniface", "combined", "subcenter-arcface"),
+        *("adaface", "magface", "curricularface", "elastic-arcface", "elastic-cosface"),
+    ],
+)
 def test_steps_with_margins_are_captured(tmp_path, margin):
     config = tiny(steps=12, margin=margin, features=8, annealing="auto")
     _, captured = train(config, tmp_path / "graph", GRAPH)

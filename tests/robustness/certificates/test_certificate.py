@@ -54,10 +54,10 @@ def small(operator="tanh(radius=4.0)-cos"):
     return seen(nn.Sequential(*layers, dcnet.DecoupledLinear(54, 8, operator=operator), nn.Linear(8, CLASSES)), 8)
 
 
-def with_head(scale):
+def with_head(scale, margin="am-softmax"):
     torch.manual_seed(0)
     body = dcnet.create_model("cnn9-small", operator="tanh-cos", num_classes=0, width=0.125, image_size=8)
-    return seen(MarginNetwork(body, MarginSoftmax(8, CLASSES, "am-softmax", scale=scale), features=8), 8)
+    return seen(MarginNetwork(body, MarginSoftmax(8, CLASSES, margin, scale=scale), features=8), 8)
 
 
 BUILDERS = {
@@ -352,6 +352,11 @@ def test_networks_with_a_custom_forward_are_traced():
     own.__class__ = Mine
     with pytest.raises(ValueError, match="the Mine calls 'mul' in its forward, for which there is no rule"):
         certify(own, 0.1, image_size=8)
+
+
+def test_heads_with_several_centers_a_class_have_no_certificate():
+    with pytest.raises(ValueError, match="has 3 centers a class, for which there is no rule"):
+        certify(with_head(8.0, "subcenter-arcface"), 0.1, image_size=8)
 
 
 def negative_norm():

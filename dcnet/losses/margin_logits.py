@@ -1,0 +1,87 @@
+"""A margin as a plain function of cosines, labels and norms, for code with its own weights and loss."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from dcnet.checks import check_number, check_tensor
+from dcnet.losses.margins import Batch, Margin, State, as_margin, nearest_centers
+
+
+def apply_margin(
+    cosines: Tensor,
+    labels: Tensor,
+    margin: Margin | str,
+    norms: Tensor | None = None,
+    scale: float | None = None,
+    state: State | None = None,
+    interclass_filtering_threshold: float | None = None,
+) -> Tensor:
+    """The logits [N, C] with the margin, for `torch.nn.functional.cross_entropy`.
+
+    A sample with a negative label has no class among the C, as in a shard of PartialFC: its logits have no margin of
+    the label. Of binary margins, the logits are those before the threshold is added.
+
+    Args:
+        cosines: cosines [N, C] of features and class weights; [N, C * k] for k centers a class, those of a class side
+            by side.
+        labels: integers [N] from 0 to C - 1, or negative.
+        margin: a spec such as "adaface" or "arcface(m=0.3)", or a `Margin`.
+        norms: the norms [N] of the features, for margins and scales that depend on them.
+        scale: the scale s; None for the margin's default, which may be the norm.
+        state: what the margin keeps from batch to batch, such as AdaFace's running statistics: a dict from
+            `as_margin(margin).first_state()`, moved to the device; it is updated in place. None uses the statistics of
+            this batch alone, and draws random margins from torch's generator.
+        interclass_filtering_threshold: as in `MarginSoftmax`.
+    """
+    margin = as_margin(margin)
+    _check(cosines, labels, margin, norms, scale)
+    cosines = cosines if cosines.dtype == torch.float64 else cosines.float()
+    cos, kept = nearest_centers(cosines, margin.centers()), labels >= 0
+    places = labels.long().clamp(min=0)
+    own = cos.gather(1, places[:, None])[:, 0]
+    size = cos.new_ones(len(cos)) if norms is None else norms.to(cos.dtype)
+    batch = _next_batch(margin, own.detach() * kept, size, kept, state)
+    logits = _scaled(margin.others_in(cos, batch), margin, size, scale)
+    if interclass_filtering_threshold is not None:
+        check_number("interclass_filtering_threshold", interclass_filtering_threshold, above=0, most=1)
+        logits = logits.masked_fill(cos.detach() > interclass_filtering_threshold, -math.inf)
+    target = _scaled(margin.target_in(own, batch)[:, None], margin, size, scale)
+    is_label = (torch.arange(cos.shape[1], device=cos.device) == places[:, None]) & kept[:, None]
+    return torch.where(is_label, target, logits)
+
+
+def _check(cosines: Tensor, labels: Tensor, margin: Margin, norms: Tensor | None, scale: float | None) -> None:
+    for name, value in (("cosines", cosines), ("labels", labels)):
+        check_tensor(name, value)
+    if cosines.dim() != 2 or labels.shape != cosines.shape[:1] or cosines.shape[1] % margin.centers():
+        wanted = "[N, C]" if margin.centers() == 1 else f"[N, C * {margin.centers()}]"
+        shapes = f"{list(cosines.shape)} and {list(labels.shape)}"
+        raise ValueError(f"apply_margin takes cosines {wanted} and labels [N], not {shapes}")
+    if not margin.unit_weights:
+        raise ValueError(f"margin {margin.name!r} is no function of cosines and norms alone: use MarginSoftmax")
+    if scale is not None:
+        check_number("scale", scale, above=0)
+    if norms is None and (margin.uses_norms or (margin.scale is None and scale is None)):
+        raise ValueError(f"margin {margin.name!r} needs the norms of the features: give norms=features.norm(dim=1)")
+    if norms is not None and norms.shape != labels.shape:
+        raise ValueError(f"norms must be {list(labels.shape)}, one per sample, not {list(norms.shape)}")
+
+
+@torch.no_grad()
+def _next_batch(margin: Margin, own: Tensor, norms: Tensor, kept: Tensor, state: State | None) -> Batch:
+    """The batch with the state of the margin after it; a given state is updated."""
+    first = {name: value.to(own.device) for name, value in margin.first_state().items()} if state is None else state
+    learner = margin.of_one_batch() if state is None else margin
+    values = learner.next_state(Batch(own, norms, kept, first))
+    if state is not None:
+        for name, value in values.items():
+            state[name].copy_(value)
+    return Batch(own, norms, kept, values)
+
+
+def _scaled(cos: Tensor, margin: Margin, norms: Tensor, scale: float | None) -> Tensor:
+    """s times the cosines [N, ...]; s is the norm if the margin has no default."""
+    fixed = margin.scale if scale is None else scale
+    return cos * (norms[:, None] if fixed is None else fixed)
