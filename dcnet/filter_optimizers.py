@@ -40,6 +40,7 @@ class FilterOptimizer(Optimizer):
         momentum: momentum of filters.
         weight_decay: decoupled weight decay, as in AdamW.
         other_rate: multiplies the learning rate of all other parameters.
+        weighted: whether the filters of weighted operators decay.
     """
 
     found_inf: Tensor | None = None
@@ -52,6 +53,7 @@ class FilterOptimizer(Optimizer):
         momentum: float,
         weight_decay: float,
         other_rate: float,
+        weighted: bool = True,
     ):
         check_number("lr", float(lr), above=0)
         check_number("momentum", momentum, least=0, below=1)
@@ -59,7 +61,7 @@ class FilterOptimizer(Optimizer):
         self.other_rate = other_rate
         groups = [
             {**group, "params": members, "filters": chosen}
-            for group in param_groups(model, weight_decay)
+            for group in param_groups(model, weight_decay, weighted=weighted)
             for chosen in (True, False)
             if (members := [value for value in group["params"] if (id(value) in filters) is chosen])
         ]
@@ -148,10 +150,18 @@ class Muon(FilterOptimizer):
         lr: learning rate of all parameters.
         momentum: momentum of filters.
         weight_decay: decoupled weight decay; unweighted decoupled filters do not decay.
+        weighted: whether the filters of weighted operators decay.
     """
 
-    def __init__(self, model: nn.Module, lr: float | Tensor = 1e-3, momentum: float = 0.95, weight_decay: float = 0.0):
-        super().__init__(model, _filters(model), lr, momentum, weight_decay, other_rate=1.0)
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        weighted: bool = True,
+    ):
+        super().__init__(model, _filters(model), lr, momentum, weight_decay, 1.0, weighted)
 
     def update(
         self, filters: Tensor, gradients: Tensor, momenta: Tensor, group: dict[str, Any]

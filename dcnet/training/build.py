@@ -112,7 +112,7 @@ def _adamw(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Opt
 
 def _muon(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Optimizer:
     _check_whole(config, sharded)
-    return Muon(model, rate, config.momentum, config.weight_decay)
+    return Muon(model, rate, config.momentum, config.weight_decay, config.decay_weighted)
 
 
 def _sphere_sgd(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Optimizer:

@@ -40,13 +40,15 @@ def test_the_constraint_makes_filters_more_orthogonal(tmp_path):
     assert measured[1] < 0.7 * measured[0]
 
 
-def test_decay_of_weighted_filters_follows_the_config():
+@pytest.mark.parametrize("name", ["adam", "muon"])
+def test_decay_of_weighted_filters_follows_the_config(name):
     counts = []
     for decays in (True, False):
-        config = tiny(operator="tanh-cos+linear", weight_decay=0.02, decay_weighted=decays)
+        config = tiny(operator="tanh-cos+linear", weight_decay=0.02, decay_weighted=decays, optimizer=name)
         model = build_model(config, 10, 1, 8)
         optimizer = build_optimizer(config, model, torch.device("cpu"))
-        decaying = {id(value) for value in optimizer.param_groups[0]["params"]}
+        groups = [group for group in optimizer.param_groups if group["weight_decay"]]
+        decaying = {id(value) for group in groups for value in group["params"]}
         counts.append([id(layer.weight) in decaying for layer in model.modules() if isinstance(layer, Decoupled)])
     assert counts == [[True] * 10, [False] * 10]
 
