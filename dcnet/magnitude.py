@@ -372,7 +372,9 @@ class Mix(Magnitude):
 def _sharp(n: Block, offset: Block, exponent: Block, fast: constexpr) -> Block:
     whole = n + offset
     value = power(n / whole, exponent)
-    return value, value * exponent * offset / (n * whole), -value * exponent / whole
+    # Not value * exponent * offset / (n * whole), which Triton 3.6 cannot compile if h is the same for all channels.
+    slope = power(n / whole, exponent - 1) * exponent * offset / (whole * whole)
+    return value, slope, -value * exponent / whole
 
 
 @register
