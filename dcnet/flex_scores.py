@@ -7,6 +7,7 @@ computed tensors there at all.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,14 +21,16 @@ from dcnet.operator import Operator
 if TYPE_CHECKING:
     from dcnet.attention import Score, Settings
 
+# Off by default: the kernels have not been tested and timed on a GPU yet.
+ENABLED = os.environ.get("DCNET_FLEX", "off") == "on"
 # The kernels multiply matrices of at least 16 columns.
 LEAST_FEATURES = 16
 DTYPES = (*HALF_PRECISIONS, torch.float32)
 
 
 def compiles_for_gpu(query: Tensor) -> bool:
-    """Whether a compiler builds kernels for a GPU; in eager mode flex_attention stores all scores."""
-    return query.is_cuda and torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
+    """Whether a compiler builds kernels for a GPU, if enabled; in eager mode flex_attention stores all scores."""
+    return ENABLED and query.is_cuda and torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
 
 
 def fits_flex(query: Tensor, key: Tensor, value: Tensor, settings: Settings, op: Operator) -> bool:

@@ -1,6 +1,7 @@
 """Attention by flex_attention: which calls take it, and its results compared with the formula step by step."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -82,10 +83,12 @@ def test_compiled_kernels_of_the_cpu(angle, kind, flex_on_cpu):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.parametrize("learn", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("angle", ANGLES)
-def test_compiled_kernels_of_the_gpu(angle, kind, learn):
+def test_compiled_kernels_of_the_gpu(angle, kind, learn, monkeypatch):
+    monkeypatch.setattr(dcnet.flex_scores, "ENABLED", True)
     compare(f"sphere-{angle}", kind, "inductor", "cuda", learn)
 
 
@@ -101,7 +104,16 @@ def test_compiled_graph_has_flex_attention(operator, flex, flex_on_cpu):
 def test_eager_mode_and_export_take_the_formula(flex_on_cpu, monkeypatch):
     monkeypatch.setattr(dcnet.attention, "attend_flex", None)
     decoupled_attention(*inputs(), operator="sphere-sqcos")
+    monkeypatch.setattr(dcnet.flex_scores, "ENABLED", True)
     assert not dcnet.flex_scores.compiles_for_gpu(inputs()[0])
+
+
+def test_flex_attention_is_off_by_default(monkeypatch):
+    query, compiling = mock.Mock(is_cuda=True), mock.patch("torch.compiler.is_dynamo_compiling", return_value=True)
+    with compiling:
+        assert not dcnet.flex_scores.compiles_for_gpu(query)
+        monkeypatch.setattr(dcnet.flex_scores, "ENABLED", True)
+        assert dcnet.flex_scores.compiles_for_gpu(query)
 
 
 def test_operators_that_depend_on_the_angle_alone():

@@ -293,7 +293,7 @@ class Session:
             for rows in self.benchmark.measure(steps):
                 self.record["results"] += rows
                 self._write()
-                if not self.console.is_terminal:
+                if not self.console.is_terminal and not all(row.get("skipped") for row in rows):
                     # The progress bar is shown only at the end.
                     self.console.print(steps.status(), highlight=False, soft_wrap=True)
         self.record |= {"complete": True, **self.benchmark.summary(self.record["results"])}

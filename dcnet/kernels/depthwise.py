@@ -39,12 +39,12 @@ class Tiling:
 # By pass; the second tiling of each is for windows of more than SMALL_WINDOW positions.
 SMALL_WINDOW = 9
 TILINGS: dict[str, tuple[Tiling, Tiling]] = {
-    "prepare": (Tiling(8, 1024, 64, 4, 4), Tiling(8, 1024, 32, 4, 4)),
-    "output": (Tiling(8, 512, 64, 4, 8), Tiling(8, 512, 32, 4, 4)),
-    "back": (Tiling(8, 512, 64, 4, 4), Tiling(8, 512, 32, 4, 4)),
-    "gradient": (Tiling(8, 512, 64, 4, 4), Tiling(2, 256, 32, 4, 4)),
-    "input": (Tiling(8, 512, 64, 4, 4), Tiling(8, 256, 32, 4, 4)),
-    "weight": (Tiling(8, 512, 64, 4, 4), Tiling(8, 256, 32, 4, 4)),
+    "prepare": (Tiling(4, 1024, 64, 8, 4), Tiling(8, 1024, 32, 4, 4)),
+    "output": (Tiling(4, 512, 64, 4, 8), Tiling(8, 512, 32, 4, 4)),
+    "back": (Tiling(4, 512, 64, 4, 8), Tiling(8, 512, 32, 4, 4)),
+    "gradient": (Tiling(4, 256, 64, 4, 4), Tiling(2, 256, 32, 4, 4)),
+    "input": (Tiling(4, 512, 64, 4, 4), Tiling(8, 256, 32, 4, 4)),
+    "weight": (Tiling(4, 512, 64, 4, 4), Tiling(8, 256, 32, 4, 4)),
 }
 # Whether one launch computes the gradients of input and filters, which needs more registers, or two.
 BOTH_GRADIENTS = (True, False)

@@ -116,6 +116,7 @@ def network_table(record: Record) -> Table:
     if len(names) == 1:
         columns, rows = columns[1:], [row[1:] for row in rows]
     notes = STEPS.notes(record["results"], lambda row: _group_name(row, len(names) > 1))
+    notes += _skipped(record["results"])
     return without_empty(Table(columns, rows, _network_title(record), notes), X_COMPILED)
 
 
@@ -131,8 +132,15 @@ def _group_name(row: Row, several: bool) -> str:
     return f"{row['model']}, batch {row['batch']}" if several else f"batch {row['batch']}"
 
 
+def _skipped(results: Sequence[Row]) -> list[str]:
+    """Returns a sentence that names all skipped networks, if there are any."""
+    skipped = [row for row in results if row.get("skipped")]
+    names = dict.fromkeys(f"{row['model']} ({row['mode']}, batch {row['batch']})" for row in skipped)
+    return [f"Not timed: {', '.join(names)}."] if names else []
+
+
 def _network_rows(results: Sequence[Row]) -> Iterator[list[str]]:
-    for row in [row for row in results if row["operator"] != PLAIN]:
+    for row in [row for row in results if row["operator"] != PLAIN and not row.get("skipped")]:
         same = {"operator": PLAIN, **{key: row[key] for key in ("model", "mode", "batch")}}
         (plain,) = [base for base in results if matches(base, **same)]
         cells = _network_cells(row, plain, STEPS.x_compiled(row, results))

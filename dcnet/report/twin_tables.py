@@ -32,12 +32,20 @@ ON_GPU = ("from host", "launches")
 
 def twins(record: Record) -> str:
     """Returns a table per kind of layer: time and ratios of each shape and operator, compared with the plain layer."""
-    return "\n\n".join(table.markdown_section() for table in twin_tables(record))
+    tables = [table.markdown_section() for table in twin_tables(record)]
+    found, timed = _kinds(record["results"]), _kinds([row for row in record["results"] if not row.get("skipped")])
+    missing = ", ".join(f"`{twin}`" for twin in KINDS if twin in found and twin not in timed)
+    return "\n\n".join([*tables, f"Not timed in this record: {missing}."] if missing else tables)
 
 
 def twin_tables(record: Record) -> list[Table]:
-    found = unique([{"twin": twin_of(row["shape"])} for row in record["results"]], "twin")
-    return [_table(record, twin) for twin in KINDS if twin in found]
+    """Returns a table for each kind of layer of which at least one was timed."""
+    timed = _kinds([row for row in record["results"] if not row.get("skipped")])
+    return [_table(record, twin) for twin in KINDS if twin in timed]
+
+
+def _kinds(results: Sequence[Row]) -> set[str]:
+    return {twin_of(row["shape"]) for row in results}
 
 
 def _table(record: Record, twin: str) -> Table:
