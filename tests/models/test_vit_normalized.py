@@ -46,7 +46,7 @@ def attention_in_loops(block: SphereBlock, tokens: Tensor) -> Tensor:
     """One image, [T, C], head by head and token by token."""
     layer, (count, channels) = block.attention, tokens.shape
     query, key, value = (tokens @ part.T for part in layer.qkv.weight.chunk(3))
-    size, heads = channels // layer.heads, []
+    size, heads = channels // layer.num_heads, []
     scale = 1 + size**0.5 * layer.scale.weight
     for start in range(0, channels, size):
         q, k, v = (part[:, start : start + size] for part in (query, key, value))

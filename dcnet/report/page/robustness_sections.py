@@ -137,8 +137,10 @@ class Measurement:
             return self.values.command
         if self.settings:
             return self._attack_command()
-        users = [one.name for one in experiments if any(cell.evaluation == self.name for cell in one.cells)]
-        return shlex.join(["dcnet", "reproduce", *users]) if users else UNKNOWN
+        users = [one for one in experiments if any(cell.evaluation == self.name for cell in one.cells)]
+        # A hunt evaluates many more networks than a table.
+        names = [one.name for one in users if not one.hunt] or [one.name for one in users]
+        return shlex.join(["dcnet", "reproduce", *names]) if names else UNKNOWN
 
     def _attack_command(self) -> str:
         """Returns the `dcnet attack` command with all options that differ from their default."""
