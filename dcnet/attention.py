@@ -2,17 +2,19 @@
 
 Keys are the filters and queries the patches: the weighting says how ||k|| enters, and the magnitude acts on ||q||."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dcnet.checks import check_flag, check_number, check_tensor, check_whole
+from dcnet.attention_inputs import Settings, check_inputs
+from dcnet.checks import check_number, check_whole
 from dcnet.clamp import is_traced
 from dcnet.eager import check_options
 from dcnet.flex_scores import attend_flex, compiles_for_gpu, fits_flex
+from dcnet.magnitude import Sphere
 from dcnet.norms import accumulation_dtype, vector_norm
 from dcnet.operator import Operator, as_operator
 from dcnet.parameters import Value
@@ -21,16 +23,6 @@ from dcnet.weighting import Weighting
 
 # Cosine attention with one learned scale per head.
 COSINE = "sphere(scale=Learnable(per_channel=True))-cos"
-
-
-class Settings(NamedTuple):
-    """The arguments of `torch.nn.functional.scaled_dot_product_attention` after query, key and value."""
-
-    attn_mask: Tensor | None = None
-    dropout_p: float = 0.0
-    is_causal: bool = False
-    scale: float | None = None
-    enable_gqa: bool = False
 
 
 def attend(
@@ -43,7 +35,7 @@ def attend(
     stored: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """softmax(scale * f(k, q) + mask) v; see `dcnet.functional.decoupled_attention`."""
-    _check_inputs(query, key, value, settings)
+    check_inputs(query, key, value, settings)
     score = _score(query, operator, eps, stored)
     if settings.scale is None:
         settings = settings._replace(scale=default_scale(score.op, query.shape[-1]))
@@ -64,7 +56,7 @@ def attention_weights(
     stored: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """softmax(scale * f(k, q) + mask), [..., L, S], in float32 or better; without dropout."""
-    _check_inputs(query, key, key, settings)
+    check_inputs(query, key, key, settings)
     score = _score(query, operator, eps, stored)
     scale = default_scale(score.op, query.shape[-1]) if settings.scale is None else settings.scale
     return _softmax(score.matrix(query, key, scale), settings)
@@ -112,6 +104,17 @@ class Score(NamedTuple):
     eps: float
     constants: Mapping[str, Value]
 
+    def scale_query(self, query: Tensor) -> tuple[Tensor, float]:
+        """q h(||q||) / ||q|| as a tensor times a number."""
+        if [type(part) for part in self.op.magnitude.parts] != [Sphere]:
+            return _times(query, self.on_query(query)), 1.0
+        (unit, number), scale = _normalized(query, self.eps), self.constants["scale"]
+        return (_times(unit, scale), number) if isinstance(scale, Tensor) else (unit, number * scale)
+
+    def scale_key(self, key: Tensor) -> tuple[Tensor, float]:
+        """k times the factor of the weighting over ||k||, as a tensor times a number."""
+        return (_times(key, self.on_key(key)), 1.0) if self.op.weighted else _normalized(key, self.eps)
+
     def on_query(self, query: Tensor) -> Value:
         """h(||q||) / ||q||, without the norm if h is proportional to it."""
         if self.op.norm_cancels:
@@ -149,9 +152,10 @@ def _by_inner_products(query: Tensor, key: Tensor, value: Tensor, settings: Sett
         # Torch needs a mask of two dimensions or more, and a mask of numbers in the dtype of the query.
         mask = mask if mask.dtype == torch.bool else mask.to(query.dtype)
         mask = mask if mask.dim() > 1 else mask.view(1, -1)
-    query, key = _times(query, score.on_query(query)), _times(key, score.on_key(key))
+    assert scale is not None
+    (query, first), (key, second) = score.scale_query(query), score.scale_key(key)
     return F.scaled_dot_product_attention(
-        query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped
+        query, key, value, mask, dropout_p, is_causal, scale=scale * first * second, enable_gqa=grouped
     )
 
 
@@ -162,6 +166,17 @@ def _by_cosines(query: Tensor, key: Tensor, value: Tensor, settings: Settings, s
     assert settings.scale is not None
     weights = _softmax(score.matrix(query, key, settings.scale), settings)
     return F.dropout(weights, settings.dropout_p).to(value.dtype) @ value
+
+
+def _normalized(x: Tensor, eps: float) -> tuple[Tensor, float]:
+    """x / ||x|| as a tensor times a number: x / rms(x), which torch computes in one launch, has the norm sqrt(size).
+
+    Compilers fuse the formula by themselves, and may not know the size. With eps = 0, rms_norm divides by zero.
+    """
+    size = x.shape[-1]
+    if torch.compiler.is_compiling() or is_traced() or eps == 0 or size == 0:
+        return _times(x, 1 / vector_norm(x, eps)), 1.0
+    return F.rms_norm(x, (size,), eps=eps / size), size**-0.5
 
 
 def _times(x: Tensor, factor: Value) -> Tensor:
@@ -205,87 +220,6 @@ def _check_count(name: str, count: int, size: int, heads: int) -> None:
     if count != size and (size != 1 or count != heads):
         expected = f"one, or one for each of {heads} heads" if size == 1 else str(size)
         raise ValueError(f"the constant {name!r} has {count} numbers, but must have {expected}")
-
-
-def _check_inputs(query: Tensor, key: Tensor, value: Tensor, settings: Settings) -> None:
-    if is_traced():
-        # The sizes are tensors, and torch.jit warns about comparisons.
-        return
-    named = {"query": query, "key": key, "value": value}
-    for name, tensor in named.items():
-        _check_tensor(name, tensor)
-    dtypes = [str(tensor.dtype) for tensor in named.values()]
-    if len(set(dtypes)) > 1 and not torch.is_autocast_enabled(query.device.type):
-        raise TypeError(f"query, key and value must have one dtype, not {', '.join(dtypes)}")
-    if key.shape[-1] != query.shape[-1]:
-        raise ValueError(f"key of shape {list(key.shape)} must have {query.shape[-1]} features, as the query does")
-    if value.shape[-2] != key.shape[-2]:
-        raise ValueError(f"value of shape {list(value.shape)} must have {key.shape[-2]} rows, as the key does")
-    _check_numbers(settings)
-    leading = _check_heads(query, key, value, settings.enable_gqa)
-    _check_mask(settings, (*leading, query.shape[-2], key.shape[-2]))
-
-
-def _check_numbers(settings: Settings) -> None:
-    check_flag("is_causal", settings.is_causal)
-    check_flag("enable_gqa", settings.enable_gqa)
-    # A graph that is compiled for any number has no values to check.
-    if not torch.compiler.is_compiling():
-        check_number("dropout_p", settings.dropout_p, least=0, most=1)
-        check_number("scale", 1 if settings.scale is None else settings.scale)
-
-
-def _check_tensor(name: str, tensor: Any) -> None:
-    check_tensor(name, tensor)
-    if not tensor.is_floating_point():
-        raise TypeError(f"{name} must be a floating-point tensor, not {tensor.dtype}: convert it with .float()")
-    if tensor.is_nested:
-        raise TypeError(f"{name} must not be a nested tensor: pad it, and mask the padding with attn_mask")
-    if tensor.dim() < 2:
-        raise ValueError(f"{name} must be [..., heads, length, features], not {list(tensor.shape)}")
-
-
-def _check_heads(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> tuple[int, ...]:
-    """Checks all dimensions before the last two. Returns those of the scores."""
-    shapes = [list(tensor.shape[:-2]) for tensor in (query, key, value)]
-    if grouped:
-        if not all(shapes):
-            raise ValueError(f"enable_gqa needs [..., heads, length, features], not a query of {list(query.shape)}")
-        heads, own = shapes[0][-1], shapes[1][-1]
-        if own != shapes[2][-1] or own == 0 or heads % own:
-            found = f"{own} and {shapes[2][-1]}"
-            raise ValueError(
-                f"the heads of key and value, {found}, must be equal and divide those of the query, {heads}"
-            )
-        shapes = [[*shape[:-1], heads] for shape in shapes]
-    if broadcast(*shapes) is None:
-        found = ", ".join(str(list(tensor.shape)) for tensor in (query, key, value))
-        raise ValueError(f"query, key and value of shapes {found} must have leading dimensions that broadcast")
-    return broadcast(*shapes[:2]) or ()
-
-
-def broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
-    """The shape that all of them broadcast to, or None."""
-    found = [1] * max(map(len, shapes))
-    for shape in shapes:
-        for place, size in enumerate(shape, len(found) - len(shape)):
-            if size != 1 and found[place] != 1 and found[place] != size:
-                return None
-            found[place] = found[place] if size == 1 else size
-    return tuple(found)
-
-
-def _check_mask(settings: Settings, scores: tuple[int, ...]) -> None:
-    mask = settings.attn_mask
-    if mask is None:
-        return
-    check_tensor("attn_mask", mask)
-    if settings.is_causal:
-        raise ValueError(f"is_causal must be False with an attn_mask, here of shape {list(mask.shape)}")
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(f"attn_mask must be bool, True where a query attends, or floating-point, not {mask.dtype}")
-    if broadcast(mask.shape, scores) != scores:
-        raise ValueError(f"attn_mask of shape {list(mask.shape)} must broadcast to the scores, {list(scores)}")
 
 
 class DecoupledAttention(Opaque):

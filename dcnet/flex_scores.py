@@ -19,7 +19,8 @@ from dcnet.norms import HALF_PRECISIONS, vector_norm
 from dcnet.operator import Operator
 
 if TYPE_CHECKING:
-    from dcnet.attention import Score, Settings
+    from dcnet.attention import Score
+    from dcnet.attention_inputs import Settings
 
 # Off by default: the kernels have not been tested and timed on a GPU yet.
 ENABLED = os.environ.get("DCNET_FLEX", "off") == "on"

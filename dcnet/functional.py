@@ -6,7 +6,8 @@ from typing import Unpack
 from torch import Tensor
 
 from dcnet import kernels
-from dcnet.attention import Settings, attend
+from dcnet.attention import attend
+from dcnet.attention_inputs import Settings
 from dcnet.eager import ConvPatches, LinearPatches, Options, Size, decoupled
 from dcnet.norms import filter_norm, patch_norm, vector_norm
 from dcnet.operator import Operator

@@ -1,6 +1,7 @@
 """Attention with decoupled scores, compared with plain loops, with torch's attention, and between its two paths."""
 
 import math
+from unittest import mock
 
 import pytest
 import reference
@@ -508,3 +509,14 @@ def test_bad_modules():
             DecoupledAttention(**given)
     with pytest.raises(ValueError, match=r"query of shape \[2, 4, 5, 7\] must have 3 heads"):
         DecoupledAttention(3)(*inputs())
+
+
+@pytest.mark.parametrize(
+    ("operator", "eps", "count"),
+    [("sphere-cos", 1e-4, 2), (COSINE, 1e-4, 2), ("sphere-cos", 0.0, 0), ("log-cos", 0.1, 1)],
+)
+def test_queries_and_keys_are_normalized_in_one_operation_each(operator, eps, count):
+    """Unless eps is 0; a query whose magnitude depends on its norm needs the norm."""
+    with mock.patch.object(F, "rms_norm", wraps=F.rms_norm) as normalize:
+        DecoupledAttention(4, operator=operator, eps=eps)(*inputs())
+    assert normalize.call_count == count

@@ -9,7 +9,8 @@ from torch.nn.attention import flex_attention
 
 import dcnet.attention
 import dcnet.flex_scores
-from dcnet.attention import COSINE, Settings
+from dcnet.attention import COSINE
+from dcnet.attention_inputs import Settings
 from dcnet.flex_scores import depends_on_angle_alone, fits_flex
 from dcnet.functional import decoupled_attention
 from dcnet.operator import as_operator

@@ -21,7 +21,7 @@ FLOORS = [
     ["component"],
     ["magnitude", "angle", "weighting"],
     ["operator"],
-    ["norms", "eager", "attention", "flex_scores"],
+    ["norms", "eager", "attention", "attention_inputs", "flex_scores"],
     ["kernels"],
     ["functional"],
     ["layers"],
