@@ -41,7 +41,7 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for heading, (file, _) in ADDED.items():
         with (root / "dcnet" / file).open("a") as added:
             added.write("\n\n" + code[heading])
-    (widths,) = (block.code for block in blocks(ROOT / "docs" / "reproducing.md", "python"))
+    widths, _contest = (block.code for block in blocks(ROOT / "docs" / "reproducing.md", "python"))
     (root / "dcnet/experiments/catalogue/widths.py").write_text(widths)
     return root
 
