@@ -1,4 +1,4 @@
-"""Shapes of the timed layers: how they are written, their layers, and lower bounds of their times."""
+"""Shapes of the timed layers: their notation, their layers, and lower bounds of their times."""
 
 import math
 import re
@@ -15,12 +15,12 @@ from dcnet.layers import conv1d, conv2d, conv3d, linear
 from dcnet.operator import as_operator, is_plain
 
 EXAMPLES = (
-    "write N512xC64x32 for 512 images of 64 channels and 32x32 pixels, N512xC64x32x48 if they are not square, "
-    "N512xC64x32xK5 for 5x5 filters and N512xC64x32xG64 for 64 groups"
+    "write N512xC64x32 for 512 images of 64 channels and 32x32 pixels (x32x48 if they are not square, xK5 for 5x5 "
+    "filters, xG64 for 64 groups)"
 )
 OTHERS = (
     "N64xC256xL1024 for sequences, N8xC32xD16x28 for volumes, M50432x384-1536 for a linear layer, "
-    "and B64xH6xT197xD64 for attention"
+    "B64xH6xT197xD64 for attention"
 )
 
 
@@ -379,7 +379,7 @@ def parse_shape(text: str) -> LayerShape:
     """The shape of a layer of any kind, such as N512xC64x32, M50432x384-1536 or B64xH6xT197xD64."""
     found = next((shape for kind in KINDS if (shape := kind.read(text)) is not None), None)
     if found is None:
-        raise ValueError(f"unknown shape {text!r}: {EXAMPLES}; {OTHERS}; or name a set: {', '.join(SETS)}")
+        raise ValueError(f"unknown shape {text!r}: {EXAMPLES}, {OTHERS}, or a set: {', '.join(SETS)}")
     return found
 
 
