@@ -85,6 +85,10 @@ class Contest:
         """Returns the cells of the stages that the records have reached: trials, and the final runs of each side."""
         return tuple(cell for side in self.sides for cell in self._side_cells(side, find))
 
+    def choices(self) -> list[str]:
+        """Returns the names of the sides."""
+        return [side.name for side in self.sides]
+
     def only(self, prefixes: tuple[str, ...]) -> "Contest":
         """Returns the contest between the sides whose names start with one of the prefixes."""
         return dataclasses.replace(self, sides=tuple(side for side in self.sides if side.name.startswith(prefixes)))

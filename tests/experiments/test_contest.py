@@ -106,7 +106,7 @@ def test_stages_open_one_after_another(notebook):
     )
     assert fill_stage(notebook, contest) == 14
     assert notebook.state(contest).missing == (0, 4, 4)
-    assert str(notebook.state(contest)).startswith("Stage 2 of 3 (second seeds) is open; missing runs: 4 second seeds, 4")
+    assert str(notebook.state(contest)).startswith("Stage 2 of 3 (second seeds) is open; missing runs: 4 second")
     assert fill_stage(notebook, contest) == 4
     assert notebook.state(contest).missing == (0, 0, 4)
     assert notebook.state(contest, seeds=5).missing == (0, 0, 10)
@@ -418,7 +418,7 @@ def test_only_selects_sides(tmp_path, capsys):
     assert rows == {"tanh-cos"}
     code, seen = run_command(capsys, "--runs", tmp_path, "--status", "--only", "sphere")
     assert code == 2
-    assert "--only 'sphere' matches no row or column" in seen.err
+    assert "--only 'sphere' matches no row or column: choose from conv; tanh-cos\n" in seen.err
 
 
 @pytest.mark.usefixtures("registered")
