@@ -45,7 +45,7 @@ class Work:
 
 
 class LayerShape(ABC):
-    """The sizes of a timed layer and of its input; the text of a shape is that of its record."""
+    """The sizes of a timed layer and of its input; str(shape) is its notation in records."""
 
     names: ClassVar[tuple[str, ...]] = ("x",)
     channels_last: ClassVar[bool] = False
@@ -53,7 +53,7 @@ class LayerShape(ABC):
     @classmethod
     @abstractmethod
     def read(cls, text: str) -> Self | None:
-        """The shape; None if the text is that of another kind. ValueError for impossible sizes."""
+        """Parses a shape; returns None for other kinds of shapes. ValueError for impossible sizes."""
 
     @property
     @abstractmethod
@@ -360,7 +360,7 @@ class AttentionShape(LayerShape):
 
 KINDS: tuple[type[LayerShape], ...] = (Shape, SequenceShape, VolumeShape, LinearShape, AttentionShape)
 
-# Shapes by the name of their set and by device. Linear layers and attention are those of vision transformers.
+# Shapes by the name of their set and by device. Linear layers and attention are from vision transformers.
 SETS: dict[str, dict[str, tuple[str, ...]]] = {
     "linear": {
         "cpu": ("M1576x192-768", "M1576x768-192"),

@@ -79,7 +79,7 @@ def depthwise_back_kernel(
             inside = in_tile & (first + r < out_height)
             place = image * out_image_stride + (first + r) * (out_width * pixel_stride)
             d = tl.load(gradient + place + elements, mask=inside, other=0.0).to(tl.float32)
-            # Positions outside of the output must not make the sums infinite.
+            # Positions outside the output must not make the sums infinite.
             z, n = tl.where(inside, products[r], 0.0), tl.where(inside, norms[r], 1.0)
             inverse = reciprocal(n, FAST)
             found = parts(z, n, inverse, own, angular, outer, MAGNITUDE, ANGLE, False, WEIGHTED, FAST)

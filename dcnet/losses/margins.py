@@ -290,7 +290,7 @@ class ArcFace(Margin):
 class SubCenterArcFace(ArcFace):
     """ArcFace with k centers per class, of which the nearest one counts (Sub-center ArcFace, 2020).
 
-    Noisy samples of a class gather at centers of their own. A head has k weight vectors a class, one after another.
+    Noisy samples of a class gather at separate centers. A head has k adjacent weight vectors per class.
     """
 
     name: ClassVar[str] = "subcenter-arcface"

@@ -230,7 +230,7 @@ def init_batch_norm_(model: nn.Module, forward: Callable[[], object]) -> None:
 
 @contextmanager
 def _newest_batch_only(layers: list[_BatchNorm]) -> Iterator[None]:
-    """Makes batch normalizations set their running statistics to those of the newest batch."""
+    """Makes batch normalization replace its running statistics by those of the newest batch."""
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
         layer.momentum = 1.0
