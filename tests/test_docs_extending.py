@@ -41,7 +41,8 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for heading, (file, _) in ADDED.items():
         with (root / "dcnet" / file).open("a") as added:
             added.write("\n\n" + code[heading])
-    widths, _contest = (block.code for block in blocks(ROOT / "docs" / "reproducing.md", "python"))
+    code_blocks = [block.code for block in blocks(ROOT / "docs" / "reproducing.md", "python")]
+    (widths,) = (code for code in code_blocks if "def widths()" in code)
     (root / "dcnet/experiments/catalogue/widths.py").write_text(widths)
     return root
 
