@@ -1,4 +1,4 @@
-"""Optimizers that treat filters in their own way: Muon, which orthogonalizes updates, and SGD on the unit sphere.
+"""Optimizers with a special update for filters: Muon, which orthogonalizes updates, and SGD on the unit sphere.
 
 All other parameters, such as biases, radii, batch normalization and the classifier, are updated by AdamW in the same
 optimizer. Steps never wait for the device, so a CUDA graph can capture them."""
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from dcnet.checks import check_number
-from dcnet.optim import Choose, param_groups, unweighted_layers
+from dcnet.optim import Choose, check_model, param_groups, unweighted_layers
 
 # The defaults of AdamW.
 BETAS, EPS = (0.9, 0.999), 1e-8
@@ -30,7 +30,7 @@ OTHER_RATE = 1 / 30
 class FilterOptimizer(Optimizer):
     """The base of optimizers of filters; subclasses implement `update`.
 
-    Filters of the same size are stacked, so that all of them take few kernel launches. If `found_inf` is set to a
+    Filters of the same size are stacked, so that a step needs few kernel launches. If `found_inf` is set to a
     tensor, as by `torch.amp.GradScaler`, a step changes nothing while the tensor is 1.
 
     Args:
@@ -175,13 +175,14 @@ class Muon(FilterOptimizer):
 
 def _filters(model: nn.Module) -> set[int]:
     """Returns the ids of the weights of linear and convolutional layers, without the classifier."""
+    check_model(model)
     matrices = [id(value) for value in model.parameters() if value.dim() > 1]
     layers = [module for module in model.modules() if isinstance(module, nn.Linear | _ConvNd)]
     return {id(layer.weight) for layer in layers} & set(matrices[:-1])
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Returns about U V' for every matrix U S V' of [..., rows, columns]; singular values become 0.7 to 1.2."""
+    """Approximates U V' for every matrix U S V' of [..., rows, columns]; singular values become 0.7 to 1.2."""
     wide = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
     found = wide / torch.linalg.vector_norm(wide, dim=(-2, -1), keepdim=True).clamp(min=SMALLEST_NORM)
     found = found.bfloat16() if found.is_cuda else found

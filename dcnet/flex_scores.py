@@ -1,7 +1,7 @@
-"""Scores that depend on the angle alone, by torch's flex_attention, which never stores them: compiled, on a GPU.
+"""Attention with scores of the angle alone, by torch's flex_attention, which never stores them: compiled, on a GPU.
 
-Other operators take the formula step by step. Norms and learned constants would be tensors that the function of a score
-reads. Their gradients would be sums by one atomic addition for each score, and compilers for the CPU do not accept
+Other operators store all scores. In flex_attention, their norms and learned constants would be tensors that the score
+function reads. Every score would add to their gradients by an atomic addition, and compilers for the CPU do not support
 computed tensors there at all.
 """
 
@@ -78,6 +78,6 @@ def _normalized(x: Tensor, eps: float) -> Tensor:
 
 
 def _masked(score: Tensor, mask: Tensor, *places: Tensor) -> Tensor:
-    """The score with the mask of its place; dimensions of size 1 are for all places."""
+    """Adds the mask at the position of a score; dimensions of size 1 broadcast."""
     own = mask[tuple(place * (size > 1) for place, size in zip(places, mask.shape, strict=True))]
     return torch.where(own, score, -torch.inf) if mask.dtype == torch.bool else score + own

@@ -168,6 +168,7 @@ def param_groups(
         named: add the names as `param_names`, which torch's optimizers keep.
         weighted: whether the filters of weighted decoupled layers decay.
     """
+    check_model(model)
     check_number("weight_decay", weight_decay, least=0)
     computing = {id(part) for module in model.modules() for part in _exempt_parametrizations(module, weighted)}
     own = [module for module in model.modules() if id(module) not in computing]
@@ -204,8 +205,15 @@ def _exempt_parametrizations(module: nn.Module, weighted: bool) -> list[nn.Modul
     return [part for name in found for part in module.get_submodule(f"parametrizations.{name}").modules()]
 
 
+def check_model(model: nn.Module) -> None:
+    """Raises TypeError for anything but a network, such as its parameters."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a network, an nn.Module, not {type(model).__name__}")
+
+
 def unweighted_layers(model: nn.Module, choose: Choose | None) -> list[Decoupled]:
     """The selected decoupled layers, one for each weight."""
+    check_model(model)
     found = {
         name: layer
         for name, layer in model.named_modules()
@@ -249,7 +257,7 @@ def _local(tensor: Tensor) -> Tensor:
 def _norms(filters: Sequence[Tensor], weights: Sequence[Tensor], eps: Sequence[float] | None = None) -> list[Tensor]:
     """sqrt(sum w^2 + eps) of each filter, in a shape that broadcasts with the filters, in few launches.
 
-    `filters` are what this process holds of the `weights`.
+    `filters` are the parts of the `weights` that this process holds.
     """
     norms = [
         torch.linalg.vector_norm(w, dim=tuple(range(1, w.dim())), keepdim=True, dtype=accumulation_dtype(w.dtype))
@@ -265,7 +273,7 @@ def _norms(filters: Sequence[Tensor], weights: Sequence[Tensor], eps: Sequence[f
 
 
 def _join_shards_(norm: Tensor, weight: Tensor) -> None:
-    """Makes the norms of parts of filters those of whole filters, if other processes hold the other parts."""
+    """Combines the norms of parts of filters to norms of whole filters, if other processes hold the other parts."""
     for i, placement in enumerate(getattr(weight, "placements", ())):
         if placement.is_shard() and not placement.is_shard(0):
             dist.all_reduce(norm.square_(), group=weight.device_mesh.get_group(i))  # type: ignore[attr-defined]

@@ -28,11 +28,12 @@ def quote(value: object) -> str:
     return (repr(cut) if isinstance(value, str) else cut) + ("..." if len(text) > QUOTED else "")
 
 
-def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """The error for a name that is not among the known ones, with the nearest of them."""
+def unknown_name(kind: str, name: object, known: Iterable[str], aliases: Iterable[str] = ()) -> UnknownNameError:
+    """The error for a name that is not among the known ones, with the nearest of them or of their aliases."""
     names, text = list(known), str(name)
-    same_start = [other for other in names if text.startswith(other) or (text and other.startswith(text))]
-    near = same_start or difflib.get_close_matches(text.lower(), names, n=1)
+    all_names = [*names, *aliases]
+    same_start = [other for other in all_names if text.startswith(other) or (text and other.startswith(text))]
+    near = same_start or difflib.get_close_matches(text.lower(), all_names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return UnknownNameError(f"unknown {kind} {quote(name)}: known are {', '.join(names)}{hint}")
 
@@ -103,8 +104,8 @@ class Registry(MutableMapping[str, Entry]):
         self._import_modules()
         found = self._find(name)
         if found is None:
-            known = [*self._entries, *self.aliases, *self._extra()]
-            raise unknown_name(self.kind.split(" ", 1)[-1], name, known)
+            known = [*self._entries, *self._extra()]
+            raise unknown_name(self.kind.split(" ", 1)[-1], name, known, self.aliases)
         return found
 
     def aliases_of(self, name: str) -> list[str]:

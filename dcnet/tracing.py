@@ -22,7 +22,7 @@ class Opaque(nn.Module):
 
     torch.fx records a call of the layer, as it does for torch's own layers. `nn.TransformerEncoderLayer` calls a linear
     layer in evaluation only if it is marked by `mark_`; otherwise it uses the weight directly. `nn.MultiheadAttention`
-    never calls its `out_proj`, which cannot be one.
+    never calls its `out_proj`, which therefore cannot be decoupled.
     """
 
     @property

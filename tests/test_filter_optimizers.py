@@ -343,3 +343,9 @@ def test_parameters_without_gradient_stay_and_closures_are_called(kind):
 def test_invalid_values_raise_an_error(kind, options, problem):
     with pytest.raises(ValueError, match=problem):
         kind(network("tanh-cos"), **options)
+
+
+@pytest.mark.parametrize("kind", [Muon, SphereSGD])
+def test_parameters_instead_of_a_network_raise_an_error(kind):
+    with pytest.raises(TypeError, match=r"model must be a network, an nn\.Module, not generator"):
+        kind(network("tanh-cos").parameters())

@@ -44,7 +44,7 @@ class Steps:
         """The share of finished steps, the elapsed time, and an estimate of the time left."""
         task = self.progress.tasks[self.task]
         elapsed, done = task.elapsed or 0.0, task.completed / task.total if task.total else 1.0
-        left = f", about {elapsed * (1 / done - 1):.0f} s left" if done else ""
+        left = f", about {elapsed * (1 / done - 1):.0f} s left" if 0 < done < 1 else ""
         return f"{task.description.partition(': timing')[0]}: {done:.0%} done after {elapsed:.0f} s{left}"
 
 
@@ -60,7 +60,7 @@ class Config:
 
 
 class Deadline:
-    """Passes after so many minutes; never for None."""
+    """A time limit in minutes; None for no limit."""
 
     def __init__(self, minutes: float | None):
         self.minutes, self.started = minutes, time.monotonic()

@@ -59,7 +59,7 @@ RATIOS = ("ratio", "host_ratio", "launches_ratio")
 class LayerConfig(Config):
     """Each operator is timed in each variant on each shape; `check_batch=None` checks the whole batch.
 
-    After so many minutes no further group is started.
+    No group starts after `minutes`.
     """
 
     shapes: list[str]

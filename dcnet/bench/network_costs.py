@@ -27,9 +27,9 @@ from dcnet.report.network_tables import FORWARD, STEPS
 class NetworkConfig(Config):
     """Training steps of each network are timed with each operator, batch size and mode.
 
-    With `fuse`, blocks of decoupled networks are fused on a GPU, as `create_model` does. With `check_batch`, only so
-    many images are compared with float64. cuDNN times all plans of a convolution, or "ten". After so many minutes no
-    further group is started.
+    With `fuse`, blocks of decoupled networks are fused on a GPU, as `create_model` does. With `check_batch`, only
+    that many images are compared with float64. cuDNN times all plans of a convolution, or "ten". No group starts after
+    `minutes`.
     """
 
     models: list[str]

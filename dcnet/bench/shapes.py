@@ -1,4 +1,4 @@
-"""Shapes of the timed layers: how they are written, their layers, and lower bounds of their times."""
+"""Shapes of the timed layers: their notation, their layers, and lower bounds of their times."""
 
 import math
 import re
@@ -15,12 +15,12 @@ from dcnet.layers import conv1d, conv2d, conv3d, linear
 from dcnet.operator import as_operator, is_plain
 
 EXAMPLES = (
-    "write N512xC64x32 for 512 images of 64 channels and 32x32 pixels, N512xC64x32x48 if they are not square, "
-    "N512xC64x32xK5 for 5x5 filters and N512xC64x32xG64 for 64 groups"
+    "write N512xC64x32 for 512 images of 64 channels and 32x32 pixels (x32x48 if they are not square, xK5 for 5x5 "
+    "filters, xG64 for 64 groups)"
 )
 OTHERS = (
     "N64xC256xL1024 for sequences, N8xC32xD16x28 for volumes, M50432x384-1536 for a linear layer, "
-    "and B64xH6xT197xD64 for attention"
+    "B64xH6xT197xD64 for attention"
 )
 
 
@@ -45,7 +45,7 @@ class Work:
 
 
 class LayerShape(ABC):
-    """The sizes of a timed layer and of its input; the text of a shape is that of its record."""
+    """The sizes of a timed layer and of its input; str(shape) is its notation in records."""
 
     names: ClassVar[tuple[str, ...]] = ("x",)
     channels_last: ClassVar[bool] = False
@@ -53,7 +53,7 @@ class LayerShape(ABC):
     @classmethod
     @abstractmethod
     def read(cls, text: str) -> Self | None:
-        """The shape; None if the text is that of another kind. ValueError for impossible sizes."""
+        """Parses a shape; returns None for other kinds of shapes. ValueError for impossible sizes."""
 
     @property
     @abstractmethod
@@ -360,7 +360,7 @@ class AttentionShape(LayerShape):
 
 KINDS: tuple[type[LayerShape], ...] = (Shape, SequenceShape, VolumeShape, LinearShape, AttentionShape)
 
-# Shapes by the name of their set and by device. Linear layers and attention are those of vision transformers.
+# Shapes by the name of their set and by device. Linear layers and attention are from vision transformers.
 SETS: dict[str, dict[str, tuple[str, ...]]] = {
     "linear": {
         "cpu": ("M1576x192-768", "M1576x768-192"),
@@ -379,7 +379,7 @@ def parse_shape(text: str) -> LayerShape:
     """The shape of a layer of any kind, such as N512xC64x32, M50432x384-1536 or B64xH6xT197xD64."""
     found = next((shape for kind in KINDS if (shape := kind.read(text)) is not None), None)
     if found is None:
-        raise ValueError(f"unknown shape {text!r}: {EXAMPLES}; {OTHERS}; or name a set: {', '.join(SETS)}")
+        raise ValueError(f"unknown shape {text!r}: {EXAMPLES}, {OTHERS}, or a set: {', '.join(SETS)}")
     return found
 
 

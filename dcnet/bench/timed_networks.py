@@ -1,4 +1,4 @@
-"""Networks whose training steps are timed: those of dcnet, and whole networks of timm."""
+"""The networks whose training steps are timed, of dcnet and of timm."""
 
 from collections.abc import Iterable
 

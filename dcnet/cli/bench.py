@@ -88,7 +88,7 @@ class Layers(BenchOptions):
     """Inputs such as N32xC64x32: 32 images, 64 channels, 32x32 pixels; N8xC4x32x48xK5xG2 for 32x48 pixels, 5x5 filters
     and 2 groups. N32xC64xL100 are sequences, N8xC16xD8x28 volumes of 8x28x28. There are as many filters as channels.
     M1576x192-768 is a linear layer for 1576 rows, from 192 to 768 features; B4xH3xT197xD64 is attention with 4 samples,
-    3 heads, 197 tokens and 64 features. The sets linear, depthwise, pointwise and attention are usual shapes for the
+    3 heads, 197 tokens and 64 features. linear, depthwise, pointwise and attention are sets of common shapes for the
     device."""
 
     dtype: Dtype = None
@@ -105,7 +105,7 @@ class Layers(BenchOptions):
     """The number of images or rows to compare with float64; fewer are faster, but are compiled separately."""
 
     minutes: Minutes = None
-    """Start no further layer after so many minutes; the rest is reported as skipped."""
+    """Start no more layers after this many minutes; the others are reported as skipped."""
 
     def prepare(self) -> Callable[[], int]:
         device = self.chosen_device()
@@ -214,7 +214,7 @@ class Network(BenchOptions):
     whose many convolutions would take minutes."""
 
     minutes: Minutes = None
-    """Start no further network after so many minutes; the rest is reported as skipped."""
+    """Start no more networks after this many minutes; the others are reported as skipped."""
 
     def prepare(self) -> Callable[[], int]:
         device = self.chosen_device()

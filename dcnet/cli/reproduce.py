@@ -33,8 +33,8 @@ class Command(options.DeviceOption, options.JsonOption):
     names: Annotated[
         Sequence[str], tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT...", help_behavior_hint="(required)")
     ]
-    """table1, ..., contest-resnet32, ..., figure4, ..., figures for all figures, or all, which trains no contests; an
-    unknown name lists all names."""
+    """table1, ..., contest-resnet32, ..., figure4, ...; figures for all figures; all for everything, but without
+    training the contests. An unknown name lists all names."""
 
     seeds: Annotated[int | None, options.arg("N", "by experiment")] = None
     """The number of runs per cell, with the seeds 0, 1, ..."""
@@ -70,7 +70,7 @@ class Command(options.DeviceOption, options.JsonOption):
     """Use torch.compile, which pays off in long runs on a GPU."""
 
     refresh_batches: Annotated[int, tyro.conf.arg(metavar="N")] = 0
-    """Also evaluate with statistics of batch normalization computed anew from N training batches, for curves."""
+    """Also evaluate with the statistics of batch normalization recomputed from N training batches, for curves."""
 
     def prepare(self) -> Callable[[], int]:
         options.check_at_least(1, "--seeds", self.seeds)

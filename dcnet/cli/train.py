@@ -69,7 +69,7 @@ class NetworkOptions:
     """The annealing of the margin: auto depends on the angles, none applies the full margin from the start."""
 
     interclass_filtering_threshold: Decimal = None
-    """Leave other classes with a cosine above this number, in (0, 1], out of the loss of the margin head."""
+    """The loss of the margin head ignores other classes with a cosine above this number, in (0, 1]."""
 
     features: Whole = None
     """The number of features of the margin head; 2 or 3 can be drawn."""
@@ -81,7 +81,7 @@ class NetworkOptions:
     """The weight of the newest batch in the statistics of batch normalization."""
 
     init_variance: Decimal = None
-    """The variance of the initial weights of a filter, times its size; 1 keeps the variance without an activation."""
+    """The variance of initial weights, times the size of a filter: 2 keeps the variance with ReLU, 1 without."""
 
     image_size: Whole = None
     """The side of the crops from a folder of images, and of the input of a timm vision transformer."""
@@ -109,7 +109,7 @@ class RecipeOptions:
     optimizer: Annotated[
         Literal["adam", "adamw", "sgd", "muon", "sphere-sgd"] | None, by_recipe("{adam,adamw,sgd,muon,sphere-sgd}")
     ] = None
-    """The optimizer; muon and sphere-sgd update filters in their own way, and all other parameters as adamw."""
+    """The optimizer; muon and sphere-sgd update filters only, and adamw updates all other parameters."""
 
     lr: Decimal = None
     """The initial learning rate; the angle of a step, in radians, for sphere-sgd."""
@@ -132,7 +132,7 @@ class RecipeOptions:
     """The share of the label that is spread over all classes; margins sphereface2 and uniface do not support it."""
 
     log_floor: Decimal = None
-    """Added to the probability inside the logarithm of the loss; without effect with a margin."""
+    """Added to the probability inside the logarithm of the loss; not supported with a margin."""
 
     pad: Whole = None
     """Pad every side by this many pixels and crop at random."""
@@ -147,7 +147,7 @@ class RecipeOptions:
     """Adversarial training: fgsm, "pgd(epsilon=8/255,steps=7)" or "trades(beta=6)"."""
 
     projection_every: Whole = None
-    """Steps between weight projections, 0 for none; 1 makes them a part of every step."""
+    """Steps between weight projections: 0 for none, 1 for a projection in every step."""
 
     weighted_gradients: Annotated[Literal["none", "gradient", "update"] | None, by_recipe("{none,gradient,update}")] = (
         None
@@ -187,7 +187,7 @@ class MachineOptions(options.DataOptions):
     """A tracker of accelerate, such as tensorboard or wandb."""
 
     refresh_batches: Annotated[int, tyro.conf.arg(metavar="N")] = 0
-    """Also evaluate with statistics of batch normalization computed anew from N training batches, for curves."""
+    """Also evaluate with the statistics of batch normalization recomputed from N training batches, for curves."""
 
 
 @dataclass(frozen=True, kw_only=True)

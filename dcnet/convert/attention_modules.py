@@ -1,7 +1,7 @@
-"""Attention modules of torch, timm and others, whose scores become those of an operator and back.
+"""Converts the scores of attention modules of torch, timm and others to those of an operator, and back.
 
-A converted module stays the same object with the same parameters. Its class becomes a subclass of its own class, and it
-gets the child `scores`, a `DecoupledAttention` with the operator and its learned constants.
+A converted module stays the same object with the same parameters. Its class becomes a subclass of the original class,
+and it gets the child `scores`, a `DecoupledAttention` with the operator and its learned constants.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dcnet.convert.multihead import attend_multihead
 from dcnet.operator import Operator, is_plain
 from dcnet.tracing import Opaque, is_symbolic, mark_, record_call, unmark_
 
-# Names of learned factors of the scores in modules that normalize queries and keys by themselves.
+# Names of learned factors of the scores, in modules that normalize queries and keys themselves.
 OWN_FACTORS = ("temperature", "logit_scale")
 
-# Methods of tensors that are written in Python, such as unflatten. A compiler knows them as methods of a tensor, but
-# cannot trace a call of the function.
+# Methods of tensors that are written in Python, such as unflatten. A compiler can trace a call of the method, but not
+# one of the function.
 PYTHON_METHODS = frozenset(name for name, each in vars(Tensor).items() if isinstance(each, types.FunctionType))
 
 
@@ -36,7 +36,7 @@ class Scored(nn.Module):
     scores: DecoupledAttention
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Copies and pickles by the plain class: the class of the module has no name to be found by."""
+        """Copies and pickles by the plain class, since the converted class cannot be imported."""
         found: Any = super().__reduce_ex__(protocol)
         return _empty, (self.plain,), *found[2:]
 
@@ -49,14 +49,14 @@ class FusedScores(Scored):
             output = super().forward(*args, **kwargs)
         if not torch.compiler.is_compiling() and not replaced.calls:
             raise RuntimeError(
-                f"{self.plain.__name__} did not call scaled_dot_product_attention, so that its scores are not those "
-                "of the operator: leave it out with exclude"
+                f"{self.plain.__name__} did not call scaled_dot_product_attention, so the operator has no "
+                "effect: leave it out with exclude"
             )
         return output
 
 
 class _Replaced(TorchFunctionMode):
-    """Inside of a `with`, calls of `scaled_dot_product_attention` are calls of `scores`."""
+    """Inside a `with`, replaces calls of `scaled_dot_product_attention` by calls of `scores`."""
 
     def __init__(self, scores: DecoupledAttention):
         super().__init__()
@@ -91,7 +91,7 @@ def _call_scores(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The scores with the arguments of torch's function; a scale changes the default as it changes that of torch."""
+    """Calls the scores with the arguments of torch's function; a scale acts relative to torch's default."""
     if scale is not None:
         scale = scale * query.shape[-1] ** 0.5 * default_scale(scores.operator, query.shape[-1])
     return scores(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, scale)
@@ -119,7 +119,7 @@ class MultiheadScores(Scored, Opaque, nn.MultiheadAttention):
     own_forward = forward  # type: ignore[assignment]
 
 
-# The class of converted modules by their plain class.
+# The classes of converted modules, by plain class.
 _twins: dict[Any, type[Scored]] = {}
 
 
@@ -178,7 +178,7 @@ def lacks_heads(module: nn.Module, operator: Operator | str) -> str:
 
 
 def is_attention(module: nn.Module, also: Sequence[type[nn.Module]] = ()) -> bool:
-    """Whether a module is attention of queries and keys: by its class, or by what attention of timm has."""
+    """Whether a module is attention of queries and keys: by its class, or by the attributes of timm's attention."""
     if isinstance(module, Scored | nn.MultiheadAttention):
         return True
     if isinstance(module, _ConvNd | nn.Linear | DecoupledAttention):
@@ -203,7 +203,7 @@ def attention_obstacle(module: nn.Module, also: Sequence[type[nn.Module]] = ()) 
     if hasattr(module, "scores"):
         return "it has an attribute named scores already"
     if any(hasattr(module, name) for name in OWN_FACTORS):
-        return "it normalizes queries and keys by itself"
+        return "it normalizes queries and keys itself"
     if getattr(module, "fused_attn", None) is False:
         return "it calls scaled_dot_product_attention only with fused_attn=True; set this attribute first"
     if not hasattr(module, "fused_attn"):

@@ -58,7 +58,7 @@ def _attend(
     is_causal: bool = False,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Output and weights with the batch first: the weights after dropout, as in torch, and apart for each head."""
+    """Output and weights, batch first. The weights are per head and, as in torch, after dropout."""
     query, key, value = _projected(module, inputs)
     dropout_p, weights = module.dropout if module.training else 0.0, None
     if need_weights:
@@ -83,10 +83,13 @@ def _batch_first(module: nn.MultiheadAttention, query: Tensor, key: Tensor, valu
             raise ValueError(f"{name} of shape {list(each.shape)} must have {size} features")
     same = query is key and key is value
     if dims[0] == 2:
-        return Inputs(query[None], key[None], value[None], same)
-    if module.batch_first:
-        return Inputs(query, key, value, same)
-    return Inputs(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), same)
+        query, key, value = query[None], key[None], value[None]
+    elif not module.batch_first:
+        query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+    if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[1] != value.shape[1]:
+        sizes = ", ".join(f"{each.shape[0]} x {each.shape[1]}" for each in (query, key, value))
+        raise ValueError(f"query, key and value must be batches of one size, key and value of one length, not {sizes}")
+    return Inputs(query, key, value, same)
 
 
 def _projected(module: nn.MultiheadAttention, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,7 +140,7 @@ def _merged_mask(
 
 
 def _as_numbers(name: str, mask: Tensor, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> Tensor:
-    """A mask that is True where a query must not attend, or has numbers to add, as numbers to add."""
+    """A mask as numbers to add to the scores; a bool mask is True where a query must not attend."""
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"{name} must be bool, True where a query must not attend, or floating-point, not {mask.dtype}")
     if not any(tuple(mask.shape) == shape for shape in shapes):
@@ -150,11 +153,11 @@ def _as_numbers(name: str, mask: Tensor, shapes: list[tuple[int, ...]], dtype: t
 
 def _check_nested(query: Tensor, key: Tensor, value: Tensor, *masks: Tensor | None) -> None:
     if query is not key or key is not value or any(mask is not None for mask in masks):
-        raise ValueError("nested tensors are for self-attention without masks: pad them, and mask the padding")
+        raise ValueError("nested tensors support only self-attention without masks: pad them, and mask the padding")
 
 
 def _attend_nested(module: nn.MultiheadAttention, scores: DecoupledAttention, input: Tensor) -> Tensor:
-    """Self-attention of sequences of several lengths, as in evaluation of `nn.TransformerEncoder`."""
+    """Self-attention of sequences of different lengths, as in evaluation of `nn.TransformerEncoder`."""
     lengths = [len(part) for part in input.unbind()]
     padded = input.to_padded_tensor(0.0)
     places = torch.arange(padded.shape[1], device=padded.device)

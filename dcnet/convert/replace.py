@@ -81,7 +81,7 @@ def decouple(
     """
     _check_model(model, report)
     check_settings(eps, blend)
-    target = _target(operator, attention, start, data)
+    target = _target(operator, attention, start, data, blend)
     choice = Choice(include, exclude, where, linear, first, last, shortcuts, depthwise, also)
     conversion = plan(model, target, choice, attention)
     _check_some_change(model, conversion, target, attention)
@@ -136,9 +136,11 @@ def _drop_state_(layer: Decoupled) -> None:
     del layer.operator, layer.eps, layer.initial_blend
 
 
-def _target(operator: Target, attention: Target, start: str, data: Iterable[Any] | None) -> Target:
+def _target(operator: Target, attention: Target, start: str, data: Iterable[Any] | None, blend: float | None) -> Target:
     if operator is None and attention is None:
         raise ValueError("decouple needs an operator for layers, such as 'tanh-cos', or attention='sphere-cos'")
+    if blend is not None and operator is None:
+        raise ValueError(f"blend={blend!r} is for layers and requires an operator, not None")
     if start not in ("as-is", "calibrated"):
         raise ValueError(f"start must be 'as-is' or 'calibrated', not {start!r}")
     if start == "calibrated" and operator is None:

@@ -105,7 +105,7 @@ class Choice:
 
     Args:
         include: only layers whose full name matches, as in "layer3.*" or ["*.conv1", "*.conv2"]. A shared layer has
-            several names. If attention is converted, `include`, `exclude` and `where` select it too.
+            several names. `include`, `exclude` and `where` also select attention modules.
         exclude: no layers whose full name matches.
         where: only layers for which `where(name, module)` is true.
         linear: also linear layers.
@@ -204,7 +204,7 @@ def _rows_without_equivalent(name: str, layer: nn.Module) -> list[Row]:
 
 
 def _attention_modules(model: nn.Module, scores: Target, choice: Choice) -> dict[str, nn.Module]:
-    """The attention modules that the report names: for plain scores those that are converted, and none for None."""
+    """The attention modules in the report: all, only converted ones if `scores` is plain, or none if it is None."""
     found = {name: module for name, module in model.named_modules() if is_attention(module, choice.also)}
     if scores is None:
         return {}

@@ -85,6 +85,10 @@ class Contest:
         """Returns the cells of the stages that the records have reached: trials, and the final runs of each side."""
         return tuple(cell for side in self.sides for cell in self._side_cells(side, find))
 
+    def choices(self) -> list[str]:
+        """Returns the names of the sides."""
+        return [side.name for side in self.sides]
+
     def only(self, prefixes: tuple[str, ...]) -> "Contest":
         """Returns the contest between the sides whose names start with one of the prefixes."""
         return dataclasses.replace(self, sides=tuple(side for side in self.sides if side.name.startswith(prefixes)))
@@ -173,7 +177,7 @@ class Standing:
         diverged: number of final runs that did not converge.
         seconds: mean training time of a final run.
         all_seconds: training time of all runs of the side, with its trials.
-        p: probability of such a difference from the reference by chance, by Welch's t test and Holm's correction for
+        p: probability of such a difference from the reference by chance, by Welch's t-test and Holm's correction for
             the number of challengers; None for the reference, and if it cannot be computed.
     """
 
@@ -202,7 +206,7 @@ class Standing:
 
 
 def welch_p(first: Standing, second: Standing) -> float | None:
-    """Returns the two-sided p value of Welch's t test; None if a run diverged or a side has fewer than two runs."""
+    """Returns the two-sided p-value of Welch's t-test; None if a run diverged or a side has fewer than two runs."""
     if first.deviation is None or second.deviation is None or first.diverged or second.diverged:
         return None
     shares = [one.deviation**2 / len(one.errors) for one in (first, second) if one.deviation is not None]
@@ -216,7 +220,7 @@ def welch_p(first: Standing, second: Standing) -> float | None:
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
-    """Returns p values corrected for their number by Holm's method, in the given order; None stays None."""
+    """Returns p-values corrected for their number by Holm's method, in the given order; None stays None."""
     known = sorted((value, place) for place, value in enumerate(values) if value is not None)
     corrected: list[float | None] = [None] * len(values)
     largest = 0.0
@@ -250,7 +254,7 @@ class ContestState:
         if not any(self.missing):
             return ""
         stage = next(number for number, count in enumerate(self.missing) if count)
-        counts = ", ".join(f"{count} of the {name}" for name, count in zip(STAGES, self.missing, strict=True) if count)
+        counts = ", ".join(f"{count} {name}" for name, count in zip(STAGES, self.missing, strict=True) if count)
         return f"Stage {stage + 1} of {len(STAGES)} ({STAGES[stage]}) is open; missing runs: {counts}."
 
     @staticmethod
@@ -267,7 +271,7 @@ class ContestState:
         best, other = (rival, reference) if rival.mean < reference.mean else (reference, rival)
         by = f"{abs(round(best.mean, DIGITS) - round(other.mean, DIGITS)):.{DIGITS}f}"
         means = f"{best.mean:.{DIGITS}f} against {other.mean:.{DIGITS}f} %"
-        test = f"Welch's t test: p = {rival.p:.2g}"
+        test = f"Welch's t-test: p = {rival.p:.2g}"
         if rival.p >= SIGNIFICANT:
             return f'No difference beyond chance: "{best.side}" is ahead of "{other.side}" by {by} ({means}; {test}).'
         cost = f"at {best.seconds / other.seconds:.2f} times its training time" if other.seconds else "at unknown cost"
@@ -327,7 +331,7 @@ def _standing(side: str, statuses: Sequence[CellStatus]) -> Standing:
 
 
 def _with_p(standings: Sequence[Standing], reference: Standing | None, known: set[str]) -> tuple[Standing, ...]:
-    """Adds the p values of the challengers, which are compared with the best reference."""
+    """Adds the p-values of the challengers, which are compared with the best reference."""
     if reference is None:
         return tuple(standings)
     challengers = [one for one in standings if one.side not in known]

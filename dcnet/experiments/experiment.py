@@ -65,6 +65,9 @@ class Rules(Protocol):
     def cells(self, find: Find) -> tuple[Cell, ...]:
         """Returns the cells, given the records."""
 
+    def choices(self) -> list[str]:
+        """Returns the names that `only` selects from."""
+
     def only(self, prefixes: tuple[str, ...]) -> Rules:
         """Returns the rules for the rows that start with one of the prefixes."""
 
@@ -125,6 +128,11 @@ class Experiment:
     def columns(self) -> list[str]:
         found = dict.fromkeys(cell.column for cell in self.cells)
         return sorted(found, key=lambda column: self.order.index(column) if column in self.order else len(self.order))
+
+    @property
+    def choices(self) -> list[str]:
+        """The names that `only` selects from."""
+        return [*self.rows, *self.columns] if self.rules is None else self.rules.choices()
 
     def with_data(self, folder: Path | None) -> Experiment:
         """Returns the experiment, without `not_run` if the folder has its data."""
@@ -238,6 +246,6 @@ def select_cells(selected: Iterable[Experiment], prefixes: Iterable[str]) -> lis
         if not prefix:
             raise ValueError("--only is '', which matches every cell: omit it, or give a row or column")
         if not any(experiment.only([prefix]).cells for experiment in everything):
-            names = "; ".join(dict.fromkeys(name for one in everything for name in (*one.rows, *one.columns)))
+            names = "; ".join(dict.fromkeys(name for one in everything for name in one.choices))
             raise ValueError(f"--only {prefix!r} matches no row or column: choose from {names}")
     return [few for experiment in everything if (few := experiment.only(given)).cells]

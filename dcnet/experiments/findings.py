@@ -182,7 +182,7 @@ def _mean(status: CellStatus) -> float:
 
 
 def _chance_difference(one: CellStatus, other: CellStatus) -> float:
-    """Returns the critical difference of the two means by Student's t test at 5 %."""
+    """Returns the critical difference of the two means by Student's t-test at 5 %."""
     first, second = len(one.values), len(other.values)
     student = STUDENT[min(first + second - 2, len(STUDENT)) - 1]
     return student * (pooled_deviation((one, other)) or 0.0) * math.sqrt(1 / first + 1 / second)

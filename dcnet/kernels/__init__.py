@@ -1,4 +1,4 @@
-"""Fused Triton kernels for linear layers and 2-D convolutions; README.md in this folder has the derivations."""
+"""Fused Triton kernels for linear layers, 1-D and 2-D convolutions; README.md in this folder has the derivations."""
 
 from dcnet.lazy import attach
 

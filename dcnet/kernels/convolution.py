@@ -93,9 +93,9 @@ class Convolution(FusedLayer):
     def _prepare_input(
         self, x: Tensor, places: tuple[Place, Place, Place], filters: tuple[Any, ...], stream: int | None, ok: bool
     ) -> SideStream:
-        """Computes the norms and normalizes the filters; norms that take a launch of their own run concurrently.
+        """Computes the norms and normalizes the filters; norms with a separate launch run concurrently.
 
-        `places` are those of the norms, of the squares of pixels, and of the partial sums of the norms.
+        `places` has the places of the norms, of the squares of pixels, and of the partial sums of the norms.
         """
         passes, device, (norm, squares, sums) = self.passes, x.device, places
         if passes.of_rows:

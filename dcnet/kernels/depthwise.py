@@ -96,7 +96,7 @@ class Tiles:
 
 
 def balanced(size: int, most: int) -> int:
-    """Rows of a tile, at most so many, that leave few rows of the last tile empty."""
+    """The number of rows of a tile, up to a limit, that leaves few rows of the last tile empty."""
     return -(-size // -(-size // most))
 
 

@@ -1,6 +1,6 @@
 """Backward kernels of depthwise convolutions: gradients of inner products and norms, of the input and of the filters.
 
-Programs and tiles are those of `depthwise_kernels.py`.
+Programs and tiles are as in `depthwise_kernels.py`.
 """
 
 from dcnet.device_functions import Block, constexpr, device_function, reciprocal, tl
@@ -56,7 +56,7 @@ def depthwise_back_kernel(
 ) -> None:
     """Computes from x and dy: dz, dn / n, 1 / n if the mean norm has a gradient, and sums over positions.
 
-    The sums are those of `back_kernel`.
+    The sums are as in `back_kernel`.
     """
     mean = 1.0
     if MEAN > 0:
@@ -79,7 +79,7 @@ def depthwise_back_kernel(
             inside = in_tile & (first + r < out_height)
             place = image * out_image_stride + (first + r) * (out_width * pixel_stride)
             d = tl.load(gradient + place + elements, mask=inside, other=0.0).to(tl.float32)
-            # Positions outside of the output must not make the sums infinite.
+            # Positions outside the output must not make the sums infinite.
             z, n = tl.where(inside, products[r], 0.0), tl.where(inside, norms[r], 1.0)
             inverse = reciprocal(n, FAST)
             found = parts(z, n, inverse, own, angular, outer, MAGNITUDE, ANGLE, False, WEIGHTED, FAST)

@@ -1,4 +1,4 @@
-"""Decides which convolutions use the fused kernels, and calls them; everything else falls back to eager PyTorch."""
+"""Decides which layers use the fused kernels, and calls them; everything else falls back to eager PyTorch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def fits(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size | str, groups:
 
 
 def is_wrapper(tensor: Tensor) -> bool:
-    """Whether the tensor consists of others and has no memory of its own, as a DTensor."""
+    """Whether the tensor is a wrapper around other tensors, such as a DTensor."""
     return type(tensor) not in (Tensor, torch.nn.Parameter) and is_traceable_wrapper_subclass(tensor)
 
 
@@ -119,7 +119,7 @@ def _supports_tensors(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size |
 
 
 def _places(x: Tensor, padding: Size | str) -> int:
-    """The pixels of a padded image, which are at least as many as its patches."""
+    """The number of pixels of a padded image, an upper bound of its number of patches."""
     pads = each_dimension(0 if isinstance(padding, str) else padding, 2)
     return (x.shape[2] + 2 * pads[0]) * (x.shape[3] + 2 * pads[1])
 

@@ -96,7 +96,7 @@ class Epilogue:
 
 
 def _allowed() -> bool:
-    """Whether torch may search for fast convolutions, too, and results need not be deterministic."""
+    """Whether torch may also search for fast convolutions, and results need not be deterministic."""
     settings = torch.backends.cudnn
     return settings.benchmark and not (settings.deterministic or torch.are_deterministic_algorithms_enabled())
 

@@ -1,4 +1,4 @@
-"""What all fused convolutions share: the memory of their state, layouts, and the gradients of filters and constants."""
+"""The common part of all fused convolutions: the memory of their state, layouts, gradients of filters and constants."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class FusedLayer:
     ) -> Rest:
         """Memory for the gradients of filters and bias, and for one row of gradients per constant.
 
-        The gradient of the filters takes the memory of that of the normalized ones if dtype and layout are the same.
+        The gradient of the filters shares memory with that of the normalized filters if dtype and layout are the same.
         """
         weight_gradient = unit_gradient
         if weight_gradient is None or weight_gradient.dtype != w.dtype or weight_gradient.stride() != w.stride():

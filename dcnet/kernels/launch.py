@@ -89,7 +89,7 @@ class Launch:
 def _runner(compiled: Any) -> tuple[Any, tuple[Any, ...], bool]:
     """A function that launches a compiled kernel, its arguments after the stream, and whether the rest is one tuple.
 
-    Triton's own runner calls this, too, after it has prepared metadata for the hooks of profilers. The launcher inside
+    Triton's own runner also calls this, after it has prepared metadata for the hooks of profilers. The launcher inside
     of the runner needs less time; its arguments depend on the version of Triton.
     """
     run, none = compiled.run, (None, None, None)

@@ -170,7 +170,7 @@ class Window:
 
     @property
     def depthwise(self) -> bool:
-        """Whether every channel has one filter of its own, and kernels can unroll the window."""
+        """Whether every channel has its own filter, and kernels can unroll the window."""
         small = self.kernel[0] * self.kernel[1] <= MOST_DEPTHWISE_TAPS
         return 1 < self.groups == self.channels == self.filters and small
 
@@ -191,7 +191,7 @@ class Window:
     def _is_matrix_product(self, x: Tensor) -> bool:
         """Whether to multiply matrices in place of a convolution.
 
-        In float32, torch has separate settings of the precision of convolutions and matrix products. The rows of a
+        In float32, torch has separate precision settings for convolutions and matrix products. The rows of a
         linear layer are an image of height 1.
         """
         return self.is_pointwise and (x.dtype in HALF_PRECISIONS or self.batch == self.size[0] == 1)

@@ -74,7 +74,7 @@ class AdaFace(Margin):
     def next_state(self, batch: Batch) -> State:
         norms, count = batch.norms.clamp(LEAST_NORM, MOST_NORM), batch.kept.sum()
         mean = norms.masked_fill(~batch.kept, 0.0).sum() / count
-        # Of fewer than two samples it is nan, which leaves the running mean as it is.
+        # The deviation of fewer than two samples is nan, which leaves the running mean unchanged.
         variance = (norms - mean).square().masked_fill(~batch.kept, 0.0).sum() / (count - 1).clamp(min=0)
         found = {"norm_mean": mean, "norm_deviation": variance.sqrt()}
         return {name: moved(batch.state[name], value, self.momentum) for name, value in found.items()}
@@ -154,7 +154,7 @@ class CurricularFace(ArcFace):
 
 
 class _Elastic(Margin):
-    """A margin drawn from N(m, sigma) for each sample: a function of a counter, the same whenever a run is resumed."""
+    """A margin drawn from N(m, sigma) for each sample, by a counter: a resumed run draws the same margins."""
 
     m: float
     sigma: float
@@ -169,7 +169,7 @@ class _Elastic(Margin):
         return self.m + (self.sigma if batch.training else 0.0) * noise
 
     def first_state(self) -> State:
-        # From the generator of torch, so that the seed of a run determines the margins, too.
+        # From torch's generator, so that the seed of a run determines the margins.
         return {"draws": torch.randint(2**31, (), device="cpu")}
 
     def next_state(self, batch: Batch) -> State:

@@ -1,4 +1,4 @@
-"""Annealing of margins: training starts with a small share of the margin, since the full margin would diverge.
+"""Annealing of margins: training starts with a small share of the margin, since it would diverge with the full one.
 
 The module that holds the share of a margin also holds its state."""
 

@@ -84,7 +84,7 @@ class MarginSoftmax(AnnealedMargin):
         annealing: an `Annealing`, an `Automatic` or "auto", or None for the full margin from the first step; by
             default the one that the margin needs.
         label_smoothing: the share of the target that is spread over all classes, as in torch's cross entropy.
-            Binary margins (sphereface2) do not support it.
+            Binary margins (sphereface2, uniface) do not support it.
         reduction: "mean", "sum" or "none", as in torch's cross entropy: the mean over all samples that are not
             ignored, their sum, or one loss for each sample, which is 0 where it is ignored. The mean of an empty
             batch, or of a batch whose samples are all ignored, is nan, with gradients of 0; the sum is 0.

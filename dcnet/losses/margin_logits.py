@@ -20,17 +20,17 @@ def apply_margin(
 ) -> Tensor:
     """The logits [N, C] with the margin, for `torch.nn.functional.cross_entropy`.
 
-    A sample with a negative label has no class among the C, as in a shard of PartialFC: its logits have no margin of
-    the label. Of binary margins, the logits are those before the threshold is added.
+    A negative label means that the class is not among the C, as in a shard of PartialFC: no logit of the sample has the
+    margin of the label. Logits of binary margins lack the threshold.
 
     Args:
-        cosines: cosines [N, C] of features and class weights; [N, C * k] for k centers a class, those of a class side
-            by side.
+        cosines: cosines [N, C] of features and class weights; [N, C * k] for k centers per class, with those
+            of a class adjacent.
         labels: integers [N] from 0 to C - 1, or negative.
         margin: a spec such as "adaface" or "arcface(m=0.3)", or a `Margin`.
         norms: the norms [N] of the features, for margins and scales that depend on them.
         scale: the scale s; None for the margin's default, which may be the norm.
-        state: what the margin keeps from batch to batch, such as AdaFace's running statistics: a dict from
+        state: the state of the margin over batches, such as AdaFace's running statistics: a dict from
             `as_margin(margin).first_state()`, moved to the device; it is updated in place. None uses the statistics of
             this batch alone, and draws random margins from torch's generator.
         interclass_filtering_threshold: as in `MarginSoftmax`.
@@ -58,9 +58,9 @@ def _check(cosines: Tensor, labels: Tensor, margin: Margin, norms: Tensor | None
     if cosines.dim() != 2 or labels.shape != cosines.shape[:1] or cosines.shape[1] % margin.centers():
         wanted = "[N, C]" if margin.centers() == 1 else f"[N, C * {margin.centers()}]"
         shapes = f"{list(cosines.shape)} and {list(labels.shape)}"
-        raise ValueError(f"apply_margin takes cosines {wanted} and labels [N], not {shapes}")
+        raise ValueError(f"apply_margin needs cosines {wanted} and labels [N], not {shapes}")
     if not margin.unit_weights:
-        raise ValueError(f"margin {margin.name!r} is no function of cosines and norms alone: use MarginSoftmax")
+        raise ValueError(f"margin {margin.name!r} depends on the norms of the weights: use MarginSoftmax")
     if scale is not None:
         check_number("scale", scale, above=0)
     if norms is None and (margin.uses_norms or (margin.scale is None and scale is None)):

@@ -30,7 +30,7 @@ DELTA = 1e-6
 MOST_PIECES = 1000
 
 
-# Numbers that a margin keeps from batch to batch, as tensors [].
+# The state of a margin over batches: numbers as tensors [].
 State = dict[str, Tensor]
 
 
@@ -111,7 +111,7 @@ class Margin:
         return {}
 
     def next_state(self, batch: Batch) -> State:
-        """The state with this batch, computed on the device; the batch is trained with it."""
+        """The state after this batch, computed on the device; the batch itself uses it."""
         return {}
 
     def of_one_batch(self) -> Margin:
@@ -288,9 +288,9 @@ class ArcFace(Margin):
 @register
 @dataclass(frozen=True)
 class SubCenterArcFace(ArcFace):
-    """ArcFace with k centers a class, of which the nearest one counts (Sub-center ArcFace, 2020).
+    """ArcFace with k centers per class, of which the nearest one counts (Sub-center ArcFace, 2020).
 
-    Noisy samples of a class gather at centers of their own. A head has k weight vectors a class, one after another.
+    Noisy samples of a class gather at separate centers. A head has k adjacent weight vectors per class.
     """
 
     name: ClassVar[str] = "subcenter-arcface"

@@ -115,7 +115,7 @@ class ShardedMarginSoftmax(MarginSoftmax):
     Each process passes its own features and labels, equally many, and gets the mean loss over the joint batch. The
     gradients of features are those that DistributedDataParallel expects. The gradients of weights are exact: do not
     wrap the head. `logits`, `cosines` and `diagnose` use the features of the process and the gathered weights of all
-    classes, without a gradient for the weights; all processes must call them together, too. Without torch.distributed
+    classes, without a gradient for the weights; all processes must also call them together. Without torch.distributed
     it is a MarginSoftmax with the option `sample`.
 
     Args:

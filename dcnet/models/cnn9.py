@@ -26,13 +26,13 @@ def cnn9_small(settings: Settings) -> Network:
 
 @register("cnn9-bare", classifier_bias=True)
 def cnn9_bare(settings: Settings) -> Network:
-    """Plain CNN-9 whose fully connected layer has no normalization and activation."""
+    """Plain CNN-9 without normalization and activation after the fully connected layer."""
     return _plain(settings, (64, 128, 256), 512, bare=True)
 
 
 @register("cnn9-small-bare", classifier_bias=True)
 def cnn9_small_bare(settings: Settings) -> Network:
-    """CNN-9 for attacks whose fully connected layer has no normalization and activation."""
+    """CNN-9 for attacks, without normalization and activation after the fully connected layer."""
     return _plain(settings, (32, 64, 128), 256, bare=True)
 
 

@@ -14,7 +14,7 @@ from dcnet.operator import Operator, as_operator, is_plain
 
 # Epsilon of each normalization: the authors' value for batch normalization, and the usual ones for the others.
 NORM_EPS = {"batch": 1e-3, "group": 1e-5, "layer": 1e-6, "rms": 1e-6}
-# Group normalization has at most so many groups, with at least so many channels each.
+# The largest number of groups of a group normalization, and the smallest number of channels per group.
 MOST_GROUPS, FEWEST_CHANNELS = 32, 4
 # The authors' values: the initial slope of PReLU, and the standard deviation of the filters in the residual units of
 # their ImageNet networks.

@@ -34,7 +34,7 @@ def contest_table(state: ContestState) -> Table:
     columns = [*texts, *(Column(title, "right", wraps=True) for title in numbers)]
     rows = [_standing_row(one, state.reference) for one in state.standings]
     notes = [
-        "p: the probability of such a difference from the reference by chance, by Welch's t test, with Holm's "
+        "p: the probability of such a difference from the reference by chance, by Welch's t-test, with Holm's "
         "correction for the number of challengers; seconds of training, which runs in parallel share."
     ]
     return Table(columns, rows, "The best recipe of each side", notes)

@@ -134,9 +134,12 @@ def _group_name(row: Row, several: bool) -> str:
 
 def _skipped(results: Sequence[Row]) -> list[str]:
     """Returns a sentence that names all skipped networks, if there are any."""
-    skipped = [row for row in results if row.get("skipped")]
-    names = dict.fromkeys(f"{row['model']} ({row['mode']}, batch {row['batch']})" for row in skipped)
-    return [f"Not timed: {', '.join(names)}."] if names else []
+    found: dict[str, dict[str, None]] = {}
+    for row in results:
+        if row.get("skipped"):
+            found.setdefault(f"{row['mode']}, batch {row['batch']}", {})[row["model"]] = None
+    parts = [f"{', '.join(names)} ({how})" for how, names in found.items()]
+    return [f"Not timed: {'; '.join(parts)}."] if parts else []
 
 
 def _network_rows(results: Sequence[Row]) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""Tables of layers of every kind, compared with their plain twins."""
+"""Tables of layers of every kind (linear, convolution, attention), compared with torch's plain layers."""
 
 from collections.abc import Sequence
 

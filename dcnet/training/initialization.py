@@ -230,7 +230,7 @@ def init_batch_norm_(model: nn.Module, forward: Callable[[], object]) -> None:
 
 @contextmanager
 def _newest_batch_only(layers: list[_BatchNorm]) -> Iterator[None]:
-    """Makes batch normalizations set their running statistics to those of the newest batch."""
+    """Makes batch normalization replace its running statistics by those of the newest batch."""
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
         layer.momentum = 1.0
@@ -243,7 +243,7 @@ def _newest_batch_only(layers: list[_BatchNorm]) -> Iterator[None]:
 
 @contextmanager
 def refreshed_statistics(model: nn.Module, forward: Callable[[int], object], batches: int) -> Iterator[None]:
-    """Replaces running statistics, inside of the context, by their means over batches; then restores all buffers.
+    """Replaces running statistics, inside the context, by their means over batches; then restores all buffers.
 
     Running statistics lag behind training: with a momentum of 0.001, by thousands of steps. This concerns batch
     normalization and running mean norms.

@@ -62,7 +62,7 @@ class Execution:
         checkpoint_every: steps between checkpoints; None to save at the first evaluation after `checkpoint_seconds`.
         checkpoint_seconds: least seconds between checkpoints, if `checkpoint_every` is None.
         tracker: one of accelerate's trackers, such as "tensorboard".
-        refresh_batches: also evaluate with running statistics that are computed anew from this many training batches;
+        refresh_batches: also evaluate with running statistics recomputed from this many training batches;
             0 for no such evaluation. Training and its results stay the same.
     """
 

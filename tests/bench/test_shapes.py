@@ -87,7 +87,7 @@ def test_shapes_of_every_kind_round_trip(text: str, shape: Shape):
 
 @pytest.mark.parametrize("text", ["M5x3", "M5x3-", "B1xH2xT3", "N2xC4xL9xL9", "N2xC4xD3", "linears", "N1xC2x3xG2xK3"])
 def test_unknown_shapes_are_rejected_with_the_sets(text: str):
-    with pytest.raises(ValueError, match="or name a set: linear, depthwise, pointwise, attention") as error:
+    with pytest.raises(ValueError, match="or a set: linear, depthwise, pointwise, attention") as error:
         parse_shape(text)
     assert str(error.value).startswith(f"unknown shape {text!r}: ")
 

@@ -95,7 +95,7 @@ def test_a_scale_of_the_module_multiplies_the_default():
 
 def test_a_module_that_does_not_call_torchs_function_is_reported_at_its_first_call():
     model = dcnet.decouple(StepByStep(), attention="sphere-cos", also=[StepByStep])
-    with pytest.raises(RuntimeError, match="StepByStep did not call scaled_dot_product_attention, so that"):
+    with pytest.raises(RuntimeError, match="StepByStep did not call scaled_dot_product_attention, so the"):
         model(torch.randn(2, 3, 8))
 
 
@@ -154,7 +154,7 @@ def test_attention_that_stays_is_reported():
     assert {name: reason.partition(":")[0].partition(";")[0] for name, reason in found.left.items()} == {
         "replaced": "its forward was replaced",
         "own": "it has an attribute named scores already",
-        "temperature": "it normalizes queries and keys by itself",
+        "temperature": "it normalizes queries and keys itself",
         "unfused": "it calls scaled_dot_product_attention only with fused_attn=True",
         "custom": "it may not call scaled_dot_product_attention",
         "headless": "it has no num_heads, which constants per head need",
@@ -291,6 +291,10 @@ def test_networks_of_timm(name, count):
             "'tanh-cos' has a radius relative to the mean norm, which attention does not compute",
         ),
         ({"attention": "sphere-cosine"}, "unknown angle 'cosine'"),
+        (
+            {"attention": "sphere-cos", "blend": 0.5},
+            "blend=0.5 is for layers and requires an operator, not None",
+        ),
         (
             {"attention": "sphere-cos", "start": "calibrated", "data": []},
             "is for layers and requires an operator, not None",

@@ -184,7 +184,7 @@ def test_nested_inputs_are_padded():
     assert weights is None
     for part, own in zip(parts, found.unbind(), strict=True):
         torch.testing.assert_close(own, module(part, part, part)[0])
-    with pytest.raises(ValueError, match="nested tensors are for self-attention without masks: pad them"):
+    with pytest.raises(ValueError, match="nested tensors support only self-attention without masks: pad them"):
         module(nested, nested, nested, attn_mask=torch.zeros(4, 4))
 
 
@@ -220,6 +220,8 @@ BAD = {
     "is_causal=True of nn.MultiheadAttention needs an attn_mask, not None": {"is_causal": True},
     "query of shape [4, 3, 7] must have 8 features": {"query": torch.zeros(4, 3, 7)},
     "must all have 2 or 3 dimensions, not [2, 3, 3]": {"query": torch.zeros(4, 8)},
+    "batches of one size, key and value of one length, not 1 x 4, 3 x 5, 3 x 5": {"query": torch.zeros(4, 1, 8)},
+    "of one length, not 3 x 4, 3 x 1, 3 x 5": {"key": torch.zeros(1, 3, 8)},
 }
 
 

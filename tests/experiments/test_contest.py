@@ -102,11 +102,11 @@ def test_stages_open_one_after_another(notebook):
     contest = small_contest()
     assert notebook.state(contest).missing == (14, 4, 4)
     assert str(notebook.state(contest)) == (
-        "Stage 1 of 3 (trials) is open; missing runs: 14 of the trials, 4 of the second seeds, 4 of the finals."
+        "Stage 1 of 3 (trials) is open; missing runs: 14 trials, 4 second seeds, 4 finals."
     )
     assert fill_stage(notebook, contest) == 14
     assert notebook.state(contest).missing == (0, 4, 4)
-    assert str(notebook.state(contest)).startswith("Stage 2 of 3 (second seeds) is open; missing runs: 4 of the sec")
+    assert str(notebook.state(contest)).startswith("Stage 2 of 3 (second seeds) is open; missing runs: 4 second")
     assert fill_stage(notebook, contest) == 4
     assert notebook.state(contest).missing == (0, 0, 4)
     assert notebook.state(contest, seeds=5).missing == (0, 0, 10)
@@ -280,7 +280,7 @@ def test_the_winner_with_its_cost(notebook):
     state = finals(notebook, small_contest(), {"conv": (20.0, 20.1, 20.2), "tanh-cos": (19.0, 19.1, 19.2)})
     p = stats.ttest_ind((20.0, 20.1, 20.2), (19.0, 19.1, 19.2), equal_var=False).pvalue
     assert str(state) == (
-        f'"tanh-cos" wins: ahead of "conv" by 1.00 (19.10 against 20.10 %; Welch\'s t test: p = {p:.2g}), '
+        f'"tanh-cos" wins: ahead of "conv" by 1.00 (19.10 against 20.10 %; Welch\'s t-test: p = {p:.2g}), '
         "at 1.50 times its training time."
     )
     first, second = state.standings
@@ -358,7 +358,7 @@ def run_command(capsys, *words):
 def test_a_whole_contest_runs_in_stages_and_only_once(tmp_path, capsys):
     words = ("--runs", tmp_path / "runs")
     code, seen = run_command(capsys, *words, "--status")
-    assert "Stage 1 of 3 (trials) is open; missing runs: 14 of the trials" in seen.out
+    assert "Stage 1 of 3 (trials) is open; missing runs: 14 trials" in seen.out
     code, seen = run_command(capsys, *words)
     assert code == 0
     assert "contest_small: 16 of 16 cells done" in seen.out
@@ -418,7 +418,7 @@ def test_only_selects_sides(tmp_path, capsys):
     assert rows == {"tanh-cos"}
     code, seen = run_command(capsys, "--runs", tmp_path, "--status", "--only", "sphere")
     assert code == 2
-    assert "--only 'sphere' matches no row or column" in seen.err
+    assert "--only 'sphere' matches no row or column: choose from conv; tanh-cos\n" in seen.err
 
 
 @pytest.mark.usefixtures("registered")

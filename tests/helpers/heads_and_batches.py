@@ -1,9 +1,20 @@
-"""A margin head with a small batch, in float64."""
+"""A margin head with a small batch, in float64, and specs of adaptive margins."""
 
 import torch
 
 from dcnet.losses import MarginSoftmax
 from helpers.margins_in_loops import normal_numbers
+
+# With statistics and limits near the norms of small batches.
+ADAPTIVE = (
+    "adaface(h=2,momentum=0.5)",
+    "magface(l_a=1.5,u_a=3)",
+    "curricularface(momentum=0.5)",
+    "elastic-arcface(sigma=0.3)",
+    "elastic-cosface",
+    "subcenter-arcface(k=2)",
+    "uniface",
+)
 
 
 def head_and_batch(margin, count=6, features=5, classes=4, seed=0, **options):

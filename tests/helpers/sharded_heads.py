@@ -11,17 +11,9 @@ import torch.distributed as dist
 from dcnet.interrupts import end_process
 from dcnet.losses import Annealing, MarginSoftmax, ShardedMarginSoftmax, SphereFaceR, registry
 from dcnet.parameters import Learnable
+from helpers.heads_and_batches import ADAPTIVE
 
 FEATURES, CLASSES, OWN = 6, 11, 3
-ADAPTIVE = (
-    "adaface(h=2,momentum=0.5)",
-    "magface(l_a=1.5,u_a=3)",
-    "curricularface(momentum=0.5)",
-    "elastic-arcface(sigma=0.3)",
-    "elastic-cosface",
-    "subcenter-arcface(k=2)",
-    "uniface",
-)
 # A process that waits for another one fails after this time.
 PATIENCE = timedelta(seconds=60)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import margins_in_loops as loops
-from helpers.heads_and_batches import head_and_batch, loop_options
+from helpers.heads_and_batches import ADAPTIVE, head_and_batch, loop_options
 from torch import Tensor
 
 from dcnet.losses import (
@@ -37,16 +37,6 @@ STATES = {
     "elastic-arcface": {"draws"},
     "elastic-cosface": {"draws"},
 }
-# With statistics and limits near the norms of the batches of these tests.
-SPECS = [
-    "adaface(h=2,momentum=0.5)",
-    "magface(l_a=1.5,u_a=3)",
-    "curricularface(momentum=0.5)",
-    "elastic-arcface(sigma=0.3)",
-    "elastic-cosface",
-    "subcenter-arcface(k=2)",
-    "uniface",
-]
 
 
 def state_of(head: MarginSoftmax) -> dict[str, float]:
@@ -62,7 +52,7 @@ def test_the_state_of_a_margin_is_flat_in_the_state_of_the_head(name: str):
     assert keys - {"weight", "bias", "offset", "step", "eased_in"} == STATES.get(name, set())
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", ADAPTIVE)
 @pytest.mark.parametrize("annealing", [None, Automatic(pace=0.5)], ids=str)
 def test_a_head_resumes_from_its_state_to_the_same_bits(spec: str, annealing: Any):
     head, x, labels = head_and_batch(spec, annealing=annealing)
@@ -76,7 +66,7 @@ def test_a_head_resumes_from_its_state_to_the_same_bits(spec: str, annealing: An
     assert state_of(again) == state_of(head)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", ADAPTIVE)
 def test_evaluation_leaves_the_state_and_repeats(spec: str):
     head, x, labels = head_and_batch(spec)
     head(x, labels)
@@ -86,7 +76,7 @@ def test_evaluation_leaves_the_state_and_repeats(spec: str):
     assert state_of(head) == before
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", ADAPTIVE)
 @pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16, torch.float64])
 def test_casts_keep_the_state(spec: str, cast: torch.dtype):
     head, x, labels = head_and_batch(spec)
@@ -98,7 +88,7 @@ def test_casts_keep_the_state(spec: str, cast: torch.dtype):
     assert head(x.to(cast), labels).isfinite()
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", ADAPTIVE)
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_recomputed_batch_counts_once(spec: str, reentrant: bool):
     from torch.utils.checkpoint import checkpoint
@@ -132,7 +122,7 @@ class Counted(Margin):
         return {"batches": batch.state["batches"] + 1}
 
 
-@pytest.mark.parametrize("margin", [*SPECS, Counted()], ids=str)
+@pytest.mark.parametrize("margin", [*ADAPTIVE, Counted()], ids=str)
 def test_two_batches_may_be_differentiated_at_once(margin: Margin | str):
     """The second batch changes the state before the gradients of the first are computed."""
     apart, x, labels = head_and_batch(margin)
@@ -143,7 +133,7 @@ def test_two_batches_may_be_differentiated_at_once(margin: Margin | str):
     torch.testing.assert_close(torch.autograd.grad(at_once(x, labels) + at_once(x, labels), x)[0], sum(one))
 
 
-@pytest.mark.parametrize("spec", [*SPECS, "combined"])
+@pytest.mark.parametrize("spec", [*ADAPTIVE, "combined"])
 @pytest.mark.parametrize("sample", [1.0, 0.99])
 def test_heads_compile_without_graph_breaks(spec: str, sample: float):
     """So nothing waits for the device; sampling counts the classes of the batch, which does."""
@@ -158,7 +148,7 @@ def test_heads_compile_without_graph_breaks(spec: str, sample: float):
     assert state_of(head) == pytest.approx(state_of(twin))
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", ADAPTIVE)
 def test_heads_on_the_meta_device_get_their_state_later(spec: str):
     with torch.device("meta"):
         head = MarginSoftmax(5, 4, spec)
@@ -311,7 +301,7 @@ def test_evaluation_uses_the_mean_margin():
 # --- annealing, smoothing, filtering ---
 
 
-@pytest.mark.parametrize("spec", SPECS[:-1])
+@pytest.mark.parametrize("spec", ADAPTIVE[:-1])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_margins_are_annealed_and_smoothed(spec: str, smoothing: float):
     """(lambda cos + psi) / (1 + lambda) for all logits; the regularizer is not annealed."""

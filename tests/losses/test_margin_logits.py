@@ -96,12 +96,12 @@ def test_filtered_classes_have_no_logits():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"margin": "softmax"}, "margin 'softmax' is no function of cosines and norms alone: use MarginSoftmax"),
+        ({"margin": "softmax"}, "margin 'softmax' depends on the norms of the weights: use MarginSoftmax"),
         ({"margin": "adaface"}, "margin 'adaface' needs the norms of the features: give norms=features.norm(dim=1)"),
         ({"margin": "a-softmax"}, "margin 'a-softmax' needs the norms of the features"),
         ({"margin": "adaface", "norms": torch.ones(3)}, "norms must be [2], one per sample, not [3]"),
         ({"margin": "arcface", "labels": torch.zeros(3).long()}, "and labels [N], not [2, 4] and [3]"),
-        ({"margin": "subcenter-arcface"}, "takes cosines [N, C * 3] and labels [N], not [2, 4] and [2]"),
+        ({"margin": "subcenter-arcface"}, "needs cosines [N, C * 3] and labels [N], not [2, 4] and [2]"),
         ({"margin": "arcface", "scale": 0.0}, "scale must be positive, not 0.0"),
         (
             {"margin": "arcface", "interclass_filtering_threshold": 0},

@@ -149,6 +149,16 @@ def test_skipped_networks_are_a_note():
     assert "| `timm:b` | `tanh-cos` | 128 | graph | 20.0 | 24.0 | 1.20 |  |" in table
 
 
+def test_skipped_networks_are_grouped_by_mode():
+    record = several()
+    for row in record["results"]:
+        if row["model"] == "timm:b" or row["mode"] == "compile":
+            del row["training"]
+            row["skipped"] = "the limit of 1 minutes had passed"
+    skipped = "timm:a, timm:b (compile, batch 128); timm:b (graph, batch 128)"
+    assert network_tables.network(record).endswith(f"- Not timed: {skipped}.")
+
+
 def test_the_plot_of_several_networks_has_a_group_per_network():
     figure = speed_plots.speed_plot(several())
     assert [axes.get_title() for axes in figure.axes] == ["graph", "compile"]

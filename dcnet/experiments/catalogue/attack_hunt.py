@@ -153,8 +153,8 @@ MEASURES: dict[str, tuple[tuple[str, ...], tuple[float, ...]]] = {
     "black-box FGSM": (("black_box", "fgsm"), BLACK["natural", "fgsm"]),
 }
 NOTES = (
-    f"Epsilon {EPSILON * 255:g}/255; BIM takes {BIM_STEPS} steps. A column without a cell has the network of the first "
-    "setting, as in the natural rows of Tables 7 and 8. Bare: without batch normalization and ReLU after the fully "
+    f"Epsilon {EPSILON * 255:g}/255; BIM takes {BIM_STEPS} steps. An empty cell has the network of the first setting, "
+    "as in the natural rows of Tables 7 and 8. Bare: without batch normalization and ReLU after the fully "
     "connected layer. Batch statistics: of the attacked network during the attack.",
 )
 

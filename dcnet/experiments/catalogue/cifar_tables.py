@@ -136,8 +136,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "CNN-9, no ReLU": {"model": "cnn9", **NO_RELU},
     "ResNet-32": {"model": "resnet32"},
 }
-# The two cells of Table 3 that differ from the paper by more than a point. By row: the operator, and changes to the
-# recipe, of which each may explain the difference. The paper's numbers are those of the cell.
+# The two cells of Table 3 that differ from the paper by more than a point. By row: the operator, and a change to the
+# recipe that may explain the difference. All rows have the paper's number of the cell.
 PLAIN_OUTLIER: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": (PLAIN, {}),
     "no normalization, no floor, variance kept": (PLAIN, {"norm": "none", "log_floor": 0.0, "init_variance": 1.0}),

@@ -69,7 +69,7 @@ def fair() -> Experiment:
 class Family:
     """Recipes with one optimizer: three rates at the middle decay, and if `decays` are swept, all at the middle rate.
 
-    `rate_power` says how the rates depend on the batch size: rates are those of batches of 128.
+    `rates` are for batches of 128; for others they are multiplied by (batch size / 128) ** `rate_power`.
     """
 
     name: str
@@ -120,11 +120,11 @@ def make_config(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def make_contest(name: str, about: str, sides: Iterable[Side], steps: int, part: int = 4) -> Experiment:
-    """Returns a contest on CIFAR-100 whose trials have one step in `part` of the final runs."""
+    """Returns a contest on CIFAR-100 whose trials take 1 / `part` of the steps of the final runs."""
     trial = {"dataset": VALIDATION, "steps": steps // part}
     notes = (
-        f"Held-out error: {steps // part:,} steps without the 5,000 training images that it is measured on; one seed, "
-        f"two for the best four recipes of a side. Test error: the best recipe of a side, {steps:,} steps.",
+        f"Held-out error: {steps // part:,} steps, measured on 5,000 training images that are held out; one seed, "
+        f"or two for the best four recipes of a side. Test error: the best recipe of a side, {steps:,} steps.",
     )
     return contest_experiment(name, f"Contest: {about}, CIFAR-100, error in %", Contest(tuple(sides), trial), 3, notes)
 

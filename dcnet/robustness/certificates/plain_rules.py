@@ -202,7 +202,7 @@ def head_logits(head: MarginSoftmax, signal: Signal) -> Signal:
     if type(head) is not MarginSoftmax:
         raise ValueError("is sharded or a subclass of MarginSoftmax, for which there is no rule")
     if head.margin.centers() > 1:
-        raise ValueError(f"has {head.margin.centers()} centers a class, for which there is no rule")
+        raise ValueError(f"has {head.margin.centers()} centers per class, for which there is no rule")
     if signal.shape != (head.in_features,):
         raise ValueError(f"takes {head.in_features} features, but gets {list(signal.shape)} per image")
     weight = head.weight.detach().double()

@@ -355,7 +355,7 @@ def test_networks_with_a_custom_forward_are_traced():
 
 
 def test_heads_with_several_centers_a_class_have_no_certificate():
-    with pytest.raises(ValueError, match="has 3 centers a class, for which there is no rule"):
+    with pytest.raises(ValueError, match="has 3 centers per class, for which there is no rule"):
         certify(with_head(8.0, "subcenter-arcface"), 0.1, image_size=8)
 
 
