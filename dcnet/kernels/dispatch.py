@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from dcnet.device_functions import AVAILABLE
 from dcnet.eager import Options, Size, check_options, each_dimension, padding_ends, sharing
 from dcnet.kernels.convolution import mean_kind
-from dcnet.kernels.passes import BATCH_MEAN, slices_of
+from dcnet.kernels.passes import BATCH_MEAN, MOST_SUMS, PLACES, SQUARES, slices_of
 from dcnet.kernels.plan import has_device_functions, lies_channels_last
 from dcnet.norms import HALF_PRECISIONS
 from dcnet.operator import Operator, as_operator
@@ -31,8 +31,9 @@ if AVAILABLE:
 
 DTYPES = (*HALF_PRECISIONS, torch.float32)
 
-# Limits: a tile holds all channels of a group or slice, loops over windows are unrolled, positions are 32-bit integers.
-MOST_CHANNELS, LARGEST_WINDOW, LARGEST = 4096, 121, 2**31
+# Limits: a tile holds all channels of a group or slice, loops over windows are unrolled, positions are 32-bit integers,
+# also those that the last step of a loop adds.
+MOST_CHANNELS, LARGEST_WINDOW, LARGEST = 4096, 121, 2**31 - MOST_SUMS * max(PLACES, SQUARES.elements)
 
 Sizes = tuple[int, ...]
 
@@ -105,13 +106,15 @@ def _supports_tensors(x: Tensor, w: Tensor, bias: Tensor | None, padding: Size |
     if bias is not None and (bias.dtype not in wide or bias.shape != w.shape[:1]):
         return False
     channels = w.shape[0] // max(groups, 1)
-    width = channels // slices_of(channels) if groups == 1 else channels
+    slices = slices_of(channels) if groups == 1 else 1
+    # Every slice has its own gradient of the norms.
+    positions = x.shape[0] * groups * slices
     return (
         x.numel() > 0
         and x.shape[1] == w.shape[1] * groups
         and w.shape[0] == channels * groups
-        and 0 < width <= MOST_CHANNELS
-        and max(max(x.shape[0] * groups, w.shape[0], x.shape[1]) * _places(x, padding), w.numel()) < LARGEST
+        and 0 < channels // slices <= MOST_CHANNELS
+        and max(max(positions, w.shape[0], x.shape[1]) * _places(x, padding), w.numel()) < LARGEST
         and w.shape[2] * w.shape[3] <= LARGEST_WINDOW
         and (not isinstance(padding, str) or padding == "valid" or (padding == "same" and _has_odd_sides(w)))
         and modern(x.device)

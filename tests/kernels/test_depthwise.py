@@ -23,10 +23,10 @@ from helpers.kernel_comparison import (
 )
 from helpers.operators import operator_params
 
-from dcnet import Operator
+from dcnet import Operator, kernels
 from dcnet.kernels import dispatch
 from dcnet.kernels.convolution import Call, Convolution
-from dcnet.kernels.depthwise import TILINGS, Depthwise, balanced, rows_read, tile_shape
+from dcnet.kernels.depthwise import TILINGS, Depthwise, Tiling, balanced, rows_read, tile_shape
 from dcnet.kernels.launch import Launch, address_of
 from dcnet.kernels.plan import Window
 
@@ -75,6 +75,7 @@ WINDOWS = {
     "7x7": {"kernel": 7, "padding": 3, "bias": False},
     "7x7 with stride": {"kernel": 7, "padding": 3, "stride": 2},
     "even": {"kernel": (2, 4), "padding": (1, 2)},
+    "5x5 with dilation": {"kernel": 5, "padding": (2, 4), "dilation": (1, 2)},
     # Cosines of 1 and -1, where the angle of LEARNING does not depend on k.
     "1x1": {"kernel": 1, "operator": "tanh-linear+product"},
     "padding beyond the window": {"kernel": 2, "padding": 3},
@@ -215,6 +216,45 @@ def test_operation_passes_opcheck():
     window = ((1, 1), (1, 1), (1, 1), 3, 1)
     names = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(torch.ops.dcnet.conv2d.default, (*given, *window), test_utils=names)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Small images already take several blocks of channels, columns and rows, and several steps of the last sum."""
+    tiling = Tiling(rows=2, elements=16, channels=4, warps=1, programs=6)
+    monkeypatch.setattr(kernels.depthwise, "TILINGS", dict.fromkeys(TILINGS, (tiling, tiling)))
+    monkeypatch.setattr(kernels.depthwise, "FEWEST", 4)
+    monkeypatch.setattr(kernels.depthwise, "SUM_BLOCK", 2)
+    monkeypatch.setattr(kernels.depthwise, "SUM_WIDTH", 4)
+    monkeypatch.setattr(kernels.convolution, "_compiled", {})
+    monkeypatch.setattr(kernels.known_calls, "_known", {})
+
+
+@pytest.mark.parametrize(("kernel", "layout"), [(3, FIRST), (3, LAST), ((2, 5), FIRST)], ids=str)
+def test_many_tiles(kernel, layout, small_tiles):
+    layer, x = depthwise(channels=7, kernel=kernel, padding=1), images(2, 7, 3, 8).contiguous(memory_format=layout)
+    passes = compiled_for(x, layer.weight, 7).passes
+    for tiles in (passes.norm_tiles, passes.out_tiles, passes.back_tiles, *passes.pixel_tiles.values()):
+        assert tiles.channel_blocks > 1
+        assert kernels.depthwise.SUM_BLOCK < tiles.programs < tiles.count
+    check(layer, x)
+
+
+def test_pixels_that_no_patch_sees_do_not_change_the_sums():
+    """Three columns of the output are in tiles of four."""
+    layer, x = depthwise(stride=3), images(2, 3, 3, 11)
+    x[..., 9:] = math.nan
+    learned = [layer.bias, layer.radius, layer.k]
+    found, wanted = (
+        torch.autograd.grad(by_kernels(layer, pixels).square().sum(), learned) for pixels in (x, x[..., :9])
+    )
+    torch.testing.assert_close(found, wanted)
+
+
+def test_gradients_of_norms_beyond_the_range_of_float16():
+    layer = depthwise("tanh(radius=1.0)-linear", dtype=torch.float16, bias=False)
+    x = 1e-3 * images(2, 3, 5, 6, dtype=torch.float16)
+    check(layer, x, cotangent=2000 * cotangent_for(layer, x))
 
 
 def lanes_for(width, channels, columns, many):

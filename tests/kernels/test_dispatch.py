@@ -258,6 +258,19 @@ def test_padding_counts_in_the_number_of_positions():
     assert not takes_kernels("tanh-cos", x, w, padding=23)
 
 
+def test_positions_of_the_last_step_of_a_loop_are_32_bit_integers():
+    w = on_gpu(2, 2, 1, 1)
+    assert takes_kernels("tanh-cos", on_gpu(2**20, 2, 1, 2**11 - 5), w, padding=0)
+    assert not takes_kernels("tanh-cos", on_gpu(2**20, 2, 1, 2**11 - 1), w, padding=0)
+
+
+def test_slices_count_in_the_number_of_positions():
+    """Each of 8 slices has its own gradient of the norms."""
+    w = on_gpu(2**12, 16, 1, 1)
+    assert takes_kernels("tanh-cos", on_gpu(2**15, 16, 2**6, 2**6), w, padding=0)
+    assert not takes_kernels("tanh-cos", on_gpu(2**16, 16, 2**6, 2**6), w, padding=0)
+
+
 def test_tensors_made_of_others_fall_back_to_torch():
     """A DTensor has no memory of its own that a kernel could read."""
     x, w = a_convolution()

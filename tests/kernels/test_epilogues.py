@@ -297,6 +297,14 @@ def test_layers_without_graphs(settings, x):
 
 
 @on_cpu
+def test_the_gradient_of_rows_has_no_graph():
+    """One pass adds the gradient of their norms, which no other pass computes before."""
+    with TorchGraphs(fast=50.0).installed() as graphs:
+        check(a_layer(kernel=1, padding=0), an_input())
+        assert {kind for kind, _ in graphs.built} == {"tanh"}
+
+
+@on_cpu
 def test_a_bias_keeps_the_pass_over_the_output():
     with TorchGraphs(fast=50.0).installed() as graphs:
         check(a_layer(bias=True), an_input())

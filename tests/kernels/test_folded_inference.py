@@ -29,9 +29,10 @@ def covered_params():
     return [*alternating(quick, settings), *slow]
 
 
-def trained(operator, bias, groups, last):
+def trained(operator, bias, groups, last, **window):
     """A layer and a batch normalization after two batches, in evaluation mode, with factors of both signs."""
-    conv = dcnet.DecoupledConv2d(6, 8, 3, stride=2, padding=1, groups=groups, bias=bias, operator=operator)
+    window = {"kernel_size": 3, "stride": 2, "padding": 1, **window}
+    conv = dcnet.DecoupledConv2d(6, 8, groups=groups, bias=bias, operator=operator, **window)
     norm = nn.BatchNorm2d(8)
     model = nn.Sequential(conv, norm).to(DEVICE)
     for _ in range(2):
@@ -64,6 +65,15 @@ def test_folded_layer_in_kernels_matches_the_trained_layer(operator, bias, group
     x = x.contiguous(memory_format=torch.channels_last) if last else x
     with torch.no_grad():
         expected, found = model.double()(x.double()), by_kernels(layer, x)
+    assert (found - expected).norm() <= 2e-5 * expected.norm()
+
+
+def test_folded_layer_of_rows():
+    """Its norms take two launches: the filters are prepared already."""
+    model = trained("tanh-sqcos", bias=True, groups=1, last=True, kernel_size=1, stride=1, padding=0)
+    x = torch.randn(2, 6, 25, 26, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        found, expected = by_kernels(fold_layer(model), x), model.double()(x.double())
     assert (found - expected).norm() <= 2e-5 * expected.norm()
 
 

@@ -312,6 +312,24 @@ def run_layer(layer, x):
     return layer(x)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("kind", "shape"), [("linear", (7, 3)), ("conv2d", (2, 3, 5, 6))])
+def test_layers_of_rows_with_addresses_give_the_same_results(kind, shape, bias, monkeypatch):
+    if kind == "linear":
+        layer, x = dcnet.DecoupledLinear(3, 2, operator="tanh-cos", bias=bias), images(*shape)
+    else:
+        layer, x = make_layer("tanh-cos", kernel=1, bias=bias), images(*shape).to(memory_format=torch.channels_last)
+    cotangent, first, second = torch.randn_like(layer(x)), copy.deepcopy(layer), copy.deepcopy(layer)
+    convolution._compiled.clear()
+    known_calls._known.clear()
+    with runs_by_address(monkeypatch) as taken:
+        wanted = results(run_layer, first, x.requires_grad_(), cotangent)
+        assert taken == ["with tensors"] * 5
+        found = results(run_layer, second, x, cotangent)
+    assert taken[5:] == ["with addresses"] * 5
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
 def overwritten(layer, x):
     return layer(x).mul_(-2).relu_()
 

@@ -274,10 +274,50 @@ def test_results_are_deterministic_and_no_memory_is_read_before_it_is_written(op
     assert_same_bits(*found)
 
 
-@pytest.mark.parametrize("outputs", [5, 1152])
-def test_rows_need_no_windows(outputs, monkeypatch):
+@pytest.mark.parametrize("mean_norm", [0.0, 2.5])
+@pytest.mark.parametrize("operator", ["tanh-cos", "seg-sqcos+product"])
+def test_running_means(operator, mean_norm, small_programs):
+    layer = make_linear(operator, 12, 5).eval()
+    layer.mean_norm.fill_(mean_norm)
+    with new_memory_is_nan():
+        compare(layer, images(37, 12))
+
+
+def test_norms_beyond_the_last_row_are_not_written():
+    """After them, the state has constants of the channels, which other programs write."""
+    x, w = images(5, 6).view(1, 1, 5, 6).permute(0, 3, 1, 2), images(4, 6, 1, 1)
+    window = ((1, 1), (0, 0), (1, 1), 1, passes.NO_MEAN)
+    call = convolution.Call(x, w, None, [], None, None, "tanh(radius=1.0)-cos", 1e-4, *window)
+    fused = call.convolution(in_place=True)
+    assert fused.passes.of_rows
+    with new_memory_is_nan():
+        *_, state = fused.forward(call)
+    (_, rows), (table, _), _ = fused.state.spans
+    assert state[:rows].isfinite().all()
+    assert state[rows:table].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        (torch.channels_last, {}),
+        (torch.channels_last, {"dilation": 2}),
+        (torch.channels_last, {"groups": 2}),
+        (torch.channels_last, {"stride": 2}),
+        (torch.channels_last, {"stride": (1, 2)}),
+        (torch.channels_last, {"padding": (1, 0)}),
+        (torch.contiguous_format, {}),
+    ],
+    ids=str,
+)
+def test_pointwise_windows(layout, settings):
+    layer = make_layer("tanh-sqcos+product", 8, 6, 1, **settings)
+    check(layer, images(3, 8, 3, 5).contiguous(memory_format=layout))
+
+
+@pytest.mark.parametrize("outputs", [5, 16])
+def test_rows_need_no_windows(outputs, narrow_slices, monkeypatch):
     """One launch for the norms and one for their gradient, in place of two each."""
-    forget_compiled(monkeypatch)
     launched = []
     call = Launch.__call__
 
