@@ -94,7 +94,8 @@ class CellStatus:
         diverged: number of runs that diverged, or whose accuracy is hardly above chance.
         seeds: number of requested runs; there may be more.
         unmeasured: number of finished runs, if the cell has no metric.
-        seconds: training times of the finished runs.
+        seconds: training times of the runs that were trained to the end.
+        all_seconds: the sum of all training times, also of runs that diverged.
     """
 
     cell: Cell
@@ -103,6 +104,7 @@ class CellStatus:
     seeds: int
     unmeasured: int = 0
     seconds: tuple[float, ...] = ()
+    all_seconds: float = 0.0
 
     @property
     def runs(self) -> int:
@@ -232,7 +234,8 @@ def cell_status(cell: Cell, records: list[Record], seeds: int) -> CellStatus:
     learned = [record for record in done if not failed_to_learn(record)]
     values = [value for record in learned if (value := cell.value(record)) is not None]
     seconds = tuple(record.timings.training or 0.0 for record in done)
-    return CellStatus(cell, tuple(values), diverged + len(done) - len(learned), seeds, seconds=seconds)
+    spent = math.fsum(record.timings.training or 0.0 for record in records)
+    return CellStatus(cell, tuple(values), diverged + len(done) - len(learned), seeds, 0, seconds, spent)
 
 
 def failed_to_learn(record: Record) -> bool:

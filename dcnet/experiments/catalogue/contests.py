@@ -1,7 +1,7 @@
 """Contests of plain and decoupled networks, in which each side uses the best of its own recipes.
 
 `fair_trials` and `fair` are an early contest with two sides. The others follow `dcnet.experiments.contest`: trials with
-a part of the steps on held-out training images, a second seed for the best four, and final runs with three seeds."""
+a part of the steps on held-out training images, a second seed for the best four, and finals with three other seeds."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -124,7 +124,7 @@ def make_contest(name: str, about: str, sides: Iterable[Side], steps: int, part:
     trial = {"dataset": VALIDATION, "steps": steps // part}
     notes = (
         f"Held-out error: {steps // part:,} steps without the 5,000 training images that it is measured on; one seed, "
-        f"two for the best four recipes of a side. Test error: the best recipe of a side, {steps:,} steps.",
+        f"two for the best four recipes of a side. Test error: the best recipe, {steps:,} steps, other seeds.",
     )
     return contest_experiment(name, f"Contest: {about}, CIFAR-100, error in %", Contest(tuple(sides), trial), 3, notes)
 
