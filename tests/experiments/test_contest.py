@@ -391,7 +391,7 @@ def test_some_sides_alone_have_the_p_values_of_the_whole_contest(notebook):
 
 
 def test_a_challenger_that_did_not_converge_still_counts_as_a_test(notebook):
-    errors = {name: (20.0, 20.1, 20.2) for name in ("conv", "linear-cos", "tanh-cos", "seg-cos")}
+    errors = dict.fromkeys(("conv", "linear-cos", "tanh-cos", "seg-cos"), (20.0, 20.1, 20.2))
     state = finals(notebook, four_sides(), errors | {"tanh-cos": (19.0, 19.1, 19.2)})
     (last,) = [
         cell for cell in notebook.experiment(four_sides()).cells if cell.row[:3] == "seg" and cell.column == TEST
