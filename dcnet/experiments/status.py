@@ -43,9 +43,17 @@ class RecordIndex:
     def record(self, config: RunConfig) -> Record | None:
         """Returns the record of a config; None if its run is not finished."""
         own = read_final_record(Run.of(config, self.runs).record_file)
-        own = own if own is None or is_same_run(own, config) else None
+        own = own if own is None or (is_same_run(own, config) and _has_config(own, config)) else None
         imported = self.imported.get(f"{config.name}-{config.hash}")
-        return own if imported is None else _merge(own, imported)
+        return own if imported is None or not _has_config(imported, config) else _merge(own, imported)
+
+
+def _has_config(record: Record, config: RunConfig) -> bool:
+    """Whether the config of a record is this one, not just its name and hash; True if this version cannot read it."""
+    try:
+        return record.run_config() == config
+    except (KeyError, TypeError, ValueError):
+        return True
 
 
 def _files(folders: Sequence[Path]) -> Iterator[Path]:
