@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from dcnet.checks import check_number
+from dcnet.norms import accumulation_dtype
 from dcnet.optim import Choose, check_model, param_groups, unweighted_layers
 
 # The defaults of AdamW.
@@ -30,8 +31,9 @@ OTHER_RATE = 1 / 30
 class FilterOptimizer(Optimizer):
     """The base of optimizers of filters; subclasses implement `update`.
 
-    Filters of the same size are stacked, so that a step needs few kernel launches. If `found_inf` is set to a
-    tensor, as by `torch.amp.GradScaler`, a step changes nothing while the tensor is 1.
+    Filters of the same size are stacked, so that a step needs few kernel launches. Filters in half precision are
+    updated in float32, and rounded. If `found_inf` is set to a tensor, a step changes nothing while the tensor is 1.
+    Parameters of groups that are added later are updated by AdamW, unless the group has `filters=True`.
 
     Args:
         model: the network; `dcnet.optim.param_groups` decides which of its parameters decay.
@@ -65,7 +67,7 @@ class FilterOptimizer(Optimizer):
             for chosen in (True, False)
             if (members := [value for value in group["params"] if (id(value) in filters) is chosen])
         ]
-        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0, "fused": True})
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0, "filters": False, "fused": True})
 
     def update(
         self, filters: Tensor, gradients: Tensor, momenta: Tensor, group: dict[str, Any]
@@ -89,10 +91,10 @@ class FilterOptimizer(Optimizer):
         return loss
 
     def _step_filters(self, learning: list[Tensor], group: dict[str, Any]) -> None:
-        by_size: dict[tuple[int, int], list[Tensor]] = {}
+        by_size: dict[tuple[torch.device, tuple[int, int]], list[Tensor]] = {}
         for value in learning:
-            by_size.setdefault((value.shape[0], value[0].numel()), []).append(value)
-        for size, filters in by_size.items():
+            by_size.setdefault((value.device, (value.shape[0], value[0].numel())), []).append(value)
+        for (_, size), filters in by_size.items():
             momenta = [self._zeros(value, "momentum_buffer") for value in filters]
             weights, moments = _stacked(filters, size), _stacked(momenta, size)
             gradients = _stacked([value.grad for value in filters], size)
@@ -133,7 +135,8 @@ class FilterOptimizer(Optimizer):
 
 
 def _stacked(tensors: list[Any], size: tuple[int, int]) -> Tensor:
-    return torch.stack([tensor.reshape(size) for tensor in tensors])
+    stacked = torch.stack([tensor.reshape(size) for tensor in tensors])
+    return stacked.to(accumulation_dtype(stacked.dtype))
 
 
 class Muon(FilterOptimizer):

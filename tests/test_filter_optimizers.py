@@ -331,6 +331,106 @@ def test_parameters_without_gradient_stay_and_closures_are_called(kind):
 
 
 @pytest.mark.parametrize("kind", BOTH)
+def test_parameters_that_are_added_later_follow_adamw(kind):
+    model, more = network("tanh-cos"), nn.Linear(4, 3)
+    twin = copy.deepcopy(more)
+    optimizer = kind(model, lr=0.03)
+    optimizer.add_param_group({"params": list(more.parameters()), "weight_decay": 0.1})
+    other = torch.optim.AdamW(twin.parameters(), lr=0.03 * optimizer.other_rate, weight_decay=0.1)
+    run(more, optimizer)
+    run(twin, other)
+    torch.testing.assert_close(more.state_dict(), twin.state_dict())
+
+
+def halves(dtype):
+    """A network in half precision, and one in float32 with the same weights."""
+    model = nn.Sequential(dcnet.DecoupledLinear(40, 3, operator="tanh-cos"), nn.Linear(3, 2)).to(dtype)
+    return model, copy.deepcopy(model).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", BOTH)
+def test_half_precision_is_float32_up_to_rounding(kind, dtype):
+    """The norms of the gradients are about 0.001, and their squares vanish in float16."""
+    model, twin = halves(dtype)
+    optimizers = kind(model, lr=0.1), kind(twin, lr=0.1)
+    set_gradients(model, 0)
+    for value, other in zip(model.parameters(), twin.parameters(), strict=True):
+        value.grad *= 1e-4
+        other.grad = value.grad.float()
+    for optimizer in optimizers:
+        optimizer.step()
+    assert model[0].weight.dtype == dtype
+    rounded = twin[0].weight.detach().to(dtype)
+    torch.testing.assert_close(model[0].weight.detach(), rounded, rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+
+def test_norms_and_angles_stay_exact_over_many_steps():
+    model = nn.Sequential(dcnet.DecoupledConv2d(3, 8, 3, operator="tanh-cos"), nn.Linear(8, 2))
+    weight, optimizer = model[0].weight, SphereSGD(model, lr=0.02)
+    for step in range(1000):
+        before = weight.detach().flatten(1).double()
+        set_gradients(model, step)
+        optimizer.step()
+    after = weight.detach().flatten(1).double()
+    assert (after.norm(dim=1) - 1).abs().max() < 3e-7
+    # From the chord, since the cosine of a small angle says little about it.
+    chord = (F.normalize(after) - F.normalize(before)).norm(dim=1)
+    assert (2 * (chord / 2).asin() - 0.02).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_channels_last_filters_have_the_same_steps(kind):
+    model = nn.Sequential(
+        dcnet.DecoupledConv2d(3, 8, 3, operator="tanh-cos"),
+        dcnet.DecoupledConv2d(8, 8, 3, groups=8, operator="tanh-cos"),
+        nn.Linear(8, 2),
+    ).double()
+    twin = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    run(model, kind(model, lr=0.1))
+    run(twin, kind(twin, lr=0.1))
+    assert twin[0].weight.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(twin.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_schedules_change_a_rate_that_is_a_tensor(kind):
+    """All groups share the tensor, which a schedule must not multiply once per group."""
+    models = [network("tanh-cos") for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    for model, rate in zip(models, (0.03, torch.tensor(0.03)), strict=True):
+        optimizer = kind(model, lr=rate)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for step in range(3):
+            set_gradients(model, step)
+            optimizer.step()
+            schedule.step()
+        assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx(
+            [0.00375] * len(optimizer.param_groups)
+        )
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_gradient_scaler_skips_overflowing_steps(kind):
+    model = network("tanh-cos").float()
+    twin = copy.deepcopy(model)
+    optimizer, other = kind(model, lr=0.03), kind(twin, lr=0.03)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    x = examples().float()
+    scaler.scale(model(x).square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    twin(x).square().mean().backward()
+    other.step()
+    torch.testing.assert_close(model.state_dict(), twin.state_dict())
+    before = copy.deepcopy(model.state_dict())
+    model[0].weight.grad.view(-1)[0] = math.inf
+    scaler.step(optimizer)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -5,6 +5,7 @@ Every choice is a function of the records, so a contest can be interrupted and r
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,10 @@ STAGES = ("trials", "second seeds", "finals")
 TRIAL_SEEDS = 2
 # Differences with a larger probability count as chance.
 SIGNIFICANT = 0.05
-NO_VERDICT = "No verdict: it needs a reference and a challenger, each with two final runs or more that all converged."
+NO_VERDICT = (
+    "No verdict: it needs a reference and a challenger, each with two final runs or more that all converged, and "
+    "errors that vary between seeds."
+)
 
 
 @dataclass(frozen=True)
@@ -66,20 +70,34 @@ class Contest:
 
     Attributes:
         sides: the sides, with the same number of recipes each.
-        trial: the fields of the config that differ in trials, such as the dataset with held-out images.
+        trial: the fields of the config that differ in trials. In a fair contest, one is a dataset with held-out
+            training images: otherwise the trials choose recipes by the test set.
         finalists: number of recipes of each side with a second seed.
+        whole: the contest that this one has some sides of; p-values are corrected for all of its sides.
     """
 
     sides: tuple[Side, ...]
     trial: Mapping[str, Any] = field(default_factory=dict)
     finalists: int = 4
+    whole: "Contest | None" = None
 
     def __post_init__(self) -> None:
         counts = {side.name: len(side.candidates) for side in self.sides}
+        for side in self.sides:
+            self._check_side(side)
         if len(set(counts.values())) > 1:
             raise ValueError(f"all sides of a contest need the same number of recipes, but they have {counts}")
         if self.finalists < 1:
             raise ValueError(f"finalists must be 1 or more, not {self.finalists}")
+
+    @staticmethod
+    def _check_side(side: Side) -> None:
+        # Rows are named "side: recipe".
+        if ": " in side.name:
+            raise ValueError(f"the name of a side must not contain ': ', as {side.name!r} does: use a comma")
+        configs = [one.config for one in side.candidates]
+        if twice := next((one for one in side.candidates if configs.count(one.config) > 1), None):
+            raise ValueError(f"the side {side.name!r} has the config of {twice.name!r} twice: give different recipes")
 
     def cells(self, find: Find) -> tuple[Cell, ...]:
         """Returns the cells of the stages that the records have reached: trials, and the final runs of each side."""
@@ -91,7 +109,8 @@ class Contest:
 
     def only(self, prefixes: tuple[str, ...]) -> "Contest":
         """Returns the contest between the sides whose names start with one of the prefixes."""
-        return dataclasses.replace(self, sides=tuple(side for side in self.sides if side.name.startswith(prefixes)))
+        few = tuple(side for side in self.sides if side.name.startswith(prefixes))
+        return dataclasses.replace(self, sides=few, whole=self.whole or self)
 
     def small(self, change: Callable[[RunConfig], RunConfig]) -> "Contest":
         """Returns a contest with one recipe per family and changed configs, for smoke tests."""
@@ -112,6 +131,12 @@ class Contest:
         second = sum(min(self.finalists, len(side.candidates)) for side in self.sides)
         return recipes, second, seeds * len(self.sides)
 
+    def competitors(self) -> tuple[int, int]:
+        """Returns the number of references and of challengers, also of sides that `only` left out."""
+        sides = (self.whole or self).sides
+        references = sum(side.reference for side in sides)
+        return references, len(sides) - references
+
     def trial_config(self, candidate: Candidate) -> RunConfig:
         return dataclasses.replace(candidate.config, **self.trial)
 
@@ -127,7 +152,10 @@ class Contest:
             for one in side.candidates
         ]
         best = self._best(finalists, find)
-        return cells if best is None else [*cells, Cell(f"{side.name}: {best.name}", TEST, best.config)]
+        if best is None:
+            return cells
+        # Other seeds than those of the trials, which the recipe was chosen by.
+        return [*cells, Cell(f"{side.name}: {best.name}", TEST, best.config, first_seed=TRIAL_SEEDS)]
 
     def _finalists(self, side: Side, find: Find) -> list[Candidate]:
         """Returns the candidates with the lowest errors of the first seed; none if a trial is missing."""
@@ -151,8 +179,8 @@ class Contest:
             found = [record for record in records if record is not None]
             if len(found) < len(seeds):
                 return []
-            # A run that diverged has no error.
-            values = [cell.value(record) for record in found]
+            # The record of a run that diverged has the error of its last evaluation, which does not count.
+            values = [cell.value(record) if record.status == "done" else None for record in found]
             errors.append(math.fsum(math.inf if value is None else value for value in values))
         order = sorted(range(len(candidates)), key=lambda place: (errors[place], place))
         return [candidates[place] for place in order]
@@ -176,9 +204,9 @@ class Standing:
         errors: test errors of the final runs that converged, in %.
         diverged: number of final runs that did not converge.
         seconds: mean training time of a final run.
-        all_seconds: training time of all runs of the side, with its trials.
+        all_seconds: training time of all runs of the side, with its trials and with runs that diverged.
         p: probability of such a difference from the reference by chance, by Welch's t-test and Holm's correction for
-            the number of challengers; None for the reference, and if it cannot be computed.
+            the number of challengers; None for references, and if it cannot be computed.
     """
 
     side: str
@@ -196,36 +224,42 @@ class Standing:
 
     @property
     def mean(self) -> float:
-        return math.fsum(self.errors) / len(self.errors) if self.errors else math.inf
+        return statistics.fmean(self.errors) if self.errors else math.inf
 
     @property
     def deviation(self) -> float | None:
-        if len(self.errors) < 2:
-            return None
-        return math.sqrt(math.fsum((error - self.mean) ** 2 for error in self.errors) / (len(self.errors) - 1))
+        # It is exactly 0 for equal errors, unlike that of a rounded mean.
+        return statistics.stdev(self.errors) if len(self.errors) > 1 else None
 
 
 def welch_p(first: Standing, second: Standing) -> float | None:
-    """Returns the two-sided p-value of Welch's t-test; None if a run diverged or a side has fewer than two runs."""
+    """Returns the two-sided p-value of Welch's t-test.
+
+    None if a run diverged, a side has fewer than two runs, or different errors do not vary on either side: then the
+    seeds had no effect, or there are too few of them to estimate the deviation.
+    """
     if first.deviation is None or second.deviation is None or first.diverged or second.diverged:
         return None
     shares = [one.deviation**2 / len(one.errors) for one in (first, second) if one.deviation is not None]
     difference, variance = first.mean - second.mean, sum(shares)
     if variance == 0:
-        return 1.0 if difference == 0 else 0.0
+        return 1.0 if difference == 0 else None
     freedom = variance**2 / sum(
         share**2 / (len(one.errors) - 1) for share, one in zip(shares, (first, second), strict=True)
     )
     return float(2 * stdtr(freedom, -abs(difference) / math.sqrt(variance)))
 
 
-def holm(values: Sequence[float | None]) -> list[float | None]:
-    """Returns p-values corrected for their number by Holm's method, in the given order; None stays None."""
+def holm(values: Sequence[float | None], tests: int) -> list[float | None]:
+    """Returns p-values corrected for the number of tests by Holm's method, in the given order.
+
+    None stays None, and it and values that are not given count like a p-value of 1.
+    """
     known = sorted((value, place) for place, value in enumerate(values) if value is not None)
     corrected: list[float | None] = [None] * len(values)
     largest = 0.0
     for rank, (value, place) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - rank) * value))
+        largest = max(largest, min(1.0, (tests - rank) * value))
         corrected[place] = largest
     return corrected
 
@@ -265,17 +299,24 @@ class ContestState:
     def verdict(self) -> str:
         """One sentence: who wins, by how much and at what cost."""
         reference = next((one for one in self.standings if one.side == self.reference), None)
-        rival = next((one for one in self.standings if one.p is not None), None)
+        rival = None if reference is None else self._rival(reference)
         if reference is None or rival is None or rival.p is None:
             return NO_VERDICT
         best, other = (rival, reference) if rival.mean < reference.mean else (reference, rival)
         by = f"{abs(round(best.mean, DIGITS) - round(other.mean, DIGITS)):.{DIGITS}f}"
         means = f"{best.mean:.{DIGITS}f} against {other.mean:.{DIGITS}f} %"
-        test = f"Welch's t-test: p = {rival.p:.2g}"
+        test = f"Welch's t-test with Holm's correction: p = {rival.p:.2g}"
         if rival.p >= SIGNIFICANT:
             return f'No difference beyond chance: "{best.side}" is ahead of "{other.side}" by {by} ({means}; {test}).'
-        cost = f"at {best.seconds / other.seconds:.2f} times its training time" if other.seconds else "at unknown cost"
+        known = best.seconds and other.seconds
+        cost = f"at {best.seconds / other.seconds:.2f} times its training time" if known else "at unknown cost"
         return f'"{best.side}" wins: ahead of "{other.side}" by {by} ({means}; {test}), {cost}.'
+
+    def _rival(self, reference: Standing) -> Standing | None:
+        """Returns the best challenger that differs from the reference beyond chance if any is ahead, else the best."""
+        tested = [one for one in self.standings if one.p is not None]
+        winners = [one for one in tested if one.mean < reference.mean and (one.p or 0.0) < SIGNIFICANT]
+        return next(iter(winners or tested), None)
 
     def to_json(self) -> dict[str, Any]:
         sides = [
@@ -301,7 +342,7 @@ def find_contest(experiment: Experiment, statuses: Sequence[CellStatus]) -> Cont
     known = {side.name for side in rules.sides if side.reference}
     reference = next((one for one in standings if one.side in known), None)
     named = None if reference is None else reference.side
-    return ContestState(missing, edges, _with_p(standings, reference, known), named)
+    return ContestState(missing, edges, _with_p(standings, reference, known, rules.competitors()), named)
 
 
 def _missing(rules: Contest, statuses: Sequence[CellStatus], seeds: int) -> tuple[int, int, int]:
@@ -325,16 +366,25 @@ def _edges(side: Side, statuses: Sequence[CellStatus]) -> list[tuple[str, str]]:
 def _standing(side: str, statuses: Sequence[CellStatus]) -> Standing:
     (final,) = (one for one in statuses if one.cell.column == TEST)
     seconds = math.fsum(final.seconds) / max(1, len(final.seconds))
-    total = math.fsum(value for one in statuses for value in one.seconds)
+    total = math.fsum(one.all_seconds for one in statuses)
     recipe = final.cell.row.removeprefix(f"{side}: ")
     return Standing(side, recipe, final.values, final.diverged, seconds, total)
 
 
-def _with_p(standings: Sequence[Standing], reference: Standing | None, known: set[str]) -> tuple[Standing, ...]:
-    """Adds the p-values of the challengers, which are compared with the best reference."""
+def _with_p(
+    standings: Sequence[Standing], reference: Standing | None, known: set[str], competitors: tuple[int, int]
+) -> tuple[Standing, ...]:
+    """Adds the p-values of the challengers, which are compared with the best reference.
+
+    It is the best one by its test error, which makes it hard for a challenger to be ahead, but easy to be behind: then
+    the p-value is multiplied by the number of references.
+    """
     if reference is None:
         return tuple(standings)
-    challengers = [one for one in standings if one.side not in known]
-    values = holm([welch_p(one, reference) for one in challengers])
-    by_side = {one.side: value for one, value in zip(challengers, values, strict=True)}
+    references, challengers = competitors
+    others = [one for one in standings if one.side not in known]
+    values = [welch_p(one, reference) for one in others]
+    factors = [references if one.mean > reference.mean else 1 for one in others]
+    chances = [None if p is None else p * factor for p, factor in zip(values, factors, strict=True)]
+    by_side = dict(zip((one.side for one in others), holm(chances, challengers), strict=True))
     return tuple(dataclasses.replace(one, p=by_side.get(one.side)) for one in standings)

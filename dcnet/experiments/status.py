@@ -43,9 +43,17 @@ class RecordIndex:
     def record(self, config: RunConfig) -> Record | None:
         """Returns the record of a config; None if its run is not finished."""
         own = read_final_record(Run.of(config, self.runs).record_file)
-        own = own if own is None or is_same_run(own, config) else None
+        own = own if own is None or (is_same_run(own, config) and _has_config(own, config)) else None
         imported = self.imported.get(f"{config.name}-{config.hash}")
-        return own if imported is None else _merge(own, imported)
+        return own if imported is None or not _has_config(imported, config) else _merge(own, imported)
+
+
+def _has_config(record: Record, config: RunConfig) -> bool:
+    """Whether the config of a record is this one, not just its name and hash; True if this version cannot read it."""
+    try:
+        return record.run_config() == config
+    except (KeyError, TypeError, ValueError):
+        return True
 
 
 def _files(folders: Sequence[Path]) -> Iterator[Path]:
@@ -94,7 +102,8 @@ class CellStatus:
         diverged: number of runs that diverged, or whose accuracy is hardly above chance.
         seeds: number of requested runs; there may be more.
         unmeasured: number of finished runs, if the cell has no metric.
-        seconds: training times of the finished runs.
+        seconds: training times of the runs that were trained to the end.
+        all_seconds: the sum of all training times, also of runs that diverged.
     """
 
     cell: Cell
@@ -103,6 +112,7 @@ class CellStatus:
     seeds: int
     unmeasured: int = 0
     seconds: tuple[float, ...] = ()
+    all_seconds: float = 0.0
 
     @property
     def runs(self) -> int:
@@ -232,7 +242,8 @@ def cell_status(cell: Cell, records: list[Record], seeds: int) -> CellStatus:
     learned = [record for record in done if not failed_to_learn(record)]
     values = [value for record in learned if (value := cell.value(record)) is not None]
     seconds = tuple(record.timings.training or 0.0 for record in done)
-    return CellStatus(cell, tuple(values), diverged + len(done) - len(learned), seeds, seconds=seconds)
+    spent = math.fsum(record.timings.training or 0.0 for record in records)
+    return CellStatus(cell, tuple(values), diverged + len(done) - len(learned), seeds, 0, seconds, spent)
 
 
 def failed_to_learn(record: Record) -> bool:

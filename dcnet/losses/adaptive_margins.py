@@ -139,7 +139,8 @@ class CurricularFace(ArcFace):
         check_number(f"momentum of {self.name}", self.momentum, least=0, most=1)
 
     def others_in(self, cos: Tensor, batch: Batch) -> Tensor:
-        hard = cos.detach() > torch.cos(angle(batch.own) + self.m)[:, None]
+        # Without a label, no class is hard.
+        hard = (cos.detach() > torch.cos(angle(batch.own) + self.m)[:, None]) & batch.kept[:, None]
         return torch.where(hard, cos * (batch.state["t"].to(cos.dtype) + cos), cos)
 
     def first_state(self) -> State:

@@ -35,7 +35,8 @@ def contest_table(state: ContestState) -> Table:
     rows = [_standing_row(one, state.reference) for one in state.standings]
     notes = [
         "p: the probability of such a difference from the reference by chance, by Welch's t-test, with Holm's "
-        "correction for the number of challengers; seconds of training, which runs in parallel share."
+        "correction for the number of challengers, times the number of references if the reference is ahead; seconds "
+        "of training, which runs in parallel share, also of runs that diverged."
     ]
     return Table(columns, rows, "The best recipe of each side", notes)
 

@@ -16,8 +16,10 @@ from dcnet.experiments.contest import (
     HELD_OUT,
     NO_VERDICT,
     TEST,
+    TRIAL_SEEDS,
     Candidate,
     Contest,
+    ContestState,
     Side,
     Standing,
     contest_experiment,
@@ -164,7 +166,9 @@ def test_a_run_that_diverged_is_the_worst(notebook):
     contest = small_contest()
     for task in plan_tasks([contest], notebook.index):
         status = "done" if task.config.lr == 0.04 else "diverged"
-        notebook.write(task.config, 99.0, status=status)
+        # A run that diverged keeps the results of its last evaluation.
+        error = 99.0 if status == "done" else 1.0
+        notebook.write(task.config, error, status=status, results={"test_error": error})
     seconds = [cell.row for cell in notebook.experiment(contest).cells if cell.seeds == 2]
     assert [row.partition(": ")[2] for row in seconds] == 2 * ["Adam 0.04, decay 0", "Adam 0.04, decay 0.1"]
 
@@ -192,6 +196,11 @@ def test_the_sides_need_the_same_number_of_recipes_and_a_reference():
         Contest((side("conv", True), few))
     with pytest.raises(ValueError, match=r"'some' needs two sides or more, and a reference"):
         contest_experiment("some", "some", Contest((side("conv"), side("tanh-cos"))))
+    with pytest.raises(ValueError, match="the name of a side must not contain ': ', as 'conv: wide' does"):
+        Contest((side("conv", True), dataclasses.replace(side("conv"), name="conv: wide")))
+    twice = dataclasses.replace(side("conv"), candidates=2 * side("conv").candidates[:1])
+    with pytest.raises(ValueError, match=r"the side 'conv' has the config of 'Adam 0.01, decay 0' twice"):
+        Contest((twice,))
     with pytest.raises(ValueError, match="finalists must be 1 or more, not 0"):
         Contest((side("conv", True), side("tanh-cos")), finalists=0)
 
@@ -253,16 +262,20 @@ def test_welch_matches_scipy(first, second):
 
 def test_welch_without_deviation_or_with_too_few_runs():
     assert welch_p(standing("a", 20.0, 20.0), standing("b", 20.0, 20.0)) == 1.0
-    assert welch_p(standing("a", 20.0, 20.0), standing("b", 21.0, 21.0)) == 0.0
+    # The sum of three times 20.1 is not exactly 60.3, but their deviation is 0.
+    assert welch_p(standing("a", 20.1, 20.1, 20.1), standing("b", 21.7, 21.7, 21.7)) is None
+    assert welch_p(standing("a", 20.1, 20.1, 20.1), standing("b", 21.7, 21.8, 21.7)) is not None
     assert welch_p(standing("a", 20.0), standing("b", 21.0, 22.0)) is None
     assert welch_p(standing("a", 20.0, 21.0, diverged=1), standing("b", 21.0, 22.0)) is None
 
 
 def test_holm_by_hand():
-    """0.01 x 3, 0.02 x 2, and 0.021 x 1, which is raised to the one before; a missing value does not count."""
-    assert holm([0.021, 0.01, None, 0.02]) == pytest.approx([0.04, 0.03, None, 0.04])
-    assert holm([0.6, 0.5]) == [1.0, 1.0]
-    assert holm([]) == []
+    """0.01 x 4, 0.02 x 3, and 0.021 x 2, which is raised to the one before; a missing value counts as a test."""
+    assert holm([0.021, 0.01, None, 0.02], 4) == pytest.approx([0.06, 0.04, None, 0.06])
+    assert holm([0.021, 0.01, 0.02], 3) == pytest.approx([0.04, 0.03, 0.04])
+    assert holm([0.01], 5) == pytest.approx([0.05])
+    assert holm([0.6, 0.5], 2) == [1.0, 1.0]
+    assert holm([], 0) == []
 
 
 def finals(notebook, contest, errors):
@@ -271,7 +284,7 @@ def finals(notebook, contest, errors):
         fill_stage(notebook, contest)
     for task in plan_tasks([notebook.experiment(contest)], notebook.index, len(errors["conv"])):
         seconds = 100.0 if task.config.operator == "conv" else 150.0
-        error = errors[task.config.operator][task.config.seed]
+        error = errors[task.config.operator][task.config.seed - TRIAL_SEEDS]
         notebook.write(task.config, error, timings={"training": seconds})
     return notebook.state(contest)
 
@@ -280,7 +293,8 @@ def test_the_winner_with_its_cost(notebook):
     state = finals(notebook, small_contest(), {"conv": (20.0, 20.1, 20.2), "tanh-cos": (19.0, 19.1, 19.2)})
     p = stats.ttest_ind((20.0, 20.1, 20.2), (19.0, 19.1, 19.2), equal_var=False).pvalue
     assert str(state) == (
-        f'"tanh-cos" wins: ahead of "conv" by 1.00 (19.10 against 20.10 %; Welch\'s t-test: p = {p:.2g}), '
+        f'"tanh-cos" wins: ahead of "conv" by 1.00 (19.10 against 20.10 %; Welch\'s t-test with Holm\'s '
+        f"correction: p = {p:.2g}), "
         "at 1.50 times its training time."
     )
     first, second = state.standings
@@ -324,8 +338,110 @@ def test_several_references_and_challengers(notebook):
     }
     assert state.reference == "linear-cos"
     found = {one.side: one.p for one in state.standings}
+    assert ps["tanh-cos"] < ps["seg-cos"]
     wanted = {"tanh-cos": 2 * ps["tanh-cos"], "seg-cos": ps["seg-cos"], "linear-cos": None, "conv": None}
     assert found == {name: value if value is None else pytest.approx(value) for name, value in wanted.items()}
+
+
+def test_final_runs_have_other_seeds_than_trials(notebook):
+    contest = small_contest()
+    seeds = {HELD_OUT: set(), TEST: set()}
+    for _ in range(3):
+        for cell in notebook.experiment(contest).cells:
+            seeds[cell.column] |= {config.seed for config in cell.configs(contest.seeds)}
+        fill_stage(notebook, contest)
+    assert seeds == {HELD_OUT: {0, 1}, TEST: {2, 3}}
+
+
+def test_the_time_of_runs_that_diverged_counts(notebook):
+    contest = small_contest()
+    for _ in range(3):
+        for task in plan_tasks([notebook.experiment(contest)], notebook.index):
+            status = "diverged" if task.config.lr == 0.04 else "done"
+            notebook.write(task.config, 20.0 + task.config.seed, status=status, timings={"training": 10.0})
+    for one in notebook.state(contest).standings:
+        assert (one.seconds, one.all_seconds) == (10.0, pytest.approx((7 + 2 + 2) * 10.0))
+
+
+def four_sides(references=1):
+    names = ("conv", "linear-cos", "tanh-cos", "seg-cos")
+    rules = Contest(tuple(side(name, place < references) for place, name in enumerate(names)))
+    return contest_experiment("some", "some", dataclasses.replace(rules, trial={"steps": TRIAL_STEPS}, finalists=1))
+
+
+def test_some_sides_alone_have_the_p_values_of_the_whole_contest(notebook):
+    """Otherwise, --only would turn chance into a winner."""
+    contest = four_sides()
+    errors = {
+        "conv": (20.0, 20.1, 20.2),
+        "tanh-cos": (19.7, 19.8, 19.9),
+        "linear-cos": (21.0, 20.0, 22.0),
+        "seg-cos": (21.0, 20.0, 22.0),
+    }
+    p = stats.ttest_ind(errors["tanh-cos"], errors["conv"], equal_var=False).pvalue
+    assert p < 0.05 < 3 * p
+    whole = finals(notebook, contest, errors)
+    part = notebook.state(contest.only(["conv"]).only(["c"]))
+    assert part.verdict == NO_VERDICT
+    part = notebook.state(contest.only(["conv", "tanh", "seg"]).only(["conv", "tanh"]))
+    assert [one.side for one in part.standings] == ["tanh-cos", "conv"]
+    for state in (whole, part):
+        assert state.standings[0].p == pytest.approx(3 * p)
+        assert str(state).startswith('No difference beyond chance: "tanh-cos" is ahead of "conv"')
+
+
+def test_a_challenger_that_did_not_converge_still_counts_as_a_test(notebook):
+    errors = dict.fromkeys(("conv", "linear-cos", "tanh-cos", "seg-cos"), (20.0, 20.1, 20.2))
+    state = finals(notebook, four_sides(), errors | {"tanh-cos": (19.0, 19.1, 19.2)})
+    (last,) = [
+        cell for cell in notebook.experiment(four_sides()).cells if cell.row[:3] == "seg" and cell.column == TEST
+    ]
+    notebook.write(last.configs(1)[0], 20.0, status="diverged")
+    again = notebook.state(four_sides())
+    assert [one.side for one in again.standings][-1] == "seg-cos"
+    assert again.standings[-1].p is None
+    assert again.standings[0].p == pytest.approx(state.standings[0].p)
+
+
+def test_a_reference_that_was_chosen_by_the_test_set_wins_less_easily(notebook):
+    """Of two references the better one is ahead, so its p value is doubled; for a challenger ahead it is not."""
+    errors = {
+        "conv": (22.0, 22.1, 22.2),
+        "linear-cos": (20.0, 20.1, 20.2),
+        "tanh-cos": (20.3, 20.4, 20.5),
+        "seg-cos": (19.0, 19.1, 19.2),
+    }
+    p = {
+        name: stats.ttest_ind(errors[name], errors["linear-cos"], equal_var=False).pvalue
+        for name in ("tanh-cos", "seg-cos")
+    }
+    found = {one.side: one.p for one in finals(notebook, four_sides(2), errors).standings}
+    assert found["seg-cos"] == pytest.approx(2 * p["seg-cos"])
+    assert found["tanh-cos"] == pytest.approx(2 * p["tanh-cos"])
+
+
+def test_the_winner_need_not_have_the_lowest_mean(notebook):
+    """The seeds of the challenger with the lowest mean vary so much that it may be chance."""
+    errors = {
+        "conv": (20.0, 20.1, 20.2),
+        "linear-cos": (15.0, 18.0, 22.0),
+        "tanh-cos": (18.9, 19.0, 19.1),
+        "seg-cos": (20.0, 20.1, 20.3),
+    }
+    state = finals(notebook, four_sides(), errors)
+    assert state.standings[0].side == "linear-cos"
+    assert str(state).startswith('"tanh-cos" wins: ahead of "conv" by 1.10 (19.00 against 20.10 %')
+
+
+def test_equal_errors_of_all_seeds_have_no_verdict(notebook):
+    state = finals(notebook, small_contest(), {"conv": (20.1, 20.1, 20.1), "tanh-cos": (19.7, 19.7, 19.7)})
+    assert str(state) == NO_VERDICT
+
+
+def test_an_unknown_training_time_has_no_ratio():
+    sides = (standing("a", 19.0, 19.1, seconds=0.0), standing("b", 20.0, 20.1))
+    state = ContestState((0, 0, 0), (), (dataclasses.replace(sides[0], p=0.01), sides[1]), "b")
+    assert str(state).endswith("at unknown cost.")
 
 
 @pytest.fixture
@@ -426,5 +542,5 @@ def test_a_smoke_test_has_all_stages(tmp_path, capsys):
     code, seen = run_command(capsys, "--runs", tmp_path, "--smoke")
     assert code == 0
     assert "contest_small: 6 of 6 cells done" in seen.out
-    # A recipe per family and a second seed on each side; the final run is the trial of the best recipe.
-    assert len(list(tmp_path.glob("smoke/*/record.json"))) == 2 * (2 + 1)
+    # A recipe per family, a second seed and a final run on each side.
+    assert len(list(tmp_path.glob("smoke/*/record.json"))) == 2 * (2 + 1 + 1)

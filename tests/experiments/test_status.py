@@ -102,6 +102,17 @@ def test_evaluations_of_another_record_are_added(tmp_path):
     assert status_of(experiment, RecordIndex(tmp_path / "runs", [tmp_path / "brought"]))[0].values == (90.0,)
 
 
+@pytest.mark.parametrize("in_run", [True, False])
+def test_a_record_whose_config_was_edited_does_not_count(tmp_path, in_run):
+    config = small(lr=0.01)
+    file = run_with(tmp_path, config, 1.0).record_file if in_run else bring(tmp_path, config, 1.0)
+    known = json.loads(file.read_text())
+    for rate, counts in ((0.02, False), (0.01, True)):
+        file.write_text(json.dumps({**known, "config": small(lr=rate).described()}))
+        index = RecordIndex(tmp_path, () if in_run else [tmp_path])
+        assert (index.record(config) is not None) is counts
+
+
 def test_tasks_are_unique_and_first_seeds_come_first(tmp_path):
     run_with(tmp_path / "runs", CONV, 22.0)
     twice = [EXPERIMENT, dataclasses.replace(EXPERIMENT, name="same")]

@@ -73,6 +73,13 @@ def test_samples_without_a_label_have_no_margin_of_the_label(name: str):
     torch.testing.assert_close(torch.cat(parts, 1), whole)
 
 
+def test_no_class_is_hard_for_samples_without_a_label():
+    cos, state = torch.tensor([[0.9, 0.8, -0.2], [0.9, 0.8, -0.2]]), {"t": torch.tensor(0.5)}
+    found = apply_margin(cos, torch.tensor([-1, 2]), "curricularface(momentum=0)", state=state)
+    torch.testing.assert_close(found[0], 64 * cos[0])
+    torch.testing.assert_close(found[1, :2], 64 * cos[1, :2] * (0.5 + cos[1, :2]))
+
+
 @pytest.mark.parametrize("name", UNIT)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_extreme_cosines_have_finite_logits_and_gradients(name: str, dtype: torch.dtype):

@@ -1,7 +1,7 @@
 """Contests of plain and decoupled networks, in which each side uses the best of its own recipes.
 
 `fair_trials` and `fair` are an early contest with two sides. The others follow `dcnet.experiments.contest`: trials with
-a part of the steps on held-out training images, a second seed for the best four, and final runs with three seeds."""
+a part of the steps on held-out training images, a second seed for the best four, and finals with three other seeds."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -123,8 +123,8 @@ def make_contest(name: str, about: str, sides: Iterable[Side], steps: int, part:
     """Returns a contest on CIFAR-100 whose trials take 1 / `part` of the steps of the final runs."""
     trial = {"dataset": VALIDATION, "steps": steps // part}
     notes = (
-        f"Held-out error: {steps // part:,} steps, measured on 5,000 training images that are held out; one seed, "
-        f"or two for the best four recipes of a side. Test error: the best recipe of a side, {steps:,} steps.",
+        f"Held-out error: {steps // part:,} steps, measured on 5,000 training images that are held out; one seed, or "
+        f"two for the best four recipes of a side. Test error: the best recipe of a side, {steps:,} steps, other seeds.",
     )
     return contest_experiment(name, f"Contest: {about}, CIFAR-100, error in %", Contest(tuple(sides), trial), 3, notes)
 
