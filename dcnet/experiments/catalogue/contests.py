@@ -123,8 +123,9 @@ def make_contest(name: str, about: str, sides: Iterable[Side], steps: int, part:
     """Returns a contest on CIFAR-100 whose trials take 1 / `part` of the steps of the final runs."""
     trial = {"dataset": VALIDATION, "steps": steps // part}
     notes = (
-        f"Held-out error: {steps // part:,} steps, measured on 5,000 training images that are held out; one seed, or "
-        f"two for the best four recipes of a side. Test error: the best recipe of a side, {steps:,} steps, other seeds.",
+        f"Held-out error: {steps // part:,} steps, measured on 5,000 training images that are held out; one seed, "
+        "or two for the best four recipes of a side. "
+        f"Test error: the best recipe of a side, {steps:,} steps, other seeds.",
     )
     return contest_experiment(name, f"Contest: {about}, CIFAR-100, error in %", Contest(tuple(sides), trial), 3, notes)
 
