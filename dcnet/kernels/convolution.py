@@ -42,9 +42,11 @@ class Convolution(FusedLayer):
         self.plan, self.window, self.passes = plan, window, Passes(plan, window, settings)
         passes, filters = self.passes, window.filters
         self.state = state_memory(plan, window)
-        self.forward_scratch = Memory(passes.places, passes.norm_sums)
+        # Every row is a patch: there are no squares and factors of pixels.
+        places = 0 if passes.of_rows else passes.places
+        self.forward_scratch = Memory(places, passes.norm_sums)
         sums = passes.back_programs * passes.rows * filters
-        self.backward_scratch = Memory(passes.slices * passes.patches, sums, passes.mean_sums, passes.places)
+        self.backward_scratch = Memory(passes.slices * passes.patches, sums, passes.mean_sums, places)
         self.output_epilogue, self.gradient_epilogue = Epilogue(), Epilogue()
         self.gather()
 
