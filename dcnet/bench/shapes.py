@@ -110,6 +110,19 @@ class ConvShape(LayerShape):
     kernel: int
     groups: int
 
+    @classmethod
+    def read(cls, text: str) -> Self | None:
+        found = cls.pattern.fullmatch(text)
+        if found is None:
+            return None
+        *sizes, kernel, groups = found.groups()
+        numbers = [int(size) for size in sizes if size]
+        # The last side may be left out if it equals the one before.
+        numbers += numbers[-1:] * (len(sizes) - len(numbers))
+        make: Any = cls
+        shape: Self = make(*numbers, int(kernel or 3), int(groups or 1))
+        return shape.checked(text)
+
     @property
     @abstractmethod
     def sizes(self) -> tuple[int, ...]:
@@ -184,15 +197,6 @@ class Shape(ConvShape):
             raise ValueError(f"unknown shape {text!r}: {EXAMPLES}")
         return shape
 
-    @classmethod
-    def read(cls, text: str) -> Self | None:
-        found = cls.pattern.fullmatch(text)
-        if found is None:
-            return None
-        batch, channels, height = (int(number) for number in found.groups()[:3])
-        shape = cls(batch, channels, height, int(found[4] or height), int(found[5] or 3), int(found[6] or 1))
-        return shape.checked(text)
-
     @property
     def sizes(self) -> tuple[int, ...]:
         return self.height, self.width
@@ -211,14 +215,6 @@ class SequenceShape(ConvShape):
     length: int
     kernel: int = 3
     groups: int = 1
-
-    @classmethod
-    def read(cls, text: str) -> Self | None:
-        found = cls.pattern.fullmatch(text)
-        if found is None:
-            return None
-        batch, channels, length = (int(number) for number in found.groups()[:3])
-        return cls(batch, channels, length, int(found[4] or 3), int(found[5] or 1)).checked(text)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -240,15 +236,6 @@ class VolumeShape(ConvShape):
     width: int
     kernel: int = 3
     groups: int = 1
-
-    @classmethod
-    def read(cls, text: str) -> Self | None:
-        found = cls.pattern.fullmatch(text)
-        if found is None:
-            return None
-        batch, channels, depth, height = (int(number) for number in found.groups()[:4])
-        sides = (depth, height, int(found[5] or height))
-        return cls(batch, channels, *sides, int(found[6] or 3), int(found[7] or 1)).checked(text)
 
     @property
     def sizes(self) -> tuple[int, ...]:
