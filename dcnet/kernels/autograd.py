@@ -33,26 +33,81 @@ class Fused(torch.autograd.Function):
         *constants: Tensor,
     ) -> Tensor:
         """`others` are the arguments of the call after the constants."""
-        ctx.fused, ctx.others = fused, others
-        output, product, unit, state = fused.forward(Call(x, w, bias, constants, *others))
-        kept, ctx.version = without_version_check(output) if fused.keeps_output else (product, None)
-        ctx.save_for_backward(x, w, bias, kept, unit, state, *constants)
-        return output
+        return run_forward(ctx, (x, w, bias, constants), Call(x, w, bias, constants, *others), fused, others)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        (gradient,) = gradients
         x, w, bias, products, unit, state, *constants = ctx.saved_tensors
         call = Call(x, w, bias, constants, *ctx.others)
-        if torch.is_grad_enabled() or not torch._C._has_storage(gradient):
-            mean = mean_of(call.plan, call.window, state)
-            dx, dw, db, *found = differentiable_gradients(call, mean, gradient)
-        else:
-            products, from_output = _usable(products, ctx.version, ctx.fused.keeps_output)
-            needed, saved = ctx.needs_input_grad, (products, unit, state)
-            dx, dw, db, found = ctx.fused.backward(call, gradient, saved, from_output, *needed[:2])
-            dx, dw = dx if needed[0] else None, dw if needed[1] else None
+        dx, dw, db, found = run_backward(ctx, call, gradients[0], (products, unit, state))
         return (dx, dw, db, None, None, *found)
+
+
+class FusedRows(torch.autograd.Function):
+    """As `Fused`, for rows [..., in] and filters [out, in]: it views both as images, so that autograd does not."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        fused: Convolution,
+        others: list[Any],
+        *constants: Tensor,
+    ) -> Tensor:
+        call = Call(as_image(x), w.view(*w.shape, 1, 1), bias, constants, *others)
+        return as_rows(run_forward(ctx, (x, w, bias, constants), call, fused, others), x.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        x, w, bias, products, unit, state, *constants = ctx.saved_tensors
+        call = Call(as_image(x), w.view(*w.shape, 1, 1), bias, constants, *ctx.others)
+        dx, dw, db, found = run_backward(ctx, call, as_image(gradients[0]), (products, unit, state))
+        dx = None if dx is None else as_rows(dx, x.shape[:-1])
+        return (dx, None if dw is None else dw.reshape(w.shape), db, None, None, *found)
+
+
+def as_image(rows: Tensor) -> Tensor:
+    """Rows [..., C] as the pixels of one image of height 1, with its channels last."""
+    return rows.reshape(1, 1, -1, rows.shape[-1]).permute(0, 3, 1, 2)
+
+
+def as_rows(image: Tensor, shape: Sequence[int]) -> Tensor:
+    """The inverse of `as_image`, for rows of the given leading shape."""
+    return image.permute(0, 2, 3, 1).reshape(*shape, image.shape[1])
+
+
+# torch's own `apply` also prepares for functorch, which never gets here; this one takes less time.
+apply_fused = super(torch.autograd.Function, Fused).apply
+apply_fused_rows = super(torch.autograd.Function, FusedRows).apply
+
+
+def run_forward(
+    ctx: Any, given: tuple[Any, ...], call: Call, fused: Convolution | Depthwise, others: list[Any]
+) -> Tensor:
+    """The output; saves the `given` tensors and what the backward pass needs."""
+    x, w, bias, constants = given
+    ctx.fused, ctx.others = fused, others
+    output, product, unit, state = fused.forward(call)
+    kept, ctx.version = without_version_check(output) if fused.keeps_output else (product, None)
+    ctx.save_for_backward(x, w, bias, kept, unit, state, *constants)
+    return output
+
+
+def run_backward(
+    ctx: Any, call: Call, gradient: Tensor, saved: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Sequence[Tensor | None]]:
+    """The gradients of input, filters, bias and constants."""
+    products, unit, state = saved
+    if torch.is_grad_enabled() or not torch._C._has_storage(gradient):
+        mean = mean_of(call.plan, call.window, state)
+        dx, dw, db, *found = differentiable_gradients(call, mean, gradient)
+        return dx, dw, db, found
+    products, from_output = _usable(products, ctx.version, ctx.fused.keeps_output)
+    needed = ctx.needs_input_grad
+    dx, dw, db, made = ctx.fused.backward(call, gradient, (products, unit, state), from_output, *needed[:2])
+    return dx if needed[0] else None, dw if needed[1] else None, db, made
 
 
 class Version:

@@ -22,7 +22,7 @@ from dcnet.norms import HALF_PRECISIONS
 from dcnet.operator import Operator, as_operator
 
 if AVAILABLE:
-    from dcnet.kernels.autograd import Fused, arguments_of
+    from dcnet.kernels.autograd import apply_fused, apply_fused_rows, arguments_of, as_image, as_rows
     from dcnet.kernels.convolution import Call, Convolution
     from dcnet.kernels.depthwise import Depthwise
     from dcnet.kernels.folded_inference import folded_conv2d
@@ -36,6 +36,9 @@ DTYPES = (*HALF_PRECISIONS, torch.float32)
 MOST_CHANNELS, LARGEST_WINDOW, LARGEST = 4096, 121, 2**31 - MOST_SUMS * max(PLACES, SQUARES.elements)
 
 Sizes = tuple[int, ...]
+
+# Stride, padding, dilation and groups of a linear layer as a convolution.
+ROWS = (1, 0, 1, 1)
 
 _enabled = AVAILABLE and os.environ.get("DCNET_KERNELS", "on") != "off"
 
@@ -206,17 +209,29 @@ def linear(input: Tensor, w: Tensor, bias: Tensor | None, options: Options) -> T
     """
     if not _enabled or not _are_rows(input, w):
         return None
-    rows, filters = input.reshape(1, 1, -1, w.shape[1]).permute(0, 3, 1, 2), w.view(*w.shape, 1, 1)
-    window = (1, 0, 1, 1)
-    known = find_known(rows, filters, bias, *window, options)
-    if known is None:
-        if not fits(rows, filters, bias, 0, 1, options):
-            return None
-        if (op := check_options(options)).norm_cancels:
-            made = _filters_of(op, rows, filters, options.get("eps", 1e-4))
-            return F.linear(input, made.view(w.shape), bias)
-    output = conv2d(rows, filters, bias, *window, options, known)
-    return output.permute(0, 2, 3, 1).reshape(*input.shape[:-1], w.shape[0])
+    known = find_known(input, w, bias, *ROWS, options)
+    if known is not None:
+        return _run_rows(known, input, w, bias, options)
+    rows, filters = as_image(input), w.view(*w.shape, 1, 1)
+    if not fits(rows, filters, bias, 0, 1, options):
+        return None
+    if (op := check_options(options)).norm_cancels:
+        made = _filters_of(op, rows, filters, options.get("eps", 1e-4))
+        return F.linear(input, made.view(w.shape), bias)
+    output = conv2d(rows, filters, bias, *ROWS, options)
+    if (found := find_known(rows, filters, bias, *ROWS, options)) is not None:
+        remember(signature(input, w, bias, ROWS, options), found)
+    return as_rows(output, input.shape[:-1])
+
+
+def _run_rows(known: Known, input: Tensor, w: Tensor, bias: Tensor | None, options: Options) -> Tensor:
+    """f(w, x) + bias of rows whose kernels are known."""
+    call = known.call(input, w, bias, options)
+    x, w, bias, constants, *others = call
+    if _needs_gradient(x, w, bias, constants):
+        return apply_fused_rows(x, w, bias, known.fused, others, *constants)
+    call = call._replace(x=as_image(x), w=w.view(*w.shape, 1, 1))
+    return as_rows(known.fused.forward(call, keep=False)[0], input.shape[:-1])
 
 
 def _are_rows(input: Tensor, w: Tensor) -> bool:
@@ -270,14 +285,17 @@ def find_known(
     return recall(signature(x, w, bias, (stride, padding, dilation, groups), options))
 
 
-def _learns(*tensors: Tensor | None) -> bool:
-    return True in [tensor is not None and tensor.requires_grad for tensor in tensors]
+def _needs_gradient(x: Tensor, w: Tensor, bias: Tensor | None, constants: Sequence[Tensor]) -> bool:
+    """Whether autograd must record the call."""
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return False
+    return True in [tensor is not None and tensor.requires_grad for tensor in (x, w, bias, *constants)]
 
 
 def _run(fused: Convolution | Depthwise, call: Call) -> Tensor:
     x, w, bias, constants, *others = call
-    if torch.is_grad_enabled() and _learns(x, w, bias, *constants) and not torch.is_inference_mode_enabled():
-        return Fused.apply(x, w, bias, fused, others, *constants)
+    if _needs_gradient(x, w, bias, constants):
+        return apply_fused(x, w, bias, fused, others, *constants)
     return fused.forward(call, keep=False)[0]
 
 

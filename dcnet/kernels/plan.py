@@ -205,7 +205,8 @@ class Window:
 
     def convolve_backward(self, gradient: Tensor, x: Tensor, filters: Tensor, *wanted: bool) -> list[Tensor]:
         """The gradients of `convolve` by input and filters, in the layout of the window; empty if not wanted."""
-        nothing = x.new_empty(0)
+        # Allocated only if it is returned, since host time is the limit of small layers.
+        nothing = gradient if all(wanted) else x.new_empty(0)
         if not any(wanted):
             return [nothing, nothing]
         if self._is_matrix_product(x):

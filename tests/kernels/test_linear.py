@@ -66,9 +66,23 @@ def by_torch(layer, x):
         return layer(x)
 
 
+def run_before(layer, x):
+    """Runs a layer once, so that the next call finds its kernels; the running mean stays the same."""
+    state = copy.deepcopy(layer.state_dict())
+    by_kernels(layer, x)
+    layer.load_state_dict(state)
+
+
 def compare(layer, x):
     """Output, all gradients and the running mean, compared with float64."""
     check(layer, x.detach(), run=by_kernels, run_exactly=by_torch)
+
+
+def compare_later(layer, x):
+    """The same for a call that finds the kernels of an earlier one."""
+    run_before(layer, x)
+    assert dispatch.find_known(x, layer.weight, layer.bias, *dispatch.ROWS, layer.options()) is not None
+    compare(layer, x)
 
 
 @pytest.mark.parametrize("operator", operator_params(fused_operators()))
@@ -86,7 +100,7 @@ def test_dtypes_with_and_without_bias(operator, dtype, bias):
 
 @pytest.mark.parametrize("shape", [(3, 7), (1, 7), (2, 1, 3, 7), (1, 1, 7)])
 def test_shapes_of_the_input(shape):
-    compare(make_linear("tanh-cos"), images(*shape))
+    compare_later(make_linear("tanh-cos"), images(*shape))
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 5), (7, 1), (1, 1)])
@@ -129,13 +143,18 @@ def test_numbers_of_slices():
 
 @pytest.mark.parametrize("rows", [lambda x: x[:, 1], lambda x: x.transpose(0, 1), lambda x: x[..., ::2]])
 def test_inputs_with_gaps(rows):
-    compare(make_linear("tanh-cos", 7), rows(images(3, 4, 14))[..., :7])
+    compare_later(make_linear("tanh-cos", 7), rows(images(3, 4, 14))[..., :7])
+
+
+@pytest.mark.parametrize("operator", one_of_each())
+def test_later_calls(operator):
+    compare_later(make_linear(operator), images(3, 7))
 
 
 def test_transposed_filters():
     layer = make_linear("tanh-cos+linear")
     layer.weight = torch.nn.Parameter(layer.weight.detach().t().contiguous().t())
-    compare(layer, images(3, 7))
+    compare_later(layer, images(3, 7))
 
 
 @pytest.mark.parametrize("operator", ["linear-cos", "linear(scale=0.7)-cos", "linear-cos+linear"])
@@ -159,8 +178,11 @@ def test_a_second_call_gives_the_same_bits():
         assert_same_bits({"output": by_kernels(layer, x)}, {"output": by_kernels(layer, x)})
 
 
-def test_second_derivatives():
+@pytest.mark.parametrize("later", [False, True])
+def test_second_derivatives(later):
     layer, x = make_linear("tanh(radius=1.5)-cos"), images(2, 7).requires_grad_()
+    if later:
+        run_before(layer, x)
     (gradient,) = torch.autograd.grad(by_kernels(layer, x).square().sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(gradient.square().sum(), x)
     (gradient,) = torch.autograd.grad(by_torch(layer, x).square().sum(), x, create_graph=True)
