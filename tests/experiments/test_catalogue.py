@@ -19,6 +19,7 @@ from dcnet.experiments.catalogue import attack_tables, corruption_contest
 from dcnet.experiments.catalogue.attack_tables import source_of
 from dcnet.experiments.catalogue.imagenet_table import top_5_of
 from dcnet.experiments.experiment import NOT_CONVERGED, Cell
+from dcnet.robustness import uncertainty
 from dcnet.robustness.corruptions import corrupt, registry
 from dcnet.robustness.report_card import evaluate_attacks
 from dcnet.training import Record, RunConfig
@@ -144,8 +145,8 @@ def _changed(config, base):
     return {name: value for name, value in dataclasses.asdict(config).items() if value != given[name]}
 
 
-CORRUPTED = "contest_corruptions"
-CONTESTS = [name for name in sorted(experiments) if name.startswith("contest") and name != CORRUPTED]
+CORRUPTED, UNCERTAIN = "contest_corruptions", "contest_uncertainty"
+CONTESTS = [name for name in sorted(experiments) if name.startswith("contest") and name not in (CORRUPTED, UNCERTAIN)]
 
 
 @pytest.mark.parametrize("name", CONTESTS)
@@ -223,6 +224,38 @@ def test_errors_on_corrupted_images(monkeypatch, tmp_path):
         cell = Cell("row", measure.name, config, None, measure.metric, measure.factor)
         value = cell.value(Record.from_json({"evaluations": {measure.evaluation: found}}))
         assert value == pytest.approx(100 * found[name])
+
+
+def test_both_contests_on_other_images_have_the_same_runs():
+    first, second = (get_experiment(name) for name in (CORRUPTED, UNCERTAIN))
+    assert first.cells == second.cells
+    assert first.rules.sides == second.rules.sides
+
+
+def test_uncertainty_of_a_network(monkeypatch, tmp_path):
+    """Scores by plain loops; images of other classes come from CIFAR-100."""
+    torch.manual_seed(0)
+    config = get_experiment(UNCERTAIN).rules.sides[0].candidates[0].config
+    model = build_model(dataclasses.replace(config, width=0.1), 10, 3, 32).eval()
+    images = {"cifar10": torch.rand(12, 3, 32, 32), "cifar100": 0.5 * torch.rand(9, 3, 32, 32)}
+    labels = torch.randint(10, (12,))
+    monkeypatch.setattr(corruption_contest, "load_test_images", lambda own, *_: (images[own.dataset], labels))
+    found = corruption_contest.uncertainty_of(model, Record(config=config.described()), tmp_path, None)
+
+    def scores(image):
+        features, weight = model.features(image[None])[0], model.network.classifier.weight
+        cosines = [torch.dot(features, row) / (features.norm() * row.norm()) for row in weight]
+        probabilities = (model(image[None])[0]).softmax(0)
+        return {"confidence": max(probabilities), "norm": features.norm(), "angle": max(cosines)}
+
+    with torch.no_grad():
+        known, unknown = ([scores(image) for image in images[name]] for name in ("cifar10", "cifar100"))
+        logits = model(images["cifar10"])
+    for name in ("confidence", "norm", "angle"):
+        wrong = sum(one[name] < other[name] for one in known for other in unknown) / (12 * 9)
+        assert found["unknown"][name] == pytest.approx(float(wrong), abs=0.02)
+    assert found["calibration"] == pytest.approx(uncertainty.calibration_error(logits, labels), abs=1e-5)
+    assert found["scaled_calibration"] == pytest.approx(uncertainty.scaled_calibration_error(logits, labels), abs=1e-4)
 
 
 def test_the_experiment_of_the_docs_can_be_selected(monkeypatch):

@@ -1,4 +1,4 @@
-"""The contest of networks that are trained on clean images and tested on corrupted ones.
+"""Contests of networks that are trained on clean images and tested on others: corrupted ones, and other classes.
 
 `sphere` does not see the length of a patch, so it is invariant to x -> a x, but this is not a change of contrast: that
 scales pixels around the mean of each channel of an image, while the network subtracts the same mean from all images.
@@ -12,19 +12,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dcnet.data.cifar import VALIDATION_10
 from dcnet.experiments.catalogue.attack_tables import load_test_images
 from dcnet.experiments.catalogue.contests import CROPS, Family, make_config
 from dcnet.experiments.contest import Candidate, Contest, Measure, Side, contest_experiment
 from dcnet.experiments.experiment import Experiment, register, register_evaluation
+from dcnet.models.blocks import Normalized
 from dcnet.operator import PLAIN
-from dcnet.robustness import accuracy, corruptions
-from dcnet.training import Record
+from dcnet.robustness import accuracy, corruptions, uncertainty
+from dcnet.training import Record, RunConfig
 
 STEPS, PART = 8_000, 4
-CORRUPTIONS = "corruptions"
+DATASET = "cifar10"
+CORRUPTIONS, UNCERTAINTY = "corruptions", "uncertainty"
+BATCH = 500
 # The kinds that a change of light causes.
 LIGHT = ("contrast", "brightness")
 # The augmentation covers nearly all levels of these corruptions.
@@ -43,6 +48,47 @@ def corruptions_of(model: nn.Module, record: Record, runs: Path, data_dir: Path 
         "light": mean_error(errors, LIGHT),
         "all": mean_error(errors, tuple(errors)),
         "by_kind": errors,
+    }
+
+
+@register_evaluation(UNCERTAINTY, at_end=True)
+def uncertainty_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | None) -> dict[str, Any]:
+    """Returns calibration errors on the test images, and the errors of telling images of other classes by a score.
+
+    An error of a score is 1 - AUROC, the probability that an image of another class has a higher score.
+    """
+    config, device = record.run_config(), next(model.parameters()).device
+    images, labels = load_test_images(config, data_dir, device)
+    logits, scores = _logits_and_scores(model, images)
+    _, others = _logits_and_scores(model, _other_images(config, images, data_dir))
+    return {
+        "images": len(images),
+        "calibration": uncertainty.calibration_error(logits, labels),
+        "scaled_calibration": uncertainty.scaled_calibration_error(logits, labels),
+        "temperature": uncertainty.best_temperature(logits, labels),
+        "unknown": {name: 1 - uncertainty.auroc(scores[name], others[name]) for name in scores},
+    }
+
+
+def _other_images(config: RunConfig, images: Tensor, data_dir: Path | None) -> Tensor:
+    """Returns test images of CIFAR-100, which has other classes; inverted images in a smoke test."""
+    if config.dataset != DATASET:
+        return 1 - images
+    return load_test_images(dataclasses.replace(config, dataset="cifar100"), data_dir, images.device)[0]
+
+
+@torch.no_grad()
+def _logits_and_scores(model: nn.Module, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns logits, and by each score a number per image that should be lower for images of other classes."""
+    assert isinstance(model, Normalized)
+    features = torch.cat([model.features(part) for part in images.split(BATCH)])
+    classifier = model.get_submodule("network.classifier")
+    logits = classifier(features)
+    cosines = F.linear(F.normalize(features), F.normalize(classifier.get_parameter("weight")))
+    return logits, {
+        "confidence": logits.double().softmax(1).amax(1),
+        "norm": features.norm(dim=1),
+        "angle": cosines.amax(1),
     }
 
 
@@ -68,19 +114,35 @@ MEASURES = (
     Measure("all corruptions", ("evaluations", CORRUPTIONS, "all"), 100.0, CORRUPTIONS),
     Measure("clean"),
 )
-NOTES = (
+UNCERTAIN = (
+    Measure("calibration", ("evaluations", UNCERTAINTY, "scaled_calibration"), 100.0, UNCERTAINTY),
+    *(
+        Measure(f"unknown ({score})", ("evaluations", UNCERTAINTY, "unknown", score), 100.0, UNCERTAINTY)
+        for score in ("confidence", "norm", "angle")
+    ),
+)
+UNCERTAIN_NOTES = (
+    "The networks of `contest_corruptions`. Calibration: the expected calibration error after temperature scaling, the "
+    "temperature of each half of the test images from the other half. Unknown: 1 - AUROC of telling test images of "
+    "CIFAR-10 from those of CIFAR-100, by the largest probability, the norm of the features, and the smallest angle "
+    "between features and the weights of a class.",
+)
+TRIALS = (
     f"Held-out error: {STEPS // PART:,} steps, measured on 5,000 clean training images that are held out; one seed, or "
     f"two for the best two recipes of a side. The other errors: the best recipe, {STEPS:,} steps, other seeds, all "
-    "test images. Corruptions are those of `dcnet attack`; errors are means over all five severities, contrast and "
-    "brightness for the first, and also noise and blur for the second. Augmented: random contrast and brightness of "
-    "training images. Standardized: mean 0 and deviation 1 of each image; by channel: of each of its channels.",
+    "test images. Augmented: random contrast and brightness of training images. Standardized: mean 0 and deviation 1 "
+    "of each image; by channel: of each of its channels.",
+)
+NOTES = (
+    "Corruptions are those of `dcnet attack`; errors are means over all five severities, contrast and "
+    "brightness for the first, and also noise and blur for the second.",
 )
 
 
 def _side(name: str, own: Mapping[str, Any]) -> Side:
     plain = own["operator"] == PLAIN
     family = PLAIN_FAMILY if plain else OWN_FAMILY
-    settings = {"model": "cnn9-small", "dataset": "cifar10", "steps": STEPS, **family.optimizer, **own}
+    settings = {"model": "cnn9-small", "dataset": DATASET, "steps": STEPS, **family.optimizer, **own}
     candidates = [
         Candidate(family.name, make_config({**settings, "lr": rate, "weight_decay": decay}))
         for rate, decay in family.recipes(128, sweep_decays=False)
@@ -88,10 +150,19 @@ def _side(name: str, own: Mapping[str, Any]) -> Side:
     return Side(name, tuple(candidates), reference=plain)
 
 
+def _contest(name: str, about: str, measures: tuple[Measure, ...], notes: tuple[str, ...]) -> Experiment:
+    sides = tuple(_side(side, own) for side, own in SIDES.items())
+    rules = Contest(sides, {"dataset": VALIDATION_10, "steps": STEPS // PART}, finalists=2, measures=measures)
+    return contest_experiment(name, f"Contest: {about}, small CNN-9, CIFAR-10, error in %", rules, 3, (*TRIALS, *notes))
+
+
 @register
 def contest_corruptions() -> Experiment:
     """CNN-9 for attacks, trained on clean images and tested on corrupted ones."""
-    sides = tuple(_side(name, own) for name, own in SIDES.items())
-    rules = Contest(sides, {"dataset": VALIDATION_10, "steps": STEPS // PART}, finalists=2, measures=MEASURES)
-    title = "Contest: corrupted test images, small CNN-9, CIFAR-10, error in %"
-    return contest_experiment("contest_corruptions", title, rules, 3, NOTES)
+    return _contest("contest_corruptions", "corrupted test images", MEASURES, NOTES)
+
+
+@register
+def contest_uncertainty() -> Experiment:
+    """The same networks: calibration, and images of other classes."""
+    return _contest("contest_uncertainty", "calibration and images of other classes", UNCERTAIN, UNCERTAIN_NOTES)
