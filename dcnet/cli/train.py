@@ -149,9 +149,11 @@ class RecipeOptions:
     contrast: Decimal = None
     """The largest relative change of the contrast of an image at random; 0.8 for 0.2 to 1.8 times the contrast."""
 
-    standardize: Annotated[Literal["none", "image", "channel"] | None, by_recipe("{none,image,channel}")] = None
-    """Standardize each image, or each of its channels, to mean 0 and deviation 1, instead of the same normalization
-    for all images."""
+    standardize: Annotated[
+        Literal["none", "image", "channel", "scale"] | None, by_recipe("{none,image,channel,scale}")
+    ] = None
+    """Standardize each image, or each of its channels, to mean 0 and deviation 1, or scale it to a mean square of 1,
+    instead of the same normalization for all images."""
 
     adversary: Spec = None
     """Adversarial training: fgsm, "pgd(epsilon=8/255,steps=7)" or "trades(beta=6)"."""

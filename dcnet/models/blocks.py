@@ -172,12 +172,20 @@ class Standardized(Normalized):
 
     Args:
         dims: the dimensions that have one mean: (2, 3) for each channel, (1, 2, 3) for all channels together.
+        center: whether to subtract the mean; otherwise images are scaled to a mean square of 1.
     """
 
-    def __init__(self, network: nn.Module, mean: Sequence[float], std: Sequence[float], dims: tuple[int, ...]):
+    def __init__(
+        self,
+        network: nn.Module,
+        mean: Sequence[float],
+        std: Sequence[float],
+        dims: tuple[int, ...] = (1, 2, 3),
+        center: bool = True,
+    ):
         super().__init__(network, mean, std)
-        self.dims = dims
+        self.dims, self.center = dims, center
 
     def normalize(self, input: Tensor) -> Tensor:
-        centered = input - input.mean(self.dims, keepdim=True)
+        centered = input - input.mean(self.dims, keepdim=True) if self.center else input
         return centered / (centered.square().mean(self.dims, keepdim=True) + FLAT).sqrt()

@@ -18,8 +18,8 @@ from dcnet.optim import param_groups
 from dcnet.training.checkpoints import MODEL, read_tensors
 from dcnet.training.config import RunConfig
 
-# By `standardize`: the dimensions of images that have one mean and deviation.
-STANDARDIZED = {"image": (1, 2, 3), "channel": (2, 3)}
+# By `standardize`: the arguments of `Standardized`.
+STANDARDIZED: dict[str, dict[str, Any]] = {"image": {}, "channel": {"dims": (2, 3)}, "scale": {"center": False}}
 # The buffers of `Normalized`.
 PIXELS = ("mean", "std")
 # Larger networks may not fit into memory; `check_size` checks them before they are built.
@@ -47,7 +47,7 @@ def build_model(config: RunConfig, num_classes: int, channels: int, image_size: 
     ended = network if config.margin is None else _with_head(config, network, num_classes)
     if config.standardize == "none":
         return Normalized(ended, mean, std)
-    return Standardized(ended, mean, std, STANDARDIZED[config.standardize])
+    return Standardized(ended, mean, std, **STANDARDIZED[config.standardize])
 
 
 def check_size(config: RunConfig, shape: tuple[int, int, int], weights: Mapping[str, Tensor]) -> None:

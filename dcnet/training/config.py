@@ -22,7 +22,7 @@ from dcnet.training.schedules import Cosine, Schedule, schedule_of
 CHOICES = {
     "optimizer": ("adam", "adamw", "sgd", "muon", "sphere-sgd"),
     "precision": ("float32", "bfloat16"),
-    "standardize": ("none", "image", "channel"),
+    "standardize": ("none", "image", "channel", "scale"),
     "weighted_gradients": ("none", "gradient", "update"),
 }
 # Optimizers with the field `momentum`, and those that need filters whose norm has no effect.
@@ -80,7 +80,7 @@ class RunConfig:
         pixel_mean: the network normalizes pixels x in [0, 1] to (x - mean) / std.
         pixel_std: see `pixel_mean`.
         standardize: "image" or "channel" to standardize each image, or each of its channels, to mean 0 and deviation 1,
-            in place of `pixel_mean` and `pixel_std`; or "none".
+            or "scale" to scale each image to a mean square of 1, in place of `pixel_mean` and `pixel_std`; or "none".
         projection_every: steps between weight projections; 0 for none, 1 for a part of every step. Ignored for plain
             networks.
         weighted_gradients: "gradient" or "update" as in `dcnet.optim.WeightedGradients`, or "none". Ignored for plain

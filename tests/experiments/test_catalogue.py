@@ -194,7 +194,7 @@ def test_the_contest_on_corrupted_images():
     configs = {side.name: [one.config for one in side.candidates] for side in found.rules.sides}
     assert {one.dataset for own in configs.values() for one in own} == {"cifar10"}
     plain = [name for name, (first, *_) in configs.items() if first.operator == "conv"]
-    assert plain == ["plain", "plain, augmented", "plain, standardized", "plain, by channel"]
+    assert plain == ["plain", "plain, augmented", "plain, standardized", "plain, by channel", "plain, scaled"]
     assert [side.name for side in found.rules.sides if side.reference] == plain
     free = {"operator": "conv", "augmentation": Augmentation(), "standardize": "none"}
     for names in (plain, [name for name in configs if name not in plain]):
@@ -218,9 +218,10 @@ def test_errors_on_corrupted_images(monkeypatch, tmp_path):
     assert found["by_kind"] == {kind: pytest.approx(values) for kind, values in errors.items()}
     assert found["clean"] == pytest.approx(error(images))
     assert found["light"] == pytest.approx((sum(errors["contrast"]) + sum(errors["brightness"])) / 10)
-    assert found["all"] == pytest.approx(sum(map(sum, errors.values())) / 20)
+    assert found["shade"] == pytest.approx(sum(errors["shade"]) / 5)
+    assert found["all"] == pytest.approx(sum(map(sum, errors.values())) / 25)
     assert found["light"] != found["all"]
-    for measure, name in zip(get_experiment(CORRUPTED).rules.measures, ("light", "all"), strict=False):
+    for measure, name in zip(get_experiment(CORRUPTED).rules.measures, ("light", "shade", "all"), strict=False):
         cell = Cell("row", measure.name, config, None, measure.metric, measure.factor)
         value = cell.value(Record.from_json({"evaluations": {measure.evaluation: found}}))
         assert value == pytest.approx(100 * found[name])
