@@ -122,7 +122,8 @@ def _metadata(model: nn.Module, source: Source) -> dict[str, Any]:
 
 def _normalization(model: nn.Module) -> dict[str, Any]:
     """Describes the normalization of pixels inside the network."""
-    if not isinstance(model, models.blocks.Normalized):
+    # A subclass may normalize each image differently.
+    if type(model) is not models.blocks.Normalized:
         return {}
     own = {name: getattr(model, name).flatten().tolist() for name in ("mean", "std")}
     return {"normalization_in_network": own}

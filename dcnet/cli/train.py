@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dcnet.training.identity import Data
     from dcnet.training.session import Session
 
-AUGMENTATION = ("pad", "flip", "cutout")
+AUGMENTATION = ("pad", "flip", "cutout", "brightness", "contrast")
 
 
 def by_recipe(metavar: str) -> Any:
@@ -142,6 +142,18 @@ class RecipeOptions:
 
     cutout: Whole = None
     """The side of a gray square at a random position in each image."""
+
+    brightness: Decimal = None
+    """The largest value that is added to all pixels of an image at random, or subtracted; pixels are in [0, 1]."""
+
+    contrast: Decimal = None
+    """The largest relative change of the contrast of an image at random; 0.8 for 0.2 to 1.8 times the contrast."""
+
+    standardize: Annotated[
+        Literal["none", "image", "channel", "scale"] | None, by_recipe("{none,image,channel,scale}")
+    ] = None
+    """Standardize each image, or each of its channels, to mean 0 and deviation 1, or scale it to a mean square of 1,
+    instead of the same normalization for all images."""
 
     adversary: Spec = None
     """Adversarial training: fgsm, "pgd(epsilon=8/255,steps=7)" or "trades(beta=6)"."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dcnet.checks import check_whole
+from dcnet.checks import check_number, check_whole
 from dcnet.data.dataset import Split
 
 GRAY = 127.5 / 255
+# The draws of brightness and contrast are whole numbers from -LEVELS to LEVELS, which a table of integers can hold.
+LEVELS = 1 << 15
 
 
 def _symmetric(at: Tensor, size: int) -> Tensor:
@@ -46,31 +48,43 @@ class Augmentation:
             "zeros" adds black.
         flip: mirror half of the images horizontally.
         cutout: side of a gray square around a random pixel; 0 for none.
+        brightness: the largest value that is added to all pixels of an image, or subtracted, with pixels in [0, 1].
+        contrast: the largest relative change of the differences from the mean of each channel; 0.8 for 0.2 to 1.8 times
+            the contrast.
     """
 
     pad: int = 0
     pad_mode: str = "symmetric"
     flip: bool = False
     cutout: int = 0
+    brightness: float = 0.0
+    contrast: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("pad", "cutout"):
             # As an int of Python, since the JSON of a config has no integers of NumPy.
             object.__setattr__(self, name, check_whole(name, getattr(self, name), 0))
+        for name in ("brightness", "contrast"):
+            check_number(name, getattr(self, name), least=0, most=1)
+            object.__setattr__(self, name, float(getattr(self, name)))
         if self.pad_mode not in PAD_MODES:
             raise ValueError(f"pad_mode must be one of {', '.join(PAD_MODES)}, not {self.pad_mode!r}")
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The random numbers of an augmentation, per image: crop shifts [N, 2], flips [N], cutout centers [N, 2]."""
+    """The random numbers of an augmentation, per image.
+
+    Crop shifts [N, 2], flips [N], cutout centers [N, 2], and brightness and contrast [N, 2] from -LEVELS to LEVELS.
+    """
 
     shifts: Tensor
     flips: Tensor
     centers: Tensor
+    levels: Tensor
 
     def to(self, device: torch.device | str) -> "Draws":
-        return Draws(self.shifts.to(device), self.flips.to(device), self.centers.to(device))
+        return Draws(self.shifts.to(device), self.flips.to(device), self.centers.to(device), self.levels.to(device))
 
 
 def draw(augmentation: Augmentation, count: int, image_size: tuple[int, int], generator: torch.Generator) -> Draws:
@@ -80,11 +94,12 @@ def draw(augmentation: Augmentation, count: int, image_size: tuple[int, int], ge
     # Always drawn, so that crops do not change when flips or cutouts are switched on or off.
     flips = torch.randint(0, 2, (count,), generator=generator).bool()
     centers = [torch.randint(0, side, (count,), generator=generator) for side in (height, width)]
-    return Draws(shifts, flips, torch.stack(centers, dim=1))
+    levels = torch.randint(-LEVELS, LEVELS + 1, (count, 2), generator=generator)
+    return Draws(shifts, flips, torch.stack(centers, dim=1), levels)
 
 
 def augment(images: Tensor, index: Tensor, draws: Draws, augmentation: Augmentation) -> Tensor:
-    """The images uint8 [N, C, H, W] at `index`, cropped, flipped and cut out, as float32 [B, C, H, W] in [0, 1].
+    """The images uint8 [N, C, H, W] at `index`, augmented, as float32 [B, C, H, W] in [0, 1].
 
     Shapes and operations depend on the augmentation only. Without device synchronization, a CUDA graph can capture it.
     """
@@ -100,6 +115,8 @@ def augment(images: Tensor, index: Tensor, draws: Draws, augmentation: Augmentat
     result = picked.float() / 255
     if augmentation.pad and augmentation.pad_mode == "zeros":
         result = result.masked_fill(_outside(from_rows, height) | _outside(from_columns, width), 0.0)
+    if augmentation.brightness or augmentation.contrast:
+        result = _change_light(result, draws.levels, augmentation)
     if augmentation.cutout:
         result = result.masked_fill(_cutout_mask(rows, columns, draws.centers, augmentation.cutout), GRAY)
     return result
@@ -112,6 +129,14 @@ def _outside(at: Tensor, size: int) -> Tensor:
 def _per_image(values: Tensor) -> Tensor:
     """Reshapes one value per image to broadcast against [B, C, H, W]."""
     return values.view(-1, 1, 1, 1)
+
+
+def _change_light(images: Tensor, levels: Tensor, augmentation: Augmentation) -> Tensor:
+    """Scales the differences from the mean of each channel, adds the same value to all pixels, and clamps to [0, 1]."""
+    added, scaled = (_per_image(level) / LEVELS for level in levels.unbind(1))
+    mean = images.mean((2, 3), keepdim=True)
+    changed = mean + (1 + augmentation.contrast * scaled) * (images - mean) + augmentation.brightness * added
+    return changed.clamp(0, 1)
 
 
 def _cutout_mask(rows: Tensor, columns: Tensor, centers: Tensor, side: int) -> Tensor:
@@ -147,14 +172,16 @@ class BatchDraws:
     """Images of a batch and their augmentation in one table, so that a step copies one tensor.
 
     Args:
-        table: int64 [B, 6]: index, shift down, shift right, flip, center row and center column of each image.
+        table: int64 [B, 8]: index, shift down, shift right, flip, center row, center column, and levels of brightness
+            and contrast of each image.
     """
 
     table: Tensor
 
     @classmethod
     def of(cls, index: Tensor, draws: Draws) -> "BatchDraws":
-        return cls(torch.cat([index[:, None], draws.shifts, draws.flips[:, None].long(), draws.centers], dim=1))
+        flips = draws.flips[:, None].long()
+        return cls(torch.cat([index[:, None], draws.shifts, flips, draws.centers, draws.levels], dim=1))
 
     @property
     def index(self) -> Tensor:
@@ -162,7 +189,7 @@ class BatchDraws:
 
     @property
     def draws(self) -> Draws:
-        return Draws(self.table[:, 1:3], self.table[:, 3] != 0, self.table[:, 4:6])
+        return Draws(self.table[:, 1:3], self.table[:, 3] != 0, self.table[:, 4:6], self.table[:, 6:8])
 
     def clone(self) -> "BatchDraws":
         return BatchDraws(self.table.clone())

@@ -193,18 +193,27 @@ register("cifar10", _ABOUT.format(10, 170), CIFAR_10.files)(CIFAR_10.load)
 register("cifar100", _ABOUT.format(100, 169), CIFAR_100.files)(CIFAR_100.load)
 
 
-VALIDATION = "cifar100-validation"
-# Images per class; the seed must not change between versions.
-VALIDATION_IMAGES, VALIDATION_SEED = 50, 0
-VALIDATION_ABOUT = "the training images of CIFAR-100 split into 45,000 + 5,000, to tune recipes"
+VALIDATION, VALIDATION_10 = "cifar100-validation", "cifar10-validation"
+# Held-out images of all classes; the seed must not change between versions.
+VALIDATION_IMAGES, VALIDATION_SEED = 5_000, 0
+VALIDATION_ABOUT = "the training images of CIFAR-{} split into 45,000 + 5,000, to tune recipes"
 
 
-@register(VALIDATION, VALIDATION_ABOUT, CIFAR_100.files)
+@register(VALIDATION, VALIDATION_ABOUT.format(100), CIFAR_100.files)
 def load_cifar100_validation(folder: Path, download: bool = True) -> Dataset:
     """CIFAR-100 with 50 training images per class, always the same ones, as the test set."""
-    whole = CIFAR_100.load(folder, download)
-    train, validation = hold_out(whole.train, len(whole.classes), VALIDATION_IMAGES)
-    return Dataset(VALIDATION, train, validation, whole.classes)
+    return _validation(VALIDATION, CIFAR_100.load(folder, download))
+
+
+@register(VALIDATION_10, VALIDATION_ABOUT.format(10), CIFAR_10.files)
+def load_cifar10_validation(folder: Path, download: bool = True) -> Dataset:
+    """CIFAR-10 with 500 training images per class, always the same ones, as the test set."""
+    return _validation(VALIDATION_10, CIFAR_10.load(folder, download))
+
+
+def _validation(name: str, whole: Dataset) -> Dataset:
+    train, validation = hold_out(whole.train, len(whole.classes), VALIDATION_IMAGES // len(whole.classes))
+    return Dataset(name, train, validation, whole.classes)
 
 
 def hold_out(split: Split, classes: int, count: int) -> tuple[Split, Split]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from scipy.special import stdtr
 
-from dcnet.experiments.experiment import Cell, Experiment, Find
+from dcnet.experiments.experiment import ERROR, Cell, Experiment, Find
 from dcnet.experiments.status import DIGITS, CellStatus
 from dcnet.training import RunConfig
 
@@ -28,6 +28,23 @@ NO_VERDICT = (
     "No verdict: it needs a reference and a challenger, each with two final runs or more that all converged, and "
     "errors that vary between seeds."
 )
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of the final runs by which the sides compete; smaller is better.
+
+    Attributes:
+        name: the name of its column.
+        metric: see `Cell`.
+        factor: see `Cell`.
+        evaluation: see `Cell`.
+    """
+
+    name: str = TEST
+    metric: tuple[str | int, ...] = ERROR
+    factor: float = 1.0
+    evaluation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,12 +90,14 @@ class Contest:
         trial: the fields of the config that differ in trials. In a fair contest, one is a dataset with held-out
             training images: otherwise the trials choose recipes by the test set.
         finalists: number of recipes of each side with a second seed.
+        measures: what is measured in the final runs; the sides are sorted by the first one.
         whole: the contest that this one has some sides of; p-values are corrected for all of its sides.
     """
 
     sides: tuple[Side, ...]
     trial: Mapping[str, Any] = field(default_factory=dict)
     finalists: int = 4
+    measures: tuple[Measure, ...] = (Measure(),)
     whole: "Contest | None" = None
 
     def __post_init__(self) -> None:
@@ -119,7 +138,7 @@ class Contest:
             first = {one.family: one for one in reversed(side.candidates)}
             few = [dataclasses.replace(one, config=change(one.config)) for one in reversed(first.values())]
             sides.append(dataclasses.replace(side, candidates=tuple(few)))
-        return Contest(tuple(sides), finalists=1)
+        return Contest(tuple(sides), finalists=1, measures=self.measures)
 
     def runs(self, seeds: int) -> int:
         """Returns the number of runs of all stages."""
@@ -154,8 +173,12 @@ class Contest:
         best = self._best(finalists, find)
         if best is None:
             return cells
+        return [*cells, *(self._final_cell(f"{side.name}: {best.name}", best, one) for one in self.measures)]
+
+    @staticmethod
+    def _final_cell(row: str, best: Candidate, one: Measure) -> Cell:
         # Other seeds than those of the trials, which the recipe was chosen by.
-        return [*cells, Cell(f"{side.name}: {best.name}", TEST, best.config, first_seed=TRIAL_SEEDS)]
+        return Cell(row, one.name, best.config, None, one.metric, one.factor, TRIAL_SEEDS, one.evaluation)
 
     def _finalists(self, side: Side, find: Find) -> list[Candidate]:
         """Returns the candidates with the lowest errors of the first seed; none if a trial is missing."""
@@ -192,7 +215,8 @@ def contest_experiment(
     """Returns a contest as an experiment, with the trials as its first cells."""
     if len(rules.sides) < 2 or not any(side.reference for side in rules.sides):
         raise ValueError(f"the contest {name!r} needs two sides or more, and a reference among them")
-    return Experiment(name, title, rules.cells(lambda config: None), (HELD_OUT, TEST), seeds, rules=rules, notes=notes)
+    order = (HELD_OUT, *(one.name for one in rules.measures))
+    return Experiment(name, title, rules.cells(lambda config: None), order, seeds, rules=rules, notes=notes)
 
 
 @dataclass(frozen=True)
@@ -201,7 +225,7 @@ class Standing:
 
     Attributes:
         recipe: the name of its best recipe.
-        errors: test errors of the final runs that converged, in %.
+        errors: errors of the final runs that converged, in %.
         diverged: number of final runs that did not converge.
         seconds: mean training time of a final run.
         all_seconds: training time of all runs of the side, with its trials and with runs that diverged.
@@ -273,20 +297,30 @@ class ContestState:
         edges: best recipes that have a value at the edge of its range, with the name of the value.
         standings: the sides by test error, once all runs are done; the lowest error first.
         reference: the reference side with the lowest test error; None if the contest is unfinished or has none.
+        measure: the name of the measure that `standings` are sorted by.
+        others: the results by the other measures of the contest.
     """
 
     missing: tuple[int, int, int]
     edges: tuple[tuple[str, str], ...]
     standings: tuple[Standing, ...]
     reference: str | None
+    measure: str = TEST
+    others: "tuple[ContestState, ...]" = ()
 
     def __str__(self) -> str:
-        return " ".join([self._progress() or self.verdict, *(self._edge(*edge) for edge in self.edges)])
+        by = [f"By {one.measure}: " if self.others else "" for one in self.results]
+        verdicts = [f"{prefix}{one.verdict}" for prefix, one in zip(by, self.results, strict=True)]
+        found = [self._progress()] if any(self.missing) else verdicts
+        return " ".join([*found, *(self._edge(*edge) for edge in self.edges)])
+
+    @property
+    def results(self) -> "tuple[ContestState, ...]":
+        """The results by each measure, the first one first."""
+        return (self, *self.others)
 
     def _progress(self) -> str:
-        """Returns a sentence about the missing runs; '' if there are none."""
-        if not any(self.missing):
-            return ""
+        """Returns a sentence about the missing runs."""
         stage = next(number for number, count in enumerate(self.missing) if count)
         counts = ", ".join(f"{count} {name}" for name, count in zip(STAGES, self.missing, strict=True) if count)
         return f"Stage {stage + 1} of {len(STAGES)} ({STAGES[stage]}) is open; missing runs: {counts}."
@@ -323,7 +357,8 @@ class ContestState:
             {**vars(one), "mean": one.mean if one.errors else None, "deviation": one.deviation}
             for one in self.standings
         ]
-        return {**vars(self), "standings": sides, "stages": list(STAGES), "verdict": self.verdict}
+        others = [one.to_json() for one in self.others]
+        return {**vars(self), "standings": sides, "stages": list(STAGES), "verdict": self.verdict, "others": others}
 
 
 def find_contest(experiment: Experiment, statuses: Sequence[CellStatus]) -> ContestState | None:
@@ -338,16 +373,24 @@ def find_contest(experiment: Experiment, statuses: Sequence[CellStatus]) -> Cont
     edges = tuple(edge for side in rules.sides for edge in _edges(side, by_side[side.name]))
     if any(missing):
         return ContestState(missing, edges, (), None)
-    standings = sorted((_standing(name, found) for name, found in by_side.items()), key=lambda one: one.rank)
+    first, *others = (_result(rules, by_side, measure.name) for measure in rules.measures)
+    return dataclasses.replace(first, edges=edges, others=tuple(others))
+
+
+def _result(rules: Contest, by_side: Mapping[str, Sequence[CellStatus]], measure: str) -> ContestState:
+    """Returns the result of a finished contest by one measure."""
+    standings = sorted((_standing(name, found, measure) for name, found in by_side.items()), key=lambda one: one.rank)
     known = {side.name for side in rules.sides if side.reference}
     reference = next((one for one in standings if one.side in known), None)
     named = None if reference is None else reference.side
-    return ContestState(missing, edges, _with_p(standings, reference, known, rules.competitors()), named)
+    ranked = _with_p(standings, reference, known, rules.competitors())
+    return ContestState((0, 0, 0), (), ranked, named, measure)
 
 
 def _missing(rules: Contest, statuses: Sequence[CellStatus], seeds: int) -> tuple[int, int, int]:
     """Returns the number of missing runs of each stage, also of stages whose runs are not known yet."""
-    trials, finals = ([one for one in statuses if one.cell.column == column] for column in (HELD_OUT, TEST))
+    columns = (HELD_OUT, rules.measures[0].name)
+    trials, finals = ([one for one in statuses if one.cell.column == column] for column in columns)
     done = (
         sum(one.runs > 0 for one in trials),
         sum(one.runs >= TRIAL_SEEDS for one in trials if one.seeds == TRIAL_SEEDS),
@@ -359,14 +402,15 @@ def _missing(rules: Contest, statuses: Sequence[CellStatus], seeds: int) -> tupl
 
 def _edges(side: Side, statuses: Sequence[CellStatus]) -> list[tuple[str, str]]:
     rows = {f"{side.name}: {one.name}": one for one in side.candidates}
-    best = [one.cell.row for one in statuses if one.cell.column == TEST]
+    best = {one.cell.row: None for one in statuses if one.cell.column != HELD_OUT}
     return [(row, value) for row in best for value in side.edges(rows[row])]
 
 
-def _standing(side: str, statuses: Sequence[CellStatus]) -> Standing:
-    (final,) = (one for one in statuses if one.cell.column == TEST)
+def _standing(side: str, statuses: Sequence[CellStatus], measure: str) -> Standing:
+    (final,) = (one for one in statuses if one.cell.column == measure)
     seconds = math.fsum(final.seconds) / max(1, len(final.seconds))
-    total = math.fsum(one.all_seconds for one in statuses)
+    # All measures have the same final runs.
+    total = math.fsum(one.all_seconds for one in statuses if one.cell.column in (HELD_OUT, measure))
     recipe = final.cell.row.removeprefix(f"{side}: ")
     return Standing(side, recipe, final.values, final.diverged, seconds, total)
 

@@ -212,8 +212,14 @@ Evaluate = Callable[[nn.Module, Record, Path, Path | None], dict[str, Any]]
 evaluations: Registry[Evaluate] = Registry("an evaluation", discover="dcnet.experiments.catalogue")
 
 
-def register_evaluation(name: str) -> Callable[[Evaluate], Evaluate]:
-    """Returns a decorator that registers an evaluation of trained networks."""
+# Names of evaluations that need no other network, so that they run right after training.
+at_end_of_run: set[str] = set()
+
+
+def register_evaluation(name: str, at_end: bool = False) -> Callable[[Evaluate], Evaluate]:
+    """Returns a decorator that registers an evaluation of trained networks; `at_end` if it needs no other network."""
+    if at_end:
+        at_end_of_run.add(name)
     return lambda evaluate: evaluations.add(name, evaluate, module=evaluate.__module__)
 
 

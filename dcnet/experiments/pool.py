@@ -96,7 +96,7 @@ def _train_and_evaluate(task: Task, settings: WorkerSettings, callback: Callback
             if record.status != DONE:
                 return INTERRUPTED
         run.remove_training_files()
-        for name in task.evaluations:
+        for name in (*task.at_end, *task.evaluations):
             if name not in run.record().evaluations:
                 callback.on_message(f"{task.name}: {name}")
                 add_evaluation(run, name, _evaluate(name, run, settings.execution))

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 
-from dcnet.data import Augmentation
 from dcnet.environment import available_cores
 from dcnet.exit_codes import FAILED, INTERRUPTED
 from dcnet.experiments.experiment import Cell, Experiment, select_cells, select_experiments
@@ -67,7 +66,6 @@ def _smoke_config(config: RunConfig) -> RunConfig:
         precision="float32",
         pixel_mean=(0.0,),
         pixel_std=(1.0,),
-        augmentation=Augmentation(),
     )
 
 

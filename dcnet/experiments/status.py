@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dcnet.experiments.experiment import NOT_CONVERGED, Cell, Experiment
+from dcnet.experiments.experiment import NOT_CONVERGED, Cell, Experiment, at_end_of_run
 from dcnet.training import Record, Run, RunConfig, all_runs, read_record
 from dcnet.training.identity import is_same_run
 from dcnet.training.record import file_problem
@@ -260,11 +260,13 @@ class Task:
         config: the config of the run.
         evaluations: names of the missing evaluations; empty for training.
         after: names of runs that must end first, since an evaluation may need other networks.
+        at_end: names of evaluations that are a part of a training run.
     """
 
     config: RunConfig
     evaluations: tuple[str, ...] = ()
     after: frozenset[str] = frozenset()
+    at_end: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -280,7 +282,11 @@ def plan_tasks(experiments: Sequence[Experiment], index: RecordIndex, seeds: int
     """Returns tasks for runs without a record and for missing evaluations, all of the first seed before the second."""
     tasks: list[Task] = []
     for runs in _runs_by_seed(experiments, seeds):
-        trainings = [Task(config) for config in runs if index.record(config) is None]
+        trainings = [
+            Task(config, at_end=tuple(name for name in names if name in at_end_of_run))
+            for config, names in runs.items()
+            if index.record(config) is None
+        ]
         before = frozenset(task.name for task in trainings)
         tasks += trainings
         tasks += [task for config in runs for task in _missing_evaluations(config, runs[config], index, before)]
@@ -290,10 +296,14 @@ def plan_tasks(experiments: Sequence[Experiment], index: RecordIndex, seeds: int
 def _missing_evaluations(
     config: RunConfig, names: Iterable[str], index: RecordIndex, before: frozenset[str]
 ) -> list[Task]:
-    """Returns a task for the missing evaluations; no task if none is missing or the run diverged."""
-    record = index.record(config) or Record(status="done")
-    missing = tuple(name for name in names if name not in record.evaluations)
-    return [Task(config, missing, before)] if missing and record.status == "done" else []
+    """Returns a task for the missing evaluations; no task if none is missing or the run diverged.
+
+    Those at the end of a run are missing only if it has a record without them.
+    """
+    record = index.record(config)
+    known = at_end_of_run if record is None else record.evaluations
+    missing = tuple(name for name in names if name not in known)
+    return [Task(config, missing, before)] if missing and (record is None or record.status == "done") else []
 
 
 def _runs_by_seed(experiments: Sequence[Experiment], seeds: int | None) -> list[dict[RunConfig, list[str]]]:

@@ -12,6 +12,9 @@ from dcnet.models.settings import Initializer, Settings
 from dcnet.operator import PLAIN, Operator
 from dcnet.tracing import is_symbolic
 
+# Added to the variance of an image in [0, 1], so that images of one color become zeros.
+FLAT = 1e-6
+
 
 class Network(nn.Module):
     """A body that computes features of images, [N, C, H, W] -> [N, num_features], and a classifier."""
@@ -162,3 +165,27 @@ class Normalized(nn.Module):
     def features(self, input: Tensor) -> Tensor:
         """The input of the classifier."""
         return self.network.features(self.normalize(input))  # type: ignore[operator]
+
+
+class Standardized(Normalized):
+    """A network whose images are standardized one by one to mean 0 and deviation 1; mean and std are not used.
+
+    Args:
+        dims: the dimensions that have one mean: (2, 3) for each channel, (1, 2, 3) for all channels together.
+        center: whether to subtract the mean; otherwise images are scaled to a mean square of 1.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        mean: Sequence[float],
+        std: Sequence[float],
+        dims: tuple[int, ...] = (1, 2, 3),
+        center: bool = True,
+    ):
+        super().__init__(network, mean, std)
+        self.dims, self.center = dims, center
+
+    def normalize(self, input: Tensor) -> Tensor:
+        centered = input - input.mean(self.dims, keepdim=True) if self.center else input
+        return centered / (centered.square().mean(self.dims, keepdim=True) + FLAT).sqrt()

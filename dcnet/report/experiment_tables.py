@@ -1,6 +1,7 @@
 """Tables and summaries of experiments."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from dcnet.experiments.contest import ContestState, Standing, find_contest
@@ -29,25 +30,40 @@ def experiment_tables(experiment: Experiment, found: Sequence[CellStatus]) -> li
 
 def contest_table(state: ContestState) -> Table:
     """Returns the final results of the sides of a contest, the best first."""
-    numbers = ("test error, %", "seeds", "p", "s per final run", "s of all runs")
-    texts = [Column(title, wraps=True) for title in ("side", "recipe")]
-    columns = [*texts, *(Column(title, "right", wraps=True) for title in numbers)]
-    rows = [_standing_row(one, state.reference) for one in state.standings]
+    cells = _standing_cells(state)
+    columns = [Column(heading, "left" if heading in ("side", "recipe") else "right", wraps=True) for heading in cells]
+    rows = [[cell(one) for cell in cells.values()] for one in state.standings]
     notes = [
         "p: the probability of such a difference from the reference by chance, by Welch's t-test, with Holm's "
         "correction for the number of challengers, times the number of references if the reference is ahead; seconds "
         "of training, which runs in parallel share, also of runs that diverged."
+        + (f" Sorted by {state.measure}, which p is for." if state.others else "")
     ]
     return Table(columns, rows, "The best recipe of each side", notes)
 
 
-def _standing_row(one: Standing, reference: str | None) -> list[str]:
+def _standing_cells(state: ContestState) -> dict[str, Callable[[Standing], str]]:
+    """Returns the cells of a side by the heading of their column."""
+    cells: dict[str, Callable[[Standing], str]] = {
+        "side": lambda one: one.side,
+        "recipe": lambda one: one.recipe,
+        **{f"{found.measure}, %": partial(_standing_error, found) for found in state.results},
+        "seeds": lambda one: str(len(one.errors) + one.diverged),
+        "p": lambda one: "reference" if one.side == state.reference else "" if one.p is None else f"{one.p:.2g}",
+        "s per final run": lambda one: f"{one.seconds:,.0f}",
+        "s of all runs": lambda one: f"{one.all_seconds:,.0f}",
+    }
+    # With several errors, all columns would be too wide for a terminal; the table of all trials has the recipes.
+    left_out = ("recipe", "s per final run") if state.others else ()
+    return {heading: cell for heading, cell in cells.items() if heading not in left_out}
+
+
+def _standing_error(state: ContestState, side: Standing) -> str:
+    """Returns the error of a side by the measure of the state."""
+    (one,) = (found for found in state.standings if found.side == side.side)
     spread = "" if one.deviation is None else f" ± {one.deviation:.2f}"
     diverged = f"{one.diverged} {NOT_CONVERGED}" if one.diverged else ""
-    error = ", ".join(part for part in (f"{one.mean:.2f}{spread}" if one.errors else "", diverged) if part)
-    p = "reference" if one.side == reference else "" if one.p is None else f"{one.p:.2g}"
-    count = str(len(one.errors) + one.diverged)
-    return [one.side, one.recipe, error, count, p, f"{one.seconds:,.0f}", f"{one.all_seconds:,.0f}"]
+    return ", ".join(part for part in (f"{one.mean:.2f}{spread}" if one.errors else "", diverged) if part)
 
 
 def docs_table(name: str, results: Path) -> str:

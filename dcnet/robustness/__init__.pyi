@@ -1,6 +1,6 @@
 from dcnet.gradient_attack import Norm, norms
 from dcnet.robustness import attack_run as attack_run
-from dcnet.robustness import attacks, corruptions
+from dcnet.robustness import attacks, corruptions, uncertainty
 from dcnet.robustness import report_card as report_card
 from dcnet.robustness import subject as subject
 from dcnet.robustness import task as task
@@ -20,4 +20,5 @@ __all__ = [
     "curve",
     "norms",
     "perturb",
+    "uncertainty",
 ]

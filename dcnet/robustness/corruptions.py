@@ -1,6 +1,6 @@
-"""Corruptions of images without an attacker: noise, blur, brightness and contrast, at five severities.
+"""Corruptions of images without an attacker: noise, blur, brightness, contrast and shade, at five severities.
 
-The levels are those of CIFAR-10-C; blur grows with the size of the image.
+The levels are those of CIFAR-10-C, which has no shade; blur grows with the size of the image.
 """
 
 import math
@@ -79,6 +79,16 @@ def _contrast(images: Tensor, kept: float, rows: Tensor, seed: int) -> Tensor:
     """Scales the differences from the mean of each channel."""
     mean = images.mean((2, 3), keepdim=True)
     return mean + kept * (images - mean)
+
+
+@register("shade", 0.8, 0.6, 0.4, 0.2, 0.05)
+def _shade(images: Tensor, least: float, rows: Tensor, seed: int) -> Tensor:
+    """Uneven light: a factor that falls from 1 in one corner to `least` in the opposite one, in a random direction."""
+    angles = 2 * math.pi * gradient_attack.uniform(seed, rows).to(images.dtype).view(-1, 1, 1, 1)
+    down, right = (torch.linspace(-1, 1, size).to(images) for size in images.shape[2:])
+    along = angles.sin() * down.view(-1, 1) + angles.cos() * right
+    place = (1 + along / (angles.sin().abs() + angles.cos().abs())) / 2
+    return images * (1 - (1 - least) * place)
 
 
 @torch.no_grad()

@@ -12,12 +12,14 @@ from dcnet.filter_optimizers import Muon, SphereSGD
 from dcnet.losses import MarginSoftmax
 from dcnet.losses.annealing import BY_MARGIN
 from dcnet.models import Network, create_model
-from dcnet.models.blocks import MarginNetwork, Normalized
+from dcnet.models.blocks import MarginNetwork, Normalized, Standardized
 from dcnet.operator import PLAIN
 from dcnet.optim import param_groups
 from dcnet.training.checkpoints import MODEL, read_tensors
 from dcnet.training.config import RunConfig
 
+# By `standardize`: the arguments of `Standardized`.
+STANDARDIZED: dict[str, dict[str, Any]] = {"image": {}, "channel": {"dims": (2, 3)}, "scale": {"center": False}}
 # The buffers of `Normalized`.
 PIXELS = ("mean", "std")
 # Larger networks may not fit into memory; `check_size` checks them before they are built.
@@ -43,7 +45,9 @@ def build_model(config: RunConfig, num_classes: int, channels: int, image_size: 
         init_variance=config.init_variance,
     )
     ended = network if config.margin is None else _with_head(config, network, num_classes)
-    return Normalized(ended, mean, std)
+    if config.standardize == "none":
+        return Normalized(ended, mean, std)
+    return Standardized(ended, mean, std, **STANDARDIZED[config.standardize])
 
 
 def check_size(config: RunConfig, shape: tuple[int, int, int], weights: Mapping[str, Tensor]) -> None:

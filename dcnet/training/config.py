@@ -22,6 +22,7 @@ from dcnet.training.schedules import Cosine, Schedule, schedule_of
 CHOICES = {
     "optimizer": ("adam", "adamw", "sgd", "muon", "sphere-sgd"),
     "precision": ("float32", "bfloat16"),
+    "standardize": ("none", "image", "channel", "scale"),
     "weighted_gradients": ("none", "gradient", "update"),
 }
 # Optimizers with the field `momentum`, and those that need filters whose norm has no effect.
@@ -78,6 +79,8 @@ class RunConfig:
         log_floor: added to the probability inside the logarithm of the loss; always 0 with a margin.
         pixel_mean: the network normalizes pixels x in [0, 1] to (x - mean) / std.
         pixel_std: see `pixel_mean`.
+        standardize: "image" or "channel" to standardize each image, or each of its channels, to mean 0 and deviation 1,
+            or "scale" to scale each image to a mean square of 1, in place of `pixel_mean` and `pixel_std`; or "none".
         projection_every: steps between weight projections; 0 for none, 1 for a part of every step. Ignored for plain
             networks.
         weighted_gradients: "gradient" or "update" as in `dcnet.optim.WeightedGradients`, or "none". Ignored for plain
@@ -125,6 +128,7 @@ class RunConfig:
     augmentation: Augmentation = field(default_factory=Augmentation)
     pixel_mean: tuple[float, ...] = (0.0,)
     pixel_std: tuple[float, ...] = (1.0,)
+    standardize: str = "none"
     projection_every: int = 0
     weighted_gradients: str = "none"
     orthonormal: float = 0.0
@@ -282,7 +286,10 @@ def defaults() -> Mapping[str, Any]:
 
 def with_defaults(described: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the saved config of a record, with defaults for fields that its version did not have."""
-    return {**defaults(), **described}
+    values = {**defaults(), **described}
+    if isinstance(values["augmentation"], Mapping):
+        values["augmentation"] = {**defaults()["augmentation"], **values["augmentation"]}
+    return values
 
 
 def config_of(described: Mapping[str, Any]) -> RunConfig:

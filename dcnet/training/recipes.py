@@ -282,7 +282,7 @@ def command_of(config: RunConfig) -> str:
             words.append(f"{OPTIONS[declared.name]} {shlex.quote(str(value))}")
     if config.schedule != recipe(config.recipe, steps=config.steps, epochs=config.epochs).schedule:
         words.append(f"--schedule {config.schedule.name}")
-    for name in ("pad", "flip", "cutout"):
+    for name in ("pad", "flip", "cutout", "brightness", "contrast"):
         if getattr(config.augmentation, name) != getattr(base.augmentation, name):
             words.append(f"--{name} {getattr(config.augmentation, name)}")
     return " ".join(words)

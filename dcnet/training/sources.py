@@ -69,7 +69,8 @@ class Streamed:
         self, dataset: FolderDataset, config: RunConfig, device: torch.device, share: tuple[int, int], workers: int
     ):
         augmentation = config.augmentation
-        unused = {"train_images": config.train_images, "pad": augmentation.pad, "cutout": augmentation.cutout}
+        resident = ("pad", "cutout", "brightness", "contrast")
+        unused = {"train_images": config.train_images} | {name: getattr(augmentation, name) for name in resident}
         for name, value in unused.items():
             if value:
                 raise ValueError(f"{name}={value} does not apply to {dataset.name}, a folder of images: omit it")

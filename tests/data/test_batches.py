@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dcnet.data import Augmentation, BatchDraws, Batches, Draws, Split, augment, draw
-from dcnet.data.batches import hash_seed
+from dcnet.data.batches import LEVELS, hash_seed
 
 IN_NUMPY = {"symmetric": "symmetric", "reflect": "reflect", "replicate": "edge", "zeros": "constant"}
 
 
-def plain(image: np.ndarray, shift: tuple[int, int], flip: bool, center: tuple[int, int], how: Augmentation):
-    """One image [C, H, W], padded, cropped, flipped and cut out, one after the other."""
+def plain(image: np.ndarray, shift, flip: bool, center, levels, how: Augmentation):
+    """One image [C, H, W], padded, cropped, flipped, with other contrast and brightness, and cut out, in this order."""
     _, height, width = image.shape
     pad = [(0, 0), (how.pad, how.pad), (how.pad, how.pad)]
     padded = np.pad(image, pad, mode=IN_NUMPY[how.pad_mode])
@@ -23,6 +23,11 @@ def plain(image: np.ndarray, shift: tuple[int, int], flip: bool, center: tuple[i
     if how.flip and flip:
         found = found[:, :, ::-1]
     found = found.astype(np.float32) / np.float32(255)
+    for channel in found if how.brightness or how.contrast else ():
+        mean = sum(float(value) for value in channel.flat) / channel.size
+        for place in np.ndindex(height, width):
+            added, factor = how.brightness * levels[0] / LEVELS, 1 + how.contrast * levels[1] / LEVELS
+            channel[place] = min(max(mean + factor * (channel[place] - mean) + added, 0), 1)
     top, left = center[0] - how.cutout // 2, center[1] - how.cutout // 2
     for y in range(top, top + how.cutout):
         for x in range(left, left + how.cutout):
@@ -32,8 +37,9 @@ def plain(image: np.ndarray, shift: tuple[int, int], flip: bool, center: tuple[i
 
 
 def in_loops(images: torch.Tensor, index: torch.Tensor, draws: Draws, how: Augmentation) -> torch.Tensor:
-    rows = zip(index.tolist(), draws.shifts.tolist(), draws.flips.tolist(), draws.centers.tolist(), strict=True)
-    found = [plain(images[number].numpy(), shift, flip, center, how) for number, shift, flip, center in rows]
+    parts = (index, draws.shifts, draws.flips, draws.centers, draws.levels)
+    rows = zip(*(part.tolist() for part in parts), strict=True)
+    found = [plain(images[number].numpy(), *drawn, how) for number, *drawn in rows]
     return torch.from_numpy(np.stack(found))
 
 
@@ -69,9 +75,38 @@ def test_augment_with_every_shift(mode: str, device: str):
     shifts = torch.cartesian_prod(torch.arange(9), torch.arange(9)).repeat(2, 1)
     flips = torch.arange(len(shifts)) >= 81
     centers = torch.stack([torch.arange(len(shifts)) % 7, torch.arange(len(shifts)) % 5], dim=1)
-    draws, index = Draws(shifts, flips, centers), torch.arange(len(shifts)) % 2
+    draws, index = Draws(shifts, flips, centers, torch.zeros_like(shifts)), torch.arange(len(shifts)) % 2
     found = augment(images.to(device), index.to(device), draws.to(device), how).cpu()
     torch.testing.assert_close(found, in_loops(images, index, draws, how), rtol=0, atol=1e-7)
+
+
+@given(
+    brightness=st.floats(0, 1),
+    contrast=st.floats(0, 1),
+    cutout=st.integers(0, 3),
+    channels=st.sampled_from([1, 3]),
+    height=st.integers(1, 6),
+)
+def test_brightness_and_contrast_match_plain_loops(
+    brightness: float, contrast: float, cutout: int, channels: int, height: int
+):
+    torch.manual_seed(0)
+    how = Augmentation(1, "reflect", True, cutout, brightness, contrast)
+    images, index = random_images(4, channels, height, 5), torch.tensor([3, 0, 1, 1])
+    draws = draw(how, 4, (height, 5), torch.Generator().manual_seed(1))
+    expected = in_loops(images, index, draws, how)
+    torch.testing.assert_close(augment(images, index, draws, how), expected, atol=1e-5, rtol=0)
+
+
+def test_a_draw_at_its_limit_has_the_largest_change():
+    """Contrast 0 leaves the mean of each channel, and the brightness is added to it."""
+    images, nothing = random_images(2, 3, 4, 4), torch.zeros(2, 2, dtype=torch.long)
+    levels = torch.tensor([[LEVELS, -LEVELS], [0, 0]])
+    draws = Draws(nothing, nothing[:, 0].bool(), nothing, levels)
+    found = augment(images, torch.arange(2), draws, Augmentation(brightness=0.1, contrast=1.0))
+    pixels = images.float() / 255
+    wanted = (pixels[:1].mean((2, 3), keepdim=True) + 0.1).expand(1, 3, 4, 4).clamp(0, 1)
+    torch.testing.assert_close(found, torch.cat([wanted, pixels[1:]]), atol=1e-6, rtol=0)
 
 
 def test_no_augmentation_returns_the_images():
@@ -89,26 +124,31 @@ def test_draws_cover_their_ranges():
     assert draws.centers[:, 1].unique().tolist() == [0, 1, 2]
     assert draws.flips.dtype == torch.bool
     assert 0.45 < draws.flips.float().mean() < 0.55
-    # Both shifts are drawn independently.
-    assert not torch.equal(draws.shifts[:, 0], draws.shifts[:, 1])
+    # Both shifts are drawn independently, and so are brightness and contrast.
+    for pair in (draws.shifts, draws.levels):
+        assert not torch.equal(pair[:, 0], pair[:, 1])
+    levels = draws.levels / LEVELS
+    assert levels.abs().max() <= 1
+    assert (levels.min(0).values < -0.99).all()
+    assert (levels.max(0).values > 0.99).all()
 
 
 def test_crops_do_not_depend_on_flips_and_cutouts():
     found = [
         draw(how, 50, (8, 8), torch.Generator().manual_seed(3)).shifts
-        for how in (Augmentation(pad=3), Augmentation(pad=3, flip=True, cutout=4))
+        for how in (Augmentation(pad=3), Augmentation(pad=3, flip=True, cutout=4, contrast=0.5))
     ]
     assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("mode", sorted(IN_NUMPY))
 def test_augment_does_not_synchronize(mode: str):
-    how = Augmentation(4, mode, True, 3)
+    how = Augmentation(4, mode, True, 3, 0.1, 0.1)
     with FakeTensorMode():
         # Fake tensors have no values, so that reading one is an error.
         images = torch.empty(10, 3, 8, 8, dtype=torch.uint8)
         index, shifts = torch.empty(4, dtype=torch.long), torch.empty(4, 2, dtype=torch.long)
-        found = augment(images, index, Draws(shifts, torch.empty(4, dtype=torch.bool), shifts), how)
+        found = augment(images, index, Draws(shifts, torch.empty(4, dtype=torch.bool), shifts, shifts), how)
     assert found.shape == (4, 3, 8, 8)
 
 
@@ -117,6 +157,8 @@ def test_augment_does_not_synchronize(mode: str):
     [
         ({"pad": -1}, "pad must be a whole number, 0 or more, not -1"),
         ({"cutout": -2}, "cutout must be a whole number, 0 or more, not -2"),
+        ({"brightness": -0.1}, "brightness must be in [0, 1], not -0.1"),
+        ({"contrast": 1.5}, "contrast must be in [0, 1], not 1.5"),
         ({"pad_mode": "mirror"}, "pad_mode must be one of symmetric, reflect, replicate, zeros, not 'mirror'"),
     ],
 )
@@ -127,7 +169,7 @@ def test_values_are_checked(values: dict[str, object], message: str):
 # --- batches ---
 
 
-HOW = Augmentation(pad=2, flip=True, cutout=3)
+HOW = Augmentation(pad=2, flip=True, cutout=3, brightness=0.3, contrast=0.8)
 
 
 def split(count: int = 23) -> Split:
@@ -183,7 +225,7 @@ def test_seeds_epochs_and_steps_differ():
     assert len({str(table) for table in found}) == 20
     first, second = (torch.tensor(found[start : start + 5]).flatten(0, 1) for start in (0, 5))
     # Neither the order nor the augmentation repeats in the next epoch.
-    for columns in (slice(0, 1), slice(1, 3), slice(3, 4), slice(4, 6)):
+    for columns in (slice(0, 1), slice(1, 3), slice(3, 4), slice(4, 6), slice(6, 8)):
         assert not torch.equal(first[:, columns], second[:, columns])
 
 

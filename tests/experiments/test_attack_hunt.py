@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from dcnet.data import Augmentation
 from dcnet.experiments import get_experiment
 from dcnet.experiments.catalogue import attack_hunt
 from dcnet.experiments.catalogue.attack_hunt import SETTINGS, VARIANTS, InBatches, Setting, Variant
@@ -92,7 +93,7 @@ def test_sources_of_evaluations(monkeypatch, tmp_path, attacked):
     model, images, labels, source = attacked
     loaded = []
     monkeypatch.setattr(attack_hunt, "load_model", lambda run: (loaded.append(run.folder.name), (source, {}))[1])
-    monkeypatch.setattr(attack_hunt, "images_to_attack", lambda *_: (images, labels))
+    monkeypatch.setattr(attack_hunt, "load_test_images", lambda *_: (images, labels))
     config = Setting().config("tanh")
     for name, operator in {"hunt-own-answers": "conv", "hunt-decoupled-source": "tanh-cos"}.items():
         found = evaluations[name](model, Record(config=config.described()), tmp_path, None)
@@ -122,7 +123,7 @@ def test_settings_change_what_they_say():
     for name in ("as in Tables 7 and 8", "attack on own answers", "attack on the training loss", "batch statistics"):
         assert changed.pop(name) == same
     assert changed.pop("decoupled source") == {name: {} for name in ("sphere", "ball", "tanh")}
-    flips = {"pad": 0, "pad_mode": "symmetric", "flip": True, "cutout": 0}
+    flips = dataclasses.asdict(Augmentation(flip=True))
     assert changed.pop("flips only") == {key: {"augmentation": flips} for key in base}
     bare = {"augmentation": flips, "model": "cnn9-small-bare"}
     assert changed.pop("flips only, bare") == dict.fromkeys(base, bare)

@@ -13,11 +13,14 @@ from PIL import Image
 from torch import nn
 
 from dcnet.cli.app import parse
+from dcnet.data import Augmentation
 from dcnet.experiments import experiments, get_experiment, select_experiments
-from dcnet.experiments.catalogue import attack_tables
+from dcnet.experiments.catalogue import attack_tables, corruption_contest
 from dcnet.experiments.catalogue.attack_tables import source_of
 from dcnet.experiments.catalogue.imagenet_table import top_5_of
-from dcnet.experiments.experiment import NOT_CONVERGED
+from dcnet.experiments.experiment import NOT_CONVERGED, Cell
+from dcnet.robustness import uncertainty
+from dcnet.robustness.corruptions import corrupt, registry
 from dcnet.robustness.report_card import evaluate_attacks
 from dcnet.training import Record, RunConfig
 from dcnet.training.build import build_model
@@ -142,7 +145,8 @@ def _changed(config, base):
     return {name: value for name, value in dataclasses.asdict(config).items() if value != given[name]}
 
 
-CONTESTS = [name for name in sorted(experiments) if name.startswith("contest")]
+CORRUPTED, UNCERTAIN = "contest_corruptions", "contest_uncertainty"
+CONTESTS = [name for name in sorted(experiments) if name.startswith("contest") and name not in (CORRUPTED, UNCERTAIN)]
 
 
 @pytest.mark.parametrize("name", CONTESTS)
@@ -181,6 +185,78 @@ def test_sides_of_the_contests():
     assert {one.config.train_images for side in few for one in side.candidates} == {1_000}
     normalized = get_experiment("contest-resnet32").rules.sides[-1].candidates[0].config
     assert (normalized.operator, normalized.classifier) == ("linear-sqcos", "normalized")
+
+
+def test_the_contest_on_corrupted_images():
+    """Sides differ in operator, augmentation and standardization only; rates and decays are the same by family."""
+    found = get_experiment(CORRUPTED)
+    assert {cell.config.dataset for cell in found.cells} == {"cifar10-validation"}
+    configs = {side.name: [one.config for one in side.candidates] for side in found.rules.sides}
+    assert {one.dataset for own in configs.values() for one in own} == {"cifar10"}
+    plain = [name for name, (first, *_) in configs.items() if first.operator == "conv"]
+    assert plain == ["plain", "plain, augmented", "plain, standardized", "plain, by channel", "plain, scaled"]
+    assert [side.name for side in found.rules.sides if side.reference] == plain
+    free = {"operator": "conv", "augmentation": Augmentation(), "standardize": "none"}
+    for names in (plain, [name for name in configs if name not in plain]):
+        assert len({tuple(dataclasses.replace(one, **free) for one in configs[name]) for name in names}) == 1
+    for side in found.rules.sides:
+        assert [side.edges(one) for one in side.candidates] == [[], ["rate"], ["rate"]]
+
+
+def test_errors_on_corrupted_images(monkeypatch, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4)).eval()
+    images, labels = torch.rand(50, 1, 4, 4), torch.randint(4, (50,))
+    monkeypatch.setattr(corruption_contest, "load_test_images", lambda *_: (images, labels))
+    config = get_experiment(CORRUPTED).cells[0].config
+    found = corruption_contest.corruptions_of(model, Record(config=config.described()), tmp_path, None)
+
+    def error(pixels):
+        return sum(int(model(one[None]).argmax() != label) for one, label in zip(pixels, labels, strict=True)) / 50
+
+    errors = {kind: [error(corrupt(images, kind, severity)) for severity in range(1, 6)] for kind in registry}
+    assert found["by_kind"] == {kind: pytest.approx(values) for kind, values in errors.items()}
+    assert found["clean"] == pytest.approx(error(images))
+    assert found["light"] == pytest.approx((sum(errors["contrast"]) + sum(errors["brightness"])) / 10)
+    assert found["shade"] == pytest.approx(sum(errors["shade"]) / 5)
+    assert found["all"] == pytest.approx(sum(map(sum, errors.values())) / 25)
+    assert found["light"] != found["all"]
+    for measure, name in zip(get_experiment(CORRUPTED).rules.measures, ("light", "shade", "all"), strict=False):
+        cell = Cell("row", measure.name, config, None, measure.metric, measure.factor)
+        value = cell.value(Record.from_json({"evaluations": {measure.evaluation: found}}))
+        assert value == pytest.approx(100 * found[name])
+
+
+def test_both_contests_on_other_images_have_the_same_runs():
+    first, second = (get_experiment(name) for name in (CORRUPTED, UNCERTAIN))
+    assert first.cells == second.cells
+    assert first.rules.sides == second.rules.sides
+
+
+def test_uncertainty_of_a_network(monkeypatch, tmp_path):
+    """Scores by plain loops; images of other classes come from CIFAR-100."""
+    torch.manual_seed(0)
+    config = get_experiment(UNCERTAIN).rules.sides[0].candidates[0].config
+    model = build_model(dataclasses.replace(config, width=0.1), 10, 3, 32).eval()
+    images = {"cifar10": torch.rand(12, 3, 32, 32), "cifar100": 0.5 * torch.rand(9, 3, 32, 32)}
+    labels = torch.randint(10, (12,))
+    monkeypatch.setattr(corruption_contest, "load_test_images", lambda own, *_: (images[own.dataset], labels))
+    found = corruption_contest.uncertainty_of(model, Record(config=config.described()), tmp_path, None)
+
+    def scores(image):
+        features, weight = model.features(image[None])[0], model.network.classifier.weight
+        cosines = [torch.dot(features, row) / (features.norm() * row.norm()) for row in weight]
+        probabilities = (model(image[None])[0]).softmax(0)
+        return {"confidence": max(probabilities), "norm": features.norm(), "angle": max(cosines)}
+
+    with torch.no_grad():
+        known, unknown = ([scores(image) for image in images[name]] for name in ("cifar10", "cifar100"))
+        logits = model(images["cifar10"])
+    for name in ("confidence", "norm", "angle"):
+        wrong = sum(one[name] < other[name] for one in known for other in unknown) / (12 * 9)
+        assert found["unknown"][name] == pytest.approx(float(wrong), abs=0.02)
+    assert found["calibration"] == pytest.approx(uncertainty.calibration_error(logits, labels), abs=1e-5)
+    assert found["scaled_calibration"] == pytest.approx(uncertainty.scaled_calibration_error(logits, labels), abs=1e-4)
 
 
 def test_the_experiment_of_the_docs_can_be_selected(monkeypatch):
@@ -242,7 +318,7 @@ def test_fgsm_away_from_labels_and_from_predictions(monkeypatch, tmp_path):
     model = nn.Sequential(nn.Flatten(), linear).eval()
     images, labels = 0.3 + 0.4 * torch.rand(200, 1, 4, 4), torch.randint(2, (200,))
     monkeypatch.setattr(attack_tables, "load_model", lambda run: (model, {}))
-    monkeypatch.setattr(attack_tables, "images_to_attack", lambda *_: (images, labels))
+    monkeypatch.setattr(attack_tables, "load_test_images", lambda *_: (images, labels))
     config = attack_tables.config("baseline", "natural")
     found = attack_tables.attacks_of(model, Record(config=config.described()), tmp_path, None)
     difference = (linear.weight[1] - linear.weight[0]).detach()
@@ -281,7 +357,7 @@ def test_choices_use_their_epsilon_and_steps(monkeypatch, tmp_path):
     model, source = (nn.Sequential(nn.Flatten(), nn.Linear(16, 10)).eval() for _ in range(2))
     images, labels = torch.rand(200, 1, 4, 4), torch.randint(10, (200,))
     monkeypatch.setattr(attack_tables, "load_model", lambda run: (source, {}))
-    monkeypatch.setattr(attack_tables, "images_to_attack", lambda *_: (images, labels))
+    monkeypatch.setattr(attack_tables, "load_test_images", lambda *_: (images, labels))
     monkeypatch.setattr(attack_tables, "CHOICE_IMAGES", 100)
     record = Record(config=attack_tables.config("baseline", "natural").described())
     found = attack_tables.choices_of(model, record, tmp_path, None)

@@ -20,6 +20,7 @@ from dcnet.experiments.contest import (
     Candidate,
     Contest,
     ContestState,
+    Measure,
     Side,
     Standing,
     contest_experiment,
@@ -29,7 +30,7 @@ from dcnet.experiments.contest import (
 )
 from dcnet.experiments.reproduction import Reproduction
 from dcnet.experiments.status import RecordIndex, plan_tasks, status_of
-from dcnet.report.experiment_tables import docs_table
+from dcnet.report.experiment_tables import contest_table, docs_table
 from dcnet.report.page import paper_sections
 from dcnet.report.page.page_sources import Sources
 from dcnet.training import Execution
@@ -442,6 +443,61 @@ def test_an_unknown_training_time_has_no_ratio():
     sides = (standing("a", 19.0, 19.1, seconds=0.0), standing("b", 20.0, 20.1))
     state = ContestState((0, 0, 0), (), (dataclasses.replace(sides[0], p=0.01), sides[1]), "b")
     assert str(state).endswith("at unknown cost.")
+
+
+def by_two_measures():
+    first = Measure("corrupted error", ("evaluations", "some", "error"), 100.0, "some")
+    rules = dataclasses.replace(small_contest().rules, measures=(first, Measure("clean error")))
+    return contest_experiment("contest_two", "Digits, error in %", rules, seeds=2)
+
+
+def fill_two_measures(notebook, contest):
+    """The final runs have clean errors of 20 and 19, and corrupted errors of 30 and 40."""
+    for _ in range(2):
+        fill_stage(notebook, contest)
+    for task in plan_tasks([notebook.experiment(contest)], notebook.index):
+        if not task.evaluations:
+            plain, noise = task.config.operator == "conv", 0.02 * task.config.seed
+            error = {"error": (0.3 if plain else 0.4) + noise / 100}
+            clean = (20.0 if plain else 19.0) + noise
+            notebook.write(task.config, clean, timings={"training": 10.0}, evaluations={"some": error})
+
+
+def test_final_runs_are_evaluated(notebook):
+    """The final runs are evaluated, and missing until then."""
+    contest = by_two_measures()
+    for _ in range(2):
+        fill_stage(notebook, contest)
+    tasks = plan_tasks([notebook.experiment(contest)], notebook.index)
+    assert [task.evaluations for task in tasks] == [(), (), ("some",), ("some",)] * 2
+    fill_stage(notebook, contest)
+    # The evaluations are missing.
+    assert notebook.state(contest).missing == (0, 0, 4)
+
+
+def test_verdicts_by_two_measures(notebook):
+    contest = by_two_measures()
+    fill_two_measures(notebook, contest)
+    state = notebook.state(contest)
+    assert (state.missing, state.measure, [one.side for one in state.standings]) == (
+        (0, 0, 0),
+        "corrupted error",
+        ["conv", "tanh-cos"],
+    )
+    ((other,),) = [state.others]
+    assert (other.measure, [one.side for one in other.standings]) == ("clean error", ["tanh-cos", "conv"])
+    start, end = str(state).split(" By clean error: ")
+    assert start.startswith('By corrupted error: "conv" wins: ahead of "tanh-cos" by 10.00 (30.05 against 40.05 %')
+    assert end.startswith('"tanh-cos" wins: ahead of "conv" by 1.00 (19.05 against 20.05 %')
+    # Two measures of the same final runs count their time once: seven trials of 50 or 75 s and two second seeds.
+    assert [one.all_seconds for one in state.standings] == [pytest.approx(9 * 50 + 20), pytest.approx(9 * 75 + 20)]
+    found = contest_table(state)
+    assert [column.heading for column in found.columns] == [
+        "side", "corrupted error, %", "clean error, %", "seeds", "p", "s of all runs"
+    ]  # fmt: skip
+    assert found.rows[0][:4] == ["conv", "30.05 ± 0.01", "20.05 ± 0.01", "2"]
+    assert state.to_json()["others"][0]["verdict"] == other.verdict
+    assert contest.rules.small(lambda config: config).measures == contest.rules.measures
 
 
 @pytest.fixture

@@ -176,6 +176,14 @@ def test_evaluations_are_stored_in_the_record_once(tmp_path, counted):
     assert "unknown evaluation 'unknown'" in problem
 
 
+def test_a_run_ends_with_its_evaluations(tmp_path, counted):
+    task, settings = Task(small(), at_end=("counted",)), WorkerSettings(tmp_path, Execution(device="cpu"))
+    assert task.label == task.name
+    assert run_task(task, settings, Callback()) == ("done", "")
+    assert counted == [task.config.name]
+    assert Run.of(task.config, tmp_path).record().evaluations.keys() == {"counted"}
+
+
 def test_a_broken_pipe_ends_the_worker(tmp_path):
     class Gone:
         def send(self, message):

@@ -134,6 +134,19 @@ def test_tasks_include_missing_evaluations(tmp_path):
     assert plan_tasks([experiment], known) == []
 
 
+def test_evaluations_at_the_end_of_a_run_are_a_part_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("dcnet.experiments.status.at_end_of_run", {"b"})
+    cells = tuple(Cell(name, "x", CONV, metric=("evaluations", name), evaluation=name) for name in ("a", "b"))
+    experiment, known = Experiment("both", "both", cells), RecordIndex(tmp_path / "runs")
+    training = Task(CONV, at_end=("b",))
+    assert plan_tasks([experiment], known) == [training, Task(CONV, ("a",), frozenset([training.name]))]
+    # A record of a version without the evaluation.
+    run_with(tmp_path / "runs", CONV, 22.0)
+    assert plan_tasks([experiment], known) == [Task(CONV, ("a", "b"))]
+    run_with(tmp_path / "runs", CONV, 22.0, evaluations={"a": {}, "b": {}})
+    assert plan_tasks([experiment], known) == []
+
+
 def test_sources_are_planned_with_the_first_seed(tmp_path):
     """Source networks have their own seeds, and are needed as early as the attacked ones."""
     attacked = Cell("plain", "attacked", CONV, metric=("evaluations", "a"), evaluation="a")

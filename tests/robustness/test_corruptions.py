@@ -18,6 +18,7 @@ LEVELS = {
     "blur": (0.4, 0.6, 0.7, 0.8, 1.0),
     "brightness": (0.05, 0.1, 0.15, 0.2, 0.3),
     "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),
+    "shade": (0.8, 0.6, 0.4, 0.2, 0.05),
 }
 
 
@@ -73,7 +74,20 @@ def contrast(x, kept, row):
     return found
 
 
-LOOPS = {"noise": noise, "blur": blur, "brightness": brightness, "contrast": contrast}
+def shade(x, least, row):
+    """The light falls linearly along a direction, from 1 at the first corner that it reaches to `least` at the last."""
+    angle = 2 * math.pi * draw(5, row, 0, 1)
+    height, width = len(x[0]), len(x[0][0])
+    corners = [down * math.sin(angle) + right * math.cos(angle) for down in (-1, 1) for right in (-1, 1)]
+
+    def factor(down, right):
+        along = (2 * down / (height - 1) - 1) * math.sin(angle) + (2 * right / (width - 1) - 1) * math.cos(angle)
+        return 1 + (least - 1) * (along - min(corners)) / (max(corners) - min(corners))
+
+    return [[[v * factor(i, j) for j, v in enumerate(line)] for i, line in enumerate(channel)] for channel in x]
+
+
+LOOPS = {"noise": noise, "blur": blur, "brightness": brightness, "contrast": contrast, "shade": shade}
 
 
 @pytest.mark.parametrize("kind", sorted(registry))
@@ -85,8 +99,9 @@ def test_values_match_plain_loops(kind, severity, device):
     for row in range(3):
         loop = LOOPS[kind](x[row].tolist(), LEVELS[kind][severity - 1], row)
         expected = torch.tensor(loop, dtype=torch.float64).clamp(0, 1)
-        # The noise is drawn in float32.
-        torch.testing.assert_close(found[row].cpu(), expected, rtol=0, atol=1e-6 if kind == "noise" else 1e-12)
+        # Noise and the direction of the shade are drawn in float32.
+        atol = 1e-6 if kind in ("noise", "shade") else 1e-12
+        torch.testing.assert_close(found[row].cpu(), expected, rtol=0, atol=atol)
 
 
 def test_blur_grows_with_the_size_of_the_image():

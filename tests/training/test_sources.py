@@ -45,6 +45,13 @@ def test_images_of_a_folder_are_flipped_if_enabled(folder):
     assert 0 < sum(mirrored) < 8
 
 
+@pytest.mark.parametrize("name", ["brightness", "contrast"])
+def test_a_folder_has_no_random_light(folder, name):
+    config = RunConfig(dataset="imagefolder", steps=1, augmentation=Augmentation(**{name: 0.5}))
+    with pytest.raises(ValueError, match=f"{name}=0.5 does not apply to imagefolder, a folder of images"):
+        make_source(folder, config, torch.device("cpu"), (0, 1), graph=False, workers=0)
+
+
 def test_test_images_of_a_folder_are_deterministic(folder):
     source = source_of(folder, flip=True)
     (first, labels), *rest = source.test()

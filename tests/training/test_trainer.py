@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.small_runs import ON_CPU, InterruptsAt, Noisy, Remembers, tiny, train, weights
 
-from dcnet.data import Batches, load_dataset
+from dcnet.data import Augmentation, Batches, load_dataset
 from dcnet.robustness import accuracy
 from dcnet.training import Callback, Execution, Run, Trainer, load_model, read_record
 from dcnet.training.record import Curves
@@ -87,6 +87,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(finished, tmp_path, step):
         {"adversary": "pgd(steps=2)", "margin": "arcface", "annealing": "auto"},
         {"schedule": Plateau(patience=1, better=0.5), "evaluate_every": 1},
         {"operator": "conv", "label_smoothing": 0.1, "log_floor": 1e-4},
+        {"augmentation": Augmentation(brightness=0.3, contrast=0.8), "standardize": "image"},
     ],
 )
 def test_checkpoints_hold_the_whole_state_of_training(tmp_path, changes):

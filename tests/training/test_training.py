@@ -1,5 +1,7 @@
 """Training follows its config: optimizer, schedule, constraints, pretrained weights, compilation, margins."""
 
+import math
+
 import pytest
 import torch
 from helpers.small_runs import InterruptsAt, Noisy, tiny, train, weights
@@ -9,6 +11,7 @@ from torch._dynamo.utils import counters
 import dcnet
 from dcnet.layers import Decoupled
 from dcnet.models.blocks import Normalized
+from dcnet.robustness.corruptions import corrupt
 from dcnet.training import Execution, load_model, recipe
 from dcnet.training.build import OPTIMIZERS, build_model, build_optimizer, load_run_weights_
 from dcnet.training.checkpoints import read_tensors
@@ -155,6 +158,36 @@ def test_pretrained_weights_do_not_change_pixel_normalization(tmp_path):
 def test_pixels_are_normalized_inside_the_network():
     model = Normalized(nn.Identity(), (0.5,), (0.25,))
     assert model(torch.tensor([[[[0.0, 0.5, 1.0]]]])).flatten().tolist() == [-2, 0, 2]
+
+
+@pytest.mark.parametrize("kind", ["image", "channel", "scale"])
+def test_standardized_images_match_plain_loops(kind):
+    """Also a flat channel and a flat image, which become zeros in place of a division by zero."""
+    torch.manual_seed(0)
+    images = torch.rand(4, 3, 5, 6, dtype=torch.float64)
+    images[1, 2], images[2] = 0.3, 0.7
+    model = build_model(tiny(standardize=kind), 10, 3, 8)
+    model.network = nn.Identity()
+    found = model(images)
+    for image, own in zip(images, found, strict=True):
+        for part, result in zip(image, own, strict=True) if kind == "channel" else ((image, own),):
+            pixels = part.flatten().tolist()
+            mean = 0.0 if kind == "scale" else sum(pixels) / len(pixels)
+            variance = sum((value - mean) ** 2 for value in pixels) / len(pixels)
+            wanted = [(value - mean) / math.sqrt(variance + 1e-6) for value in pixels]
+            assert result.flatten().tolist() == pytest.approx(wanted, abs=1e-9)
+    assert found[2].abs().max() < 1e-9 or kind == "scale"
+
+
+def test_standardized_channels_do_not_see_contrast_and_brightness(tmp_path):
+    """A network of a run, loaded again, has the same outputs for all images without clamped pixels."""
+    run, _ = train(tiny(standardize="channel", steps=1), tmp_path)
+    model = load_model(run)[0].double()
+    images = 0.4 + 0.2 * torch.rand(5, 1, 8, 8, dtype=torch.float64)
+    changed = corrupt(corrupt(images, "contrast", 3), "brightness", 5)
+    assert changed.max() < 1
+    torch.testing.assert_close(model(changed), model(images), atol=1e-2, rtol=1e-2)
+    assert not torch.allclose(model(images.flip(3)), model(images), atol=1e-2, rtol=1e-2)
 
 
 def test_a_tracker_writes_the_curves(tmp_path):

@@ -16,7 +16,7 @@ from dcnet.experiments.catalogue.attack_tables import (
     OPERATORS,
     SOURCE_SEEDS,
     WHITE,
-    images_to_attack,
+    load_test_images,
     predictions,
     source_of,
 )
@@ -100,7 +100,7 @@ def _register(name: str, variant: Variant) -> None:
     def evaluate(model: nn.Module, record: Record, runs: Path, data_dir: Path | None) -> dict[str, Any]:
         own, device = record.run_config(), next(model.parameters()).device
         source = load_model(Run.of(variant.source_of(own), runs))[0].to(device)
-        return variant.measure(model, *images_to_attack(own, data_dir, device), source)
+        return variant.measure(model, *load_test_images(own, data_dir, device), source)
 
 
 for _name, _variant in VARIANTS.items():

@@ -61,7 +61,7 @@ def _source_and_images(
 ) -> tuple[nn.Module, Tensor, Tensor]:
     own, device = record.run_config(), next(model.parameters()).device
     source = load_model(Run.of(source_of(own), runs))[0].to(device)
-    return source, *images_to_attack(own, data_dir, device)
+    return source, *load_test_images(own, data_dir, device)
 
 
 @register_evaluation("attacks")
@@ -83,7 +83,7 @@ def attacks_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | No
 @register_evaluation("attacks-today")
 def attacks_today_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | None) -> dict[str, Any]:
     """Returns accuracies under PGD with many steps and restarts, and AutoAttack, on the first test images."""
-    images, labels = images_to_attack(record.run_config(), data_dir, next(model.parameters()).device)
+    images, labels = load_test_images(record.run_config(), data_dir, next(model.parameters()).device)
     images, labels = images[:MODERN_IMAGES], labels[:MODERN_IMAGES]
     return {
         "epsilon": EPSILON,
@@ -95,7 +95,7 @@ def attacks_today_of(model: nn.Module, record: Record, runs: Path, data_dir: Pat
     }
 
 
-def images_to_attack(own: RunConfig, data_dir: Path | None, device: torch.device) -> tuple[Tensor, Tensor]:
+def load_test_images(own: RunConfig, data_dir: Path | None, device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns all test images and labels; in a smoke test, only as many as it trains on."""
     data = load_dataset(own.dataset, data_dir)
     assert isinstance(data, Dataset)
