@@ -1,5 +1,6 @@
 """Random augmentation, and the batches of a dataset in memory as a function of seed and step."""
 
+import dataclasses
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from dcnet.checks import check_whole
 from dcnet.data.dataset import Split
 
 GRAY = 127.5 / 255
+# Takes the place of an epoch in the seed of alternate flips.
+FLIPS = -1
 
 
 def _symmetric(at: Tensor, size: int) -> Tensor:
@@ -46,12 +49,15 @@ class Augmentation:
             "zeros" adds black.
         flip: mirror half of the images horizontally.
         cutout: side of a gray square around a random pixel; 0 for none.
+        alternate_flips: with `flip`, mirror a random half of the images in the first epoch, the other half in the next
+            one, and so on, so that two epochs have each image in both forms.
     """
 
     pad: int = 0
     pad_mode: str = "symmetric"
     flip: bool = False
     cutout: int = 0
+    alternate_flips: bool = False
 
     def __post_init__(self) -> None:
         for name in ("pad", "cutout"):
@@ -209,7 +215,11 @@ class Batches:
         generator = make_generator(self.seed, epoch)
         count, (height, width) = len(self.split), self.split.images.shape[2:]
         order = torch.randperm(count, generator=generator)
-        return BatchDraws.of(order, draw(self.augmentation, count, (height, width), generator)).table
+        draws = draw(self.augmentation, count, (height, width), generator)
+        if self.augmentation.alternate_flips:
+            first = torch.randint(0, 2, (count,), generator=make_generator(self.seed, FLIPS)).bool()
+            draws = dataclasses.replace(draws, flips=first[order] ^ bool(epoch % 2))
+        return BatchDraws.of(order, draws).table
 
     def images(self, draws: BatchDraws) -> tuple[Tensor, Tensor]:
         """Images of a batch as float32 in [0, 1], and their labels; a CUDA graph can capture it."""

@@ -34,6 +34,7 @@ class Cell:
         first_seed: the seed of the first run; the next runs have the next seeds.
         evaluation: name of the evaluation that measures the number; None if training alone does.
         seeds: number of runs; None for that of the experiment.
+        target: a number to reach; the table says how many runs did. None for no target.
     """
 
     row: str
@@ -45,6 +46,7 @@ class Cell:
     first_seed: int = 0
     evaluation: str | None = None
     seeds: int | None = None
+    target: float | None = None
 
     def configs(self, seeds: int) -> tuple[RunConfig, ...]:
         """Returns the configs of the first `seeds` runs, or of as many runs as the cell has."""

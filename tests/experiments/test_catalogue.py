@@ -14,7 +14,7 @@ from torch import nn
 
 from dcnet.cli.app import parse
 from dcnet.experiments import experiments, get_experiment, select_experiments
-from dcnet.experiments.catalogue import attack_tables
+from dcnet.experiments.catalogue import attack_tables, speedruns
 from dcnet.experiments.catalogue.attack_tables import source_of
 from dcnet.experiments.catalogue.imagenet_table import top_5_of
 from dcnet.experiments.experiment import NOT_CONVERGED
@@ -181,6 +181,29 @@ def test_sides_of_the_contests():
     assert {one.config.train_images for side in few for one in side.candidates} == {1_000}
     normalized = get_experiment("contest-resnet32").rules.sides[-1].candidates[0].config
     assert (normalized.operator, normalized.classifier) == ("linear-sqcos", "normalized")
+
+
+def test_speedruns_have_as_many_trials_on_each_side_and_run_the_chosen_ones():
+    trials, chosen = get_experiment("speedrun_trials"), get_experiment("speedrun")
+    for network, sides in speedruns.CHOSEN.items():
+        counts = {side: sum(row.startswith(f"{network}, {side}, ") for row in trials.rows) for side in sides}
+        assert len(set(counts.values())) == 1
+        assert min(counts.values()) >= 8
+        for side, trial in sides.items():
+            tried = trials.cell(f"{network}, {side}, {trial}", "accuracy, %").config
+            assert tried.dataset == "cifar100-validation"
+            final = chosen.cell(f"{network}, {side}", "accuracy, %").config
+            assert final == dataclasses.replace(tried, dataset="cifar100")
+    assert chosen.seeds >= 10
+    for cell in (*trials.cells, *chosen.cells):
+        # The only evaluation is that of the last step.
+        assert cell.config.evaluate_every == cell.config.steps
+
+
+def test_seconds_of_a_speedrun_are_those_of_all_steps():
+    cell = get_experiment("speedrun").cell("speednet, plain", "training, s")
+    record = Record.from_json({"timings": {"step_ms": 4.0, "training": 3.0}})
+    assert cell.value(record) == pytest.approx(4.0 * cell.config.steps / 1000)
 
 
 def test_the_experiment_of_the_docs_can_be_selected(monkeypatch):

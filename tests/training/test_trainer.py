@@ -9,11 +9,11 @@ import pytest
 import torch
 from helpers.small_runs import ON_CPU, InterruptsAt, Noisy, Remembers, tiny, train, weights
 
-from dcnet.data import Batches, load_dataset
+from dcnet.data import Augmentation, Batches, load_dataset
 from dcnet.robustness import accuracy
 from dcnet.training import Callback, Execution, Run, Trainer, load_model, read_record
 from dcnet.training.record import Curves
-from dcnet.training.schedules import Plateau
+from dcnet.training.schedules import Linear, Plateau
 from dcnet.training.step import Meter
 
 
@@ -87,6 +87,14 @@ def test_an_interrupted_run_resumes_to_the_same_bits(finished, tmp_path, step):
         {"adversary": "pgd(steps=2)", "margin": "arcface", "annealing": "auto"},
         {"schedule": Plateau(patience=1, better=0.5), "evaluate_every": 1},
         {"operator": "conv", "label_smoothing": 0.1, "log_floor": 1e-4},
+        {
+            "model": "speednet",
+            "progressive_sizes": "4:0.3,6:0.8",
+            "augmentation": Augmentation(flip=True, alternate_flips=True),
+            "schedule": Linear(),
+            "optimizer": "muon",
+            "other_rate": 0.1,
+        },
     ],
 )
 def test_checkpoints_hold_the_whole_state_of_training(tmp_path, changes):
