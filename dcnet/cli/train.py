@@ -154,7 +154,7 @@ class RecipeOptions:
     """With --flip, flip an image in every second epoch, instead of at random."""
 
     adversary: Spec = None
-    """Adversarial training: fgsm, "pgd(epsilon=8/255,steps=7)" or "trades(beta=6)"."""
+    """Adversarial training: fgsm, n-fgsm, "pgd(epsilon=8/255,steps=7)" or "trades(beta=6)"."""
 
     projection_every: Whole = None
     """Steps between weight projections: 0 for none, 1 for a projection in every step."""

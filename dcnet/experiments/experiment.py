@@ -92,6 +92,7 @@ class Experiment:
         higher_is_better: whether larger numbers are better.
         contest: whether the rows, with one cell each, compete for the best result.
         hunt: whether rows, named "setting: measure", compete for the smallest difference from the paper.
+        collapses: whether the rows train in one step of an attack, and may collapse; see `dcnet.experiments.collapse`.
         not_run: why the experiment is not run by default, in one sentence.
         possible: a function of the data folder that tells whether the experiment can be run nevertheless.
         notes: sentences shown below the table.
@@ -106,6 +107,7 @@ class Experiment:
     higher_is_better: bool = False
     contest: bool = False
     hunt: bool = False
+    collapses: bool = False
     not_run: str | None = None
     possible: Callable[[Path | None], bool] | None = None
     notes: tuple[str, ...] = ()

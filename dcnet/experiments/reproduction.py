@@ -37,6 +37,7 @@ def smoke_test(experiment: Experiment) -> Experiment:
         rules=rules,
         seeds=1,
         contest=False,
+        collapses=False,
         not_run=None,
         notes=(SMOKE_NOTE,),
     )

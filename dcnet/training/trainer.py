@@ -235,7 +235,7 @@ class Trainer:
         with self.clock.measure("start" if starting else "training"):
             self.setup.train_step(self.done, self.record.curves.train_loss)
             self.done += 1
-            # Before a change of the image size, wait for the device, so that the time of its work is not that of a start.
+            # Before a change of the image size, wait for the device: its queued work counts as training, not as start.
             reads = starting or due or self.done % self.read_every == 0 or self.done in starts
             reading = self._read_meter() if reads else None
         if due and reading is not None:
