@@ -195,9 +195,17 @@ def test_speedruns_have_as_many_trials_on_each_side_and_run_the_chosen_ones():
             final = chosen.cell(f"{network}, {side}", "accuracy, %").config
             assert final == dataclasses.replace(tried, dataset="cifar100")
     assert chosen.seeds >= 10
+    linear, tanh = (chosen.cell(f"speednet, {side}", "accuracy, %").config for side in ("linear-cos", "tanh-cos"))
+    assert linear == dataclasses.replace(tanh, operator="linear-cos")
     for cell in (*trials.cells, *chosen.cells):
         # The only evaluation is that of the last step.
         assert cell.config.evaluate_every == cell.config.steps
+    for network, batch_size, factor in (("ResNet-32", 1_024, 2**0.5), ("speednet", 512, 0.5**0.5)):
+        larger = trials.cell(f"{network}, plain, batches of {batch_size:,}", "accuracy, %").config
+        assert larger.lr == pytest.approx(factor * speedruns.RATES[network]["plain"][1], rel=1e-2)
+        assert larger.lr * larger.other_rate == pytest.approx(speedruns.ADAMW, rel=1e-2)
+    faster = trials.cell("speednet, tanh-cos, AdamW 0.005", "accuracy, %").config
+    assert faster.lr * faster.other_rate == pytest.approx(0.005, rel=1e-2)
 
 
 def test_seconds_of_a_speedrun_are_those_of_all_steps():

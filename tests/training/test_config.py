@@ -37,7 +37,7 @@ def test_every_value_changes_the_hash():
 
 
 def test_the_other_rate_of_a_recipe_is_ignored_by_other_optimizers():
-    assert recipe("speedrun").other_rate == 0.25
+    assert recipe("speedrun").other_rate == 0.2
     assert recipe("speedrun", optimizer="sgd").other_rate is None
 
 

@@ -2,6 +2,7 @@
 
 `speedrun_trials` compares recipes on held-out training images, and `speedrun` runs the best ones on the test set."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from dcnet.data.cifar import VALIDATION
 from dcnet.experiments.experiment import Cell, Experiment, register
 from dcnet.operator import PLAIN
 from dcnet.training import RunConfig, recipe
+from dcnet.training.config import OF_FILTERS
 
 ACCURACY, SECONDS = "accuracy, %", "training, s"
 SIDES = {"plain": PLAIN, "tanh-cos": "tanh-cos", "linear-cos": "linear-cos"}
@@ -21,62 +23,76 @@ NOTE = (
 )
 Trials = Mapping[str, Mapping[str, Any]]
 
+# Rates of Muon by network and side, the middle one for all other trials of Muon. Without projection, plain filters grow
+# to norms at which they need larger rates.
+RATES: dict[str, dict[str, tuple[float, float, float]]] = {
+    "ResNet-32": {"plain": (8e-3, 0.016, 0.032), "tanh-cos": (5e-3, 0.01, 0.02)},
+    "speednet": {"plain": (0.025, 0.05, 0.1), "tanh-cos": (0.015, 0.03, 0.06)},
+}
+# The rate of AdamW, for parameters that are no filters.
+ADAMW = 2e-3
 # Changes to the recipes, for both sides.
 SHARED: dict[str, Trials] = {
     "ResNet-32": {
-        "Muon 0.008": {},
-        "Muon 0.004": {"lr": 4e-3},
-        "Muon 0.016": {"lr": 0.016},
-        "batches of 1,024": {"lr": 0.012, "batch_size": 1_024, "steps": 1_800},
+        "batches of 1,024": {"batch_size": 1_024, "steps": 1_800},
         "24 pixels up to 60 %": {"progressive_sizes": "24:0.6", "steps": 2_800},
         "momentum 0.95": {"momentum": 0.95},
     },
     "speednet": {
-        "Muon 0.02": {},
-        "Muon 0.01": {"lr": 0.01},
-        "Muon 0.04": {"lr": 0.04},
-        "batches of 512": {"lr": 0.014, "batch_size": 512, "steps": 1_760},
+        "batches of 512": {"batch_size": 512, "steps": 1_760},
         "GELU": {"activation": "gelu"},
         "600 steps": {"steps": 600},
         "24 pixels up to 60 %": {"progressive_sizes": "24:0.6"},
+        "AdamW 0.005": {"adamw": 5e-3},
     },
 }
-PLAIN_TRIALS: dict[str, Trials] = {
+# The decay of decoupled networks concerns only the classifier, shortcuts and batch normalization, so it is not varied.
+OWN: dict[str, dict[str, Trials]] = {
     "ResNet-32": {
-        "SGD 0.2": {"optimizer": "sgd", "lr": 0.2, "weight_decay": 1e-3},
-        "decay 0.15": {"weight_decay": 0.15},
-    },
-    "speednet": {"SGD 0.4": {"optimizer": "sgd", "lr": 0.4, "weight_decay": 1e-3}},
-}
-# The decay concerns the classifier and batch normalization only, so it is not varied.
-DECOUPLED_TRIALS: dict[str, Trials] = {
-    "ResNet-32": {
-        "Adam 0.002": {"optimizer": "adam", "lr": 2e-3, "weight_decay": 5e-4},
-        "SGD on the sphere 0.04": {"optimizer": "sphere-sgd", "lr": 0.04, "projection_every": 0, "other_rate": 0.05},
+        "plain": {
+            "SGD 0.2": {"optimizer": "sgd", "lr": 0.2, "weight_decay": 1e-3},
+            "decay 0.2": {"weight_decay": 0.2},
+        },
+        "tanh-cos": {
+            "Adam 0.002": {"optimizer": "adam", "lr": 2e-3, "weight_decay": 5e-4},
+            "SGD on the sphere 0.04": {"optimizer": "sphere-sgd", "lr": 0.04, "projection_every": 0},
+        },
     },
     "speednet": {
-        "SGD on the sphere 0.08": {"optimizer": "sphere-sgd", "lr": 0.08, "projection_every": 0, "other_rate": 0.025}
+        "plain": {"SGD 0.4": {"optimizer": "sgd", "lr": 0.4, "weight_decay": 1e-3}},
+        "tanh-cos": {"SGD on the sphere 0.08": {"optimizer": "sphere-sgd", "lr": 0.08, "projection_every": 0}},
     },
 }
 # The chosen trials by network; linear-cos has that of tanh-cos.
 CHOSEN = {
-    "ResNet-32": {"plain": "Muon 0.008", "tanh-cos": "Muon 0.008"},
-    "speednet": {"plain": "Muon 0.02", "tanh-cos": "Muon 0.02"},
+    "ResNet-32": {"plain": "Muon 0.016", "tanh-cos": "Muon 0.01"},
+    "speednet": {"plain": "Muon 0.05", "tanh-cos": "Muon 0.03"},
 }
 
 
 def trials_of(network: str, side: str) -> Trials:
-    """Returns the changes to the recipe of a network in the trials of a side."""
-    own = PLAIN_TRIALS if side == "plain" else DECOUPLED_TRIALS
-    return {**SHARED[network], **own[network]}
+    """Returns the changes to the recipe of a network in the trials of a side, the middle rate first."""
+    low, middle, high = RATES[network][side]
+    rates = {f"Muon {rate:g}": {"lr": rate} for rate in (middle, low, high)}
+    return {**rates, **SHARED[network], **OWN[network][side]}
 
 
 def speedrun_config(network: str, side: str, trial: str, **changes: Any) -> RunConfig:
     """Returns the config of a trial, which is evaluated only after its last step."""
-    name, _ = NETWORKS[network]
-    own = dict(trials_of(network, side)[trial])
-    steps = own.get("steps") or recipe(name).steps
-    return recipe(name, operator=SIDES[side], **{**own, "evaluate_every": steps, **changes})
+    tried = "plain" if side == "plain" else "tanh-cos"
+    base, own = recipe(NETWORKS[network][0]), dict(trials_of(network, tried)[trial])
+    adamw = own.pop("adamw", ADAMW)
+    # The rate of Muon grows like the root of the batch size.
+    scale = math.sqrt(own.get("batch_size", base.batch_size) / base.batch_size)
+    rate = own.setdefault("lr", _rounded(scale * RATES[network][tried][1]))
+    if own.get("optimizer", base.optimizer) in OF_FILTERS:
+        own["other_rate"] = _rounded(adamw / rate)
+    own["evaluate_every"] = own.get("steps", base.steps)
+    return recipe(base.recipe, operator=SIDES[side], **{**own, **changes})
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 def _cells(row: str, config: RunConfig, target: float) -> tuple[Cell, Cell]:
@@ -113,7 +129,7 @@ def speedrun() -> Experiment:
         for side in SIDES
         for cell in _cells(
             f"{network}, {side}",
-            speedrun_config(network, side, CHOSEN[network]["plain" if side == "plain" else "tanh-cos"]),
+            speedrun_config(network, side, CHOSEN[network].get(side, CHOSEN[network]["tanh-cos"])),
             target,
         )
     )
