@@ -150,10 +150,11 @@ class Muon(FilterOptimizer):
 
     Args:
         model: the network, plain or decoupled.
-        lr: learning rate of all parameters.
+        lr: learning rate.
         momentum: momentum of filters.
         weight_decay: decoupled weight decay; unweighted decoupled filters do not decay.
         weighted: whether the filters of weighted operators decay.
+        other_rate: multiplies the learning rate of all other parameters.
     """
 
     def __init__(
@@ -163,8 +164,9 @@ class Muon(FilterOptimizer):
         momentum: float = 0.95,
         weight_decay: float = 0.0,
         weighted: bool = True,
+        other_rate: float = 1.0,
     ):
-        super().__init__(model, _filters(model), lr, momentum, weight_decay, 1.0, weighted)
+        super().__init__(model, _filters(model), lr, momentum, weight_decay, other_rate, weighted)
 
     def update(
         self, filters: Tensor, gradients: Tensor, momenta: Tensor, group: dict[str, Any]

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -230,7 +231,7 @@ def test_the_classifier_and_vectors_are_left_to_adamw():
 BOTH = [Muon, SphereSGD]
 
 
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", [*BOTH, partial(Muon, other_rate=0.1)])
 def test_other_parameters_follow_adamw(kind):
     model = network("tanh-cos").double()
     twin = copy.deepcopy(model)

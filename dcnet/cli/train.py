@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dcnet.training.identity import Data
     from dcnet.training.session import Session
 
-AUGMENTATION = ("pad", "flip", "cutout", "brightness", "contrast")
+AUGMENTATION = ("pad", "flip", "cutout", "brightness", "contrast", "alternate_flips")
 
 
 def by_recipe(metavar: str) -> Any:
@@ -86,6 +86,9 @@ class NetworkOptions:
     image_size: Whole = None
     """The side of the crops from a folder of images, and of the input of a timm vision transformer."""
 
+    progressive_sizes: Spec = None
+    """Smaller training images first: 16:0.4,24:0.7 for 16 pixels up to 40 % of the steps, 24 up to 70 %."""
+
     pretrained: Annotated[str | None, by_recipe("RUN")] = None
     """Start from the weights of this run, or from a file in its folder, such as a checkpoint."""
 
@@ -117,6 +120,9 @@ class RecipeOptions:
     momentum: Decimal = None
     """The momentum of sgd, muon and sphere-sgd."""
 
+    other_rate: Decimal = None
+    """Multiplies the learning rate of parameters that are no filters, for muon and sphere-sgd."""
+
     weight_decay: Decimal = None
     """L2 decay of all parameters except unweighted decoupled filters and learned constants of operators."""
 
@@ -124,7 +130,8 @@ class RecipeOptions:
     """Apply --weight-decay to the filters of weighted operators."""
 
     schedule: Annotated[
-        Literal["step", "plateau", "cosine", "constant"] | None, by_recipe("{step,plateau,cosine,constant}")
+        Literal["step", "plateau", "cosine", "linear", "constant"] | None,
+        by_recipe("{step,plateau,cosine,linear,constant}"),
     ] = None
     """The learning-rate schedule; step multiplies the rate by 0.1 after one half and three quarters of the steps."""
 
@@ -155,8 +162,11 @@ class RecipeOptions:
     """Standardize each image, or each of its channels, to mean 0 and deviation 1, or scale it to a mean square of 1,
     instead of the same normalization for all images."""
 
+    alternate_flips: Annotated[bool | None, by_recipe("{True,False}")] = None
+    """With --flip, flip an image in every second epoch, instead of at random."""
+
     adversary: Spec = None
-    """Adversarial training: fgsm, "pgd(epsilon=8/255,steps=7)" or "trades(beta=6)"."""
+    """Adversarial training: fgsm, n-fgsm, "pgd(epsilon=8/255,steps=7)" or "trades(beta=6)"."""
 
     projection_every: Whole = None
     """Steps between weight projections: 0 for none, 1 for a projection in every step."""

@@ -1,5 +1,6 @@
 """Random augmentation, and the batches of a dataset in memory as a function of seed and step."""
 
+import dataclasses
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from dcnet.data.dataset import Split
 GRAY = 127.5 / 255
 # The draws of brightness and contrast are whole numbers from -LEVELS to LEVELS, which a table of integers can hold.
 LEVELS = 1 << 15
+# Takes the place of an epoch in the seed of alternate flips.
+FLIPS = -1
 
 
 def _symmetric(at: Tensor, size: int) -> Tensor:
@@ -51,6 +54,8 @@ class Augmentation:
         brightness: the largest value that is added to all pixels of an image, or subtracted, with pixels in [0, 1].
         contrast: the largest relative change of the differences from the mean of each channel; 0.8 for 0.2 to 1.8 times
             the contrast.
+        alternate_flips: with `flip`, mirror a random half of the images in the first epoch, the other half in the next
+            one, and so on, so that two epochs have each image in both forms.
     """
 
     pad: int = 0
@@ -59,6 +64,7 @@ class Augmentation:
     cutout: int = 0
     brightness: float = 0.0
     contrast: float = 0.0
+    alternate_flips: bool = False
 
     def __post_init__(self) -> None:
         for name in ("pad", "cutout"):
@@ -236,7 +242,11 @@ class Batches:
         generator = make_generator(self.seed, epoch)
         count, (height, width) = len(self.split), self.split.images.shape[2:]
         order = torch.randperm(count, generator=generator)
-        return BatchDraws.of(order, draw(self.augmentation, count, (height, width), generator)).table
+        draws = draw(self.augmentation, count, (height, width), generator)
+        if self.augmentation.alternate_flips:
+            first = torch.randint(0, 2, (count,), generator=make_generator(self.seed, FLIPS)).bool()
+            draws = dataclasses.replace(draws, flips=first[order] ^ bool(epoch % 2))
+        return BatchDraws.of(order, draws).table
 
     def images(self, draws: BatchDraws) -> tuple[Tensor, Tensor]:
         """Images of a batch as float32 in [0, 1], and their labels; a CUDA graph can capture it."""

@@ -34,6 +34,7 @@ class Cell:
         first_seed: the seed of the first run; the next runs have the next seeds.
         evaluation: name of the evaluation that measures the number; None if training alone does.
         seeds: number of runs; None for that of the experiment.
+        target: a number to reach; the table says how many runs did. None for no target.
     """
 
     row: str
@@ -45,6 +46,7 @@ class Cell:
     first_seed: int = 0
     evaluation: str | None = None
     seeds: int | None = None
+    target: float | None = None
 
     def configs(self, seeds: int) -> tuple[RunConfig, ...]:
         """Returns the configs of the first `seeds` runs, or of as many runs as the cell has."""
@@ -90,6 +92,7 @@ class Experiment:
         higher_is_better: whether larger numbers are better.
         contest: whether the rows, with one cell each, compete for the best result.
         hunt: whether rows, named "setting: measure", compete for the smallest difference from the paper.
+        collapses: whether the rows train in one step of an attack, and may collapse; see `dcnet.experiments.collapse`.
         not_run: why the experiment is not run by default, in one sentence.
         possible: a function of the data folder that tells whether the experiment can be run nevertheless.
         notes: sentences shown below the table.
@@ -104,6 +107,7 @@ class Experiment:
     higher_is_better: bool = False
     contest: bool = False
     hunt: bool = False
+    collapses: bool = False
     not_run: str | None = None
     possible: Callable[[Path | None], bool] | None = None
     notes: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import combinations, groupby
 from typing import Any
 
+from dcnet.experiments.collapse import CollapseCount, find_collapses
 from dcnet.experiments.contest import ContestState, find_contest
 from dcnet.experiments.experiment import ERROR, NOT_CONVERGED, Experiment
 from dcnet.experiments.status import DIGITS, CellStatus, pooled_deviation
@@ -238,7 +239,7 @@ def _nearest(gaps: dict[str, dict[tuple[str, str], float]], keys: set[tuple[str,
 
 
 # A statement about a table; `str()` returns it as a sentence.
-Finding = Closeness | RowOrder | Winner | Nearest | ContestState
+Finding = Closeness | RowOrder | Winner | Nearest | ContestState | CollapseCount
 # The functions by the names of the findings in JSON.
 FINDINGS = {
     "near": find_closeness,
@@ -246,6 +247,7 @@ FINDINGS = {
     "winner": find_winner,
     "nearest": find_nearest,
     "contest": find_contest,
+    "collapses": find_collapses,
 }
 
 

@@ -19,7 +19,7 @@ from dcnet.training.record import write_record
 from dcnet.training.runs import runs_root
 
 # The networks of smoke tests, and their training.
-SMOKE_WIDTH, SMOKE_STEPS, SMOKE_IMAGES = 0.05, 2, 60
+SMOKE_WIDTH, SMOKE_STEPS, SMOKE_IMAGES, SMOKE_SIZES = 0.05, 2, 60, "4:0.5"
 # Evaluations that need data other than the digits, or take too long for a smoke test.
 NOT_IN_SMOKE_TESTS = ("faces", "open-set", "attacks-today", "attack-choice", "top-5")
 SMOKE_NOTE = "A smoke test on the digits: it checks that everything runs; the numbers are meaningless."
@@ -36,6 +36,7 @@ def smoke_test(experiment: Experiment) -> Experiment:
         rules=rules,
         seeds=1,
         contest=False,
+        collapses=False,
         not_run=None,
         notes=(SMOKE_NOTE,),
     )
@@ -44,8 +45,8 @@ def smoke_test(experiment: Experiment) -> Experiment:
 def _smoke_cell(cell: Cell) -> Cell:
     if cell.config is None:
         return cell
-    # The paper's number does not apply to the digits.
-    small = dataclasses.replace(cell, config=_smoke_config(cell.config), paper=None)
+    # The paper's number and the target do not apply to the digits.
+    small = dataclasses.replace(cell, config=_smoke_config(cell.config), paper=None, target=None)
     if cell.evaluation not in NOT_IN_SMOKE_TESTS:
         return small
     # The network is trained, but not evaluated.
@@ -62,6 +63,7 @@ def _smoke_config(config: RunConfig) -> RunConfig:
         batch_size=SMOKE_IMAGES // 2,
         train_images=SMOKE_IMAGES,
         image_size=None,
+        progressive_sizes=config.progressive_sizes and SMOKE_SIZES,
         evaluate_every=SMOKE_STEPS,
         precision="float32",
         pixel_mean=(0.0,),

@@ -143,6 +143,12 @@ class CellStatus:
         # Adding 0.0 turns -0.0 into 0.0.
         return round(round(self.mean, DIGITS) - paper, DIGITS) + 0.0
 
+    @property
+    def reached(self) -> int | None:
+        """The number of runs that reached the target; None without a target."""
+        target = self.cell.target
+        return None if target is None else sum(value >= target for value in self.values)
+
     def misses_by(self, higher_is_better: bool) -> float | None:
         """Returns how much worse our mean is than the paper's number; 0 if it is not worse, None if unknown."""
         if self.difference is None:
@@ -163,13 +169,16 @@ class CellStatus:
             "paper": self.cell.paper,
             "difference": self.difference,
             "misses_by": self.misses_by(higher_is_better),
+            **({} if self.reached is None else {"target": self.cell.target, "reached": self.reached}),
         }
 
     def __str__(self) -> str:
-        """Formats our result, and in parentheses the paper's number and the difference."""
+        """Formats our result, and in parentheses the paper's number and the difference, or the runs at the target."""
         ours = {"quoted": "-", "missing": "missing"}.get(self.state) or self.ours
-        paper = "" if self.cell.paper is None else self._paper()
-        return f"{ours} ({paper})" if paper else ours
+        about = "" if self.cell.paper is None else self._paper()
+        if self.reached is not None and self.runs:
+            about = f"{self.reached} of {self.runs} reach {self.cell.target:g}"
+        return f"{ours} ({about})" if about else ours
 
     @property
     def ours(self) -> str:

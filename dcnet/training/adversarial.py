@@ -1,4 +1,4 @@
-"""Adversarial training: FGSM, PGD and TRADES."""
+"""Adversarial training: FGSM, N-FGSM, PGD and TRADES."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -156,6 +156,34 @@ class FGSM(Adversary):
         if self.share == 1:
             return of(target.trained, changed, labels)
         return _mixed_loss(of, target.trained, images, changed, labels, self.share)
+
+
+@register
+@dataclass(frozen=True)
+class NFGSM(Adversary):
+    """Trains on images after uniform noise of at most noise * epsilon per pixel, and a step of epsilon from there.
+
+    The perturbation is not projected, so it has up to (1 + noise) * epsilon per pixel; pixels stay in [0, 1].
+    """
+
+    name: ClassVar[str] = "n-fgsm"
+    about: ClassVar[str] = "images after noise, and one step along the sign of the gradient, without projection"
+    noise: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(f"noise of {self.name}", self.noise, least=0)
+
+    @property
+    def cost(self) -> float:
+        return 2.0
+
+    def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        start = (images + self.noise * self.epsilon * (2 * torch.rand_like(images) - 1)).clamp(0, 1)
+        with preserve_buffers(target.module):
+            reach = (self.epsilon, self.epsilon, 1)
+            changed = perturb_within(target.attacked, cross_entropy, labels, start, start, *reach)
+        return of(target.trained, changed, labels)
 
 
 @register

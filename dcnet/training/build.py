@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dcnet.filter_optimizers import Muon, SphereSGD
+from dcnet.filter_optimizers import OTHER_RATE, Muon, SphereSGD
 from dcnet.losses import MarginSoftmax
 from dcnet.losses.annealing import BY_MARGIN
 from dcnet.models import Network, create_model
@@ -116,12 +116,12 @@ def _adamw(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Opt
 
 def _muon(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Optimizer:
     _check_whole(config, sharded)
-    return Muon(model, rate, config.momentum, config.weight_decay, config.decay_weighted)
+    return Muon(model, rate, config.momentum, config.weight_decay, config.decay_weighted, config.other_rate or 1.0)
 
 
 def _sphere_sgd(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Optimizer:
     _check_whole(config, sharded)
-    return SphereSGD(model, rate, config.momentum, config.weight_decay)
+    return SphereSGD(model, rate, config.momentum, config.weight_decay, config.other_rate or OTHER_RATE)
 
 
 # The optimizers by the names in a config.

@@ -16,7 +16,7 @@ from dcnet.losses import as_margin
 from dcnet.models.timm_models import PREFIX
 from dcnet.operator import PLAIN, Operator, is_plain
 from dcnet.training.adversarial import Adversary, as_adversary
-from dcnet.training.schedules import Cosine, Schedule, schedule_of
+from dcnet.training.schedules import Cosine, ImageSizes, Schedule, schedule_of
 
 # Valid names of fields, and minimum values of integer fields.
 CHOICES = {
@@ -27,6 +27,8 @@ CHOICES = {
 }
 # Optimizers with the field `momentum`, and those that need filters whose norm has no effect.
 WITH_MOMENTUM, ON_SPHERE = ("sgd", "muon", "sphere-sgd"), ("sphere-sgd",)
+# Optimizers of filters, which update other parameters by AdamW.
+OF_FILTERS = ("muon", "sphere-sgd")
 ANNEALINGS = ("auto", "none")
 LEAST = {
     "steps": 1,
@@ -61,6 +63,8 @@ class RunConfig:
         norm_momentum: see `dcnet.create_model`; None for the default of the network.
         init_variance: see `dcnet.create_model`; None for the default of the network.
         image_size: side of the crops from a folder of images; other datasets have a fixed size.
+        progressive_sizes: smaller training images first: "16:0.4,24:0.7" for 16 pixels in the first 40 % of the steps,
+            24 up to 70 %, and then the full size. The network must take images of any size.
         margin: a spec such as "a-softmax(m=2)" for a head with a margin instead of the classifier.
         margin_scale: a number, "norm" or "learned"; None for the default of the margin.
         annealing: "auto" or "none"; None for the default of the margin.
@@ -71,6 +75,8 @@ class RunConfig:
         steps: optimizer steps; give either `steps` or `epochs`.
         optimizer: "adam", "adamw", "sgd", or one of `dcnet.filter_optimizers`: "muon" or "sphere-sgd".
         lr: initial learning rate; the angle of a step, in radians, for sphere-sgd.
+        other_rate: multiplies the learning rate of parameters that are no filters, for muon and sphere-sgd; None for
+            the default of the optimizer.
         weight_decay: added to the gradient by adam and sgd, decoupled by the others; `dcnet.optim.param_groups` selects
             the parameters.
         decay_weighted: whether the filters of weighted operators decay. Ignored for all others.
@@ -107,6 +113,7 @@ class RunConfig:
     norm_momentum: float | None = None
     init_variance: float | None = None
     image_size: int | None = None
+    progressive_sizes: str | None = None
     margin: str | None = None
     margin_scale: float | str | None = None
     annealing: str | None = None
@@ -120,6 +127,7 @@ class RunConfig:
     optimizer: str = "adam"
     lr: float = 1e-3
     momentum: float = 0.9
+    other_rate: float | None = None
     weight_decay: float = 0.0
     decay_weighted: bool = True
     schedule: Schedule = field(default_factory=Cosine)
@@ -149,6 +157,9 @@ class RunConfig:
                 object.__setattr__(self, name, nothing)
         if is_plain(spec) or not Operator.parse(spec).weighted:
             object.__setattr__(self, "decay_weighted", True)
+        if self.optimizer not in OF_FILTERS:
+            # Reset as well, so that a recipe can be used with other optimizers.
+            object.__setattr__(self, "other_rate", None)
         for name in ("pixel_mean", "pixel_std"):
             object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
         self._check()
@@ -168,6 +179,10 @@ class RunConfig:
             check_number(name, getattr(self, name), least=0)
         for name in ("momentum", "label_smoothing"):
             check_number(name, getattr(self, name), least=0, below=1)
+        if self.other_rate is not None:
+            check_number("other_rate", self.other_rate, above=0)
+        if self.progressive_sizes is not None:
+            object.__setattr__(self, "progressive_sizes", str(ImageSizes.parse(self.progressive_sizes)))
         if self.seed >= 2**SEED_BITS:
             raise ValueError(f"seed must be below 2^{SEED_BITS}, not {self.seed}")
         if not all(value > 0 for value in self.pixel_std):

@@ -20,6 +20,7 @@ from dcnet.files import fingerprint
 from dcnet.layers import Decoupled
 from dcnet.models import Network
 from dcnet.models.blocks import MarginNetwork, Normalized
+from dcnet.models.speednet import Whitening
 from dcnet.models.timm_models import own_file, with_weights
 from dcnet.operator import PLAIN
 from dcnet.training.build import build_model
@@ -203,6 +204,19 @@ def _read_zip(path: Path) -> dict[str, Any]:
 def _without_wrappers(name: str) -> str:
     """Removes the prefixes of DistributedDataParallel and torch.compile from a name."""
     return str(name).removeprefix("module.").removeprefix("_orig_mod.")
+
+
+# Training images from which fixed whitening filters are computed.
+WHITENING_IMAGES = 5_000
+
+
+def init_whitening_(model: Normalized, dataset: Dataset | FolderDataset, image_size: int) -> None:
+    """Computes the filters of fixed whitening layers from training images; most networks have no such layer."""
+    layers = [layer for layer in model.modules() if isinstance(layer, Whitening)]
+    if layers:
+        images = torch.cat(training_images(dataset, image_size, WHITENING_IMAGES, BATCH))
+        for layer in layers:
+            layer.fit_(model.normalize(images))
 
 
 KEPT = ("running_mean", "running_var")

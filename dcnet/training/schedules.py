@@ -1,11 +1,11 @@
-"""Learning-rate schedules: stateless functions of the step and of the training losses so far."""
+"""Schedules: learning rates and image sizes as functions of the step and of the training losses so far."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dcnet.checks import check_number
+from dcnet.checks import check_number, check_whole
 from dcnet.registry import unknown_name
 
 
@@ -59,7 +59,8 @@ class Cosine(Constant):
     def __post_init__(self) -> None:
         if self.warmup < 0 or not 0 <= self.floor <= 1:
             raise ValueError(
-                f"the cosine schedule needs warmup >= 0 and a floor from 0 to 1, not {self.warmup} and {self.floor}"
+                f"the {self.name} schedule needs warmup >= 0 and a floor from 0 to 1, not {self.warmup} and "
+                f"{self.floor}"
             )
 
     def factor(self, step: int, total: int, losses: Sequence[float]) -> float:
@@ -67,7 +68,22 @@ class Cosine(Constant):
         if step < warmup:
             return (step + 1) / (warmup + 1)
         done = (step - warmup) / max(total - warmup, 1)
-        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * min(done, 1))) / 2
+        return self.floor + (1 - self.floor) * self.decay(min(done, 1.0))
+
+    def decay(self, done: float) -> float:
+        """Returns the share that is left, from 1 to 0, after the fraction `done` of the steps after the warmup."""
+        return (1 + math.cos(math.pi * done)) / 2
+
+
+@dataclass(frozen=True)
+class Linear(Cosine):
+    """A linear decrease of the factor from 1 to `floor`, after a linear warmup, as for `Cosine`."""
+
+    name: ClassVar[str] = "linear"
+    warmup: float = 0.2
+
+    def decay(self, done: float) -> float:
+        return 1 - done
 
 
 @dataclass(frozen=True)
@@ -98,7 +114,7 @@ class Plateau(Constant):
 
 
 Schedule = Constant
-SCHEDULES: dict[str, type[Schedule]] = {kind.name: kind for kind in (Constant, Steps, Cosine, Plateau)}
+SCHEDULES: dict[str, type[Schedule]] = {kind.name: kind for kind in (Constant, Steps, Cosine, Linear, Plateau)}
 
 
 def schedule_of(described: dict[str, Any]) -> Schedule:
@@ -108,3 +124,43 @@ def schedule_of(described: dict[str, Any]) -> Schedule:
     if name not in SCHEDULES:
         raise unknown_name("schedule", str(name), SCHEDULES)
     return SCHEDULES[name](**options)
+
+
+@dataclass(frozen=True)
+class ImageSizes:
+    """Sizes of training images: each smaller size until a fraction of all steps, and then the full size.
+
+    Args:
+        stages: pairs of a size and the fraction of all steps at which it ends, in the order of the steps.
+    """
+
+    stages: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        before = 0.0
+        for size, end in self.stages:
+            check_whole("a progressive size", size, 1)
+            if not before < end < 1:
+                raise ValueError(f"progressive sizes must end at increasing fractions of the steps, not at {end:g}")
+            before = end
+
+    @classmethod
+    def parse(cls, spec: str | None) -> "ImageSizes":
+        """Reads a spec such as "16:0.4,24:0.7": 16 pixels up to 40 % of the steps, 24 up to 70 %; None for none."""
+        try:
+            pairs = [part.split(":") for part in spec.split(",")] if spec is not None else []
+            stages = tuple((int(size), float(end)) for size, end in pairs)
+        except ValueError:
+            raise ValueError(f"progressive sizes must be like 16:0.4,24:0.7, not {spec!r}") from None
+        return cls(stages)
+
+    def __str__(self) -> str:
+        return ",".join(f"{size}:{end:g}" for size, end in self.stages)
+
+    def at(self, step: int, total: int) -> int | None:
+        """Returns the size at a step; None for the full size."""
+        return next((size for size, end in self.stages if step < round(end * total)), None)
+
+    def changes(self, total: int) -> list[int]:
+        """Returns the steps at which the size changes."""
+        return [round(end * total) for _, end in self.stages]

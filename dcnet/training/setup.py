@@ -4,6 +4,7 @@ import inspect
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from dcnet.training.initialization import (
     Loaded,
     build_pretrained,
     init_batch_norm_,
+    init_whitening_,
     refreshed_statistics,
     reset_batch_norm_,
     reset_mean_norms_,
@@ -179,6 +181,8 @@ class Setup:
             model, self.loaded = build_pretrained(config, data, self.image_size, self.device)
             return model
         network = build_model(config, len(data.classes), data.channels, self.image_size)
+        if self.fresh:
+            init_whitening_(network, data, self.image_size)
         if config.pretrained and self.fresh:
             load_run_weights_(network, config.pretrained)
             if operator_of_statistics(config.pretrained) != config.operator:
@@ -219,11 +223,11 @@ class Setup:
 
         init_batch_norm_(self.model, lambda: self._forward(0))
 
-    def _forward(self, step: int) -> None:
-        """Runs the training batch of a step through the network."""
+    def _forward(self, step: int, full_size: bool = False) -> None:
+        """Runs the training batch of a step through the network, at its size in that step or at the full size."""
         torch.manual_seed(self.config.seed)
         with self.accelerator.autocast():
-            self.model(self.source.images(step))
+            self.model(self.source.images(step, full_size))
 
     def train_step(self, step: int, losses: Sequence[float]) -> None:
         """Runs a training step; `losses` are the training losses of all evaluations so far, for the schedule."""
@@ -249,7 +253,7 @@ class Setup:
         count = self.execution.refresh_batches
         if not count:
             return None
-        with refreshed_statistics(self.model, self._forward, count):
+        with refreshed_statistics(self.model, partial(self._forward, full_size=True), count):
             return self.evaluator(self.source.test())
 
     def tensors(self) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from dcnet.training.step import Reading
 
 # Steps between two reads of the meter, by device; on a GPU each read synchronizes.
 READ_EVERY = {"cpu": 1, "cuda": 50}
-# The first steps include compilation and graph capture, so they count as start, not as training.
+# The first steps with images of one size include compilation and graph capture, so they count as start.
 STARTING = 5
 PHASES = ("start", "training", "evaluation", "saving")
 
@@ -229,12 +229,14 @@ class Trainer:
 
     def _one_step(self) -> bool:
         """Runs one training step; reads the meter and evaluates if due. Returns whether an evaluation was due."""
-        starting = self.done - self.started_at < STARTING
+        starts = (self.started_at, *self.setup.source.size_changes)
+        starting = any(0 <= self.done - start < STARTING for start in starts)
         due = (self.done + 1) % self.evaluate_every == 0 or self.done + 1 == self.total
         with self.clock.measure("start" if starting else "training"):
             self.setup.train_step(self.done, self.record.curves.train_loss)
             self.done += 1
-            reads = starting or due or self.done % self.read_every == 0
+            # Before a change of the image size, wait for the device: its queued work counts as training, not as start.
+            reads = starting or due or self.done % self.read_every == 0 or self.done in starts
             reading = self._read_meter() if reads else None
         if due and reading is not None:
             self._evaluate(reading)
@@ -328,7 +330,9 @@ class Trainer:
             self._write("running")
 
     def _write(self, status: str) -> None:
-        parts = pairwise([0, *self.record.resumed_at, self.done])
+        # The first steps after a start, and after each change of the image size, are not timed.
+        starts = {0, *self.record.resumed_at, *self.setup.source.size_changes}
+        parts = pairwise([*sorted(start for start in starts if start < self.done), self.done])
         timed = self.done - sum(min(STARTING, after - before) for before, after in parts)
         self.record.status, self.record.steps_done = status, self.done
         self.record.timings = self.clock.timings(timed, self.config.batch_size)

@@ -1,5 +1,7 @@
 """Augmentation against plain loops with numpy's padding; batches as a function of seed and step."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -227,6 +229,23 @@ def test_seeds_epochs_and_steps_differ():
     # Neither the order nor the augmentation repeats in the next epoch.
     for columns in (slice(0, 1), slice(1, 3), slice(3, 4), slice(4, 6), slice(6, 8)):
         assert not torch.equal(first[:, columns], second[:, columns])
+
+
+def test_alternate_flips_show_each_image_in_both_forms():
+    how = dataclasses.replace(HOW, alternate_flips=True)
+    batches = Batches(split(20), 4, how, seed=0)
+    by_epoch = []
+    for epoch in range(4):
+        tables = [batches.draws(5 * epoch + step) for step in range(5)]
+        flips = {int(i): bool(flip) for one in tables for i, flip in zip(one.index, one.draws.flips, strict=True)}
+        by_epoch.append([flips[i] for i in range(20)])
+    assert by_epoch[0] == by_epoch[2] == [not flip for flip in by_epoch[1]] == [not flip for flip in by_epoch[3]]
+    assert 0 < sum(by_epoch[0]) < 20
+    # Everything else is drawn as without alternation, and another seed flips other images.
+    usual = Batches(split(20), 4, HOW, seed=0).draws(7).table
+    assert torch.equal(batches.draws(7).table[:, [0, 1, 2, 4, 5]], usual[:, [0, 1, 2, 4, 5]])
+    other = Batches(split(20), 20, how, seed=1).draws(0)
+    assert [bool(flip) for _, flip in sorted(zip(other.index, other.draws.flips, strict=True))] != by_epoch[0]
 
 
 @pytest.mark.parametrize("world", [2, 4])

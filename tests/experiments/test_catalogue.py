@@ -15,7 +15,7 @@ from torch import nn
 from dcnet.cli.app import parse
 from dcnet.data import Augmentation
 from dcnet.experiments import experiments, get_experiment, select_experiments
-from dcnet.experiments.catalogue import attack_tables, corruption_contest
+from dcnet.experiments.catalogue import attack_tables, corruption_contest, speedruns
 from dcnet.experiments.catalogue.attack_tables import source_of
 from dcnet.experiments.catalogue.imagenet_table import top_5_of
 from dcnet.experiments.experiment import NOT_CONVERGED, Cell
@@ -146,7 +146,11 @@ def _changed(config, base):
 
 
 CORRUPTED, UNCERTAIN = "contest_corruptions", "contest_uncertainty"
-CONTESTS = [name for name in sorted(experiments) if name.startswith("contest") and name not in (CORRUPTED, UNCERTAIN)]
+CONTESTS = [
+    name
+    for name, make in sorted(experiments.items())
+    if make().rules is not None and name not in (CORRUPTED, UNCERTAIN)
+]
 
 
 @pytest.mark.parametrize("name", CONTESTS)
@@ -257,6 +261,37 @@ def test_uncertainty_of_a_network(monkeypatch, tmp_path):
         assert found["unknown"][name] == pytest.approx(float(wrong), abs=0.02)
     assert found["calibration"] == pytest.approx(uncertainty.calibration_error(logits, labels), abs=1e-5)
     assert found["scaled_calibration"] == pytest.approx(uncertainty.scaled_calibration_error(logits, labels), abs=1e-4)
+
+
+def test_speedruns_have_as_many_trials_on_each_side_and_run_the_chosen_ones():
+    trials, chosen = get_experiment("speedrun_trials"), get_experiment("speedrun")
+    for network, sides in speedruns.CHOSEN.items():
+        counts = {side: sum(row.startswith(f"{network}, {side}, ") for row in trials.rows) for side in sides}
+        assert len(set(counts.values())) == 1
+        assert min(counts.values()) >= 8
+        for side, trial in sides.items():
+            tried = trials.cell(f"{network}, {side}, {trial}", "accuracy, %").config
+            assert tried.dataset == "cifar100-validation"
+            final = chosen.cell(f"{network}, {side}", "accuracy, %").config
+            assert final == dataclasses.replace(tried, dataset="cifar100")
+    assert chosen.seeds >= 10
+    linear, tanh = (chosen.cell(f"speednet, {side}", "accuracy, %").config for side in ("linear-cos", "tanh-cos"))
+    assert linear == dataclasses.replace(tanh, operator="linear-cos")
+    for cell in (*trials.cells, *chosen.cells):
+        # The only evaluation is that of the last step.
+        assert cell.config.evaluate_every == cell.config.steps
+    for network, batch_size, factor in (("ResNet-32", 1_024, 2**0.5), ("speednet", 512, 0.5**0.5)):
+        larger = trials.cell(f"{network}, plain, batches of {batch_size:,}", "accuracy, %").config
+        assert larger.lr == pytest.approx(factor * speedruns.RATES[network]["plain"][1], rel=1e-2)
+        assert larger.lr * larger.other_rate == pytest.approx(speedruns.ADAMW, rel=1e-2)
+    faster = trials.cell("speednet, tanh-cos, AdamW 0.005", "accuracy, %").config
+    assert faster.lr * faster.other_rate == pytest.approx(0.005, rel=1e-2)
+
+
+def test_seconds_of_a_speedrun_are_those_of_all_steps():
+    cell = get_experiment("speedrun").cell("speednet, plain", "training, s")
+    record = Record.from_json({"timings": {"step_ms": 4.0, "training": 3.0}})
+    assert cell.value(record) == pytest.approx(4.0 * cell.config.steps / 1000)
 
 
 def test_the_experiment_of_the_docs_can_be_selected(monkeypatch):

@@ -51,6 +51,17 @@ def test_the_difference_is_rounded_like_its_numbers():
     assert str(CellStatus(cell, (37.85, 37.54), 0, 2)) == "37.70 ± 0.22 (58.24, -20.54)"
 
 
+def test_targets_count_the_runs_that_reach_them():
+    cell = Cell("plain", "accuracy", small(), target=75.0)
+    status = CellStatus(cell, (74.99, 75.0, 75.4), 1, 4)
+    assert str(status) == "75.13 ± 0.23, 1 N/C (2 of 4 reach 75)"
+    assert (status.to_json(True)["target"], status.to_json(True)["reached"]) == (75.0, 2)
+    assert str(CellStatus(cell, (), 0, 4)) == "missing"
+    plain = CellStatus(Cell("plain", "accuracy", small()), (75.0,), 0, 1)
+    assert plain.reached is None
+    assert "reached" not in plain.to_json(True)
+
+
 @pytest.mark.parametrize("error", [19.996, 20.004, 20.0 + 1e-13])
 def test_equal_after_rounding_is_neither_better_nor_worse(tmp_path, error):
     run_with(tmp_path / "runs", CONV, error)

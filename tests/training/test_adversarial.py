@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from helpers.small_runs import InterruptsAt, Remembers, tiny, train
 from torch import nn
 
-from dcnet.training.adversarial import FGSM, PGD, TRADES, Target, adversaries, as_adversary
+from dcnet.training.adversarial import FGSM, NFGSM, PGD, TRADES, Target, adversaries, as_adversary
 from dcnet.training.build import build_model
 from dcnet.training.step import Objective
 
@@ -69,7 +69,9 @@ def test_fgsm_takes_one_step_and_averages_both_losses():
     assert torch.allclose(logits, network(images))
 
 
-@pytest.mark.parametrize("adversary", [FGSM(EPSILON), PGD(EPSILON, steps=2), TRADES(EPSILON, steps=2)], ids=str)
+@pytest.mark.parametrize(
+    "adversary", [FGSM(EPSILON), NFGSM(EPSILON), PGD(EPSILON, steps=2), TRADES(EPSILON, steps=2)], ids=str
+)
 def test_parameters_are_frozen_during_the_attack(adversary):
     network, (images, labels) = Small(), batch()
     frozen = next(network.parameters()).requires_grad_(False)
@@ -116,6 +118,27 @@ def test_predicted_needs_no_extra_pass():
         adversary.loss(Seen(), Target(network, counted, network), images, labels)
         assert len(attacked) == 1
         assert adversary.cost == 3.0
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5, 2.0])
+def test_n_fgsm_adds_noise_and_one_step_without_projection(noise):
+    network, (images, labels) = Small(), batch()
+    torch.manual_seed(3)
+    uniform = torch.rand_like(images)
+    torch.manual_seed(3)
+    loss, logits = NFGSM(EPSILON, noise=noise).loss(seen := Seen(), target(network), images, labels)
+    noisy = images.clone()
+    for place, value in enumerate(uniform.flatten().tolist()):
+        pixel = images.flatten()[place].item() + noise * EPSILON * (2 * value - 1)
+        noisy.view(-1)[place] = min(max(pixel, 0.0), 1.0)
+    changed = stepped(network, noisy, labels, EPSILON)
+    (given,) = seen.images
+    torch.testing.assert_close(given, changed, rtol=0, atol=1e-12)
+    assert torch.allclose(loss, F.cross_entropy(network(changed), labels))
+    assert torch.allclose(logits, network(changed))
+    largest = (given - images).abs().max().item()
+    assert (largest > 1.3 * EPSILON) == (noise > 0)
+    assert largest <= (1 + noise) * EPSILON + 1e-12
 
 
 def test_pgd_has_a_higher_loss_than_fgsm_within_epsilon():
@@ -206,7 +229,7 @@ def test_the_progress_line_shows_the_cost_of_the_adversary(tmp_path):
     train(tiny(steps=1, adversary="pgd(steps=2)"), tmp_path, callback=(callback := Names()))
     assert callback.name.endswith("-seed0, 3x the passes")
     costs = {name: as_adversary(name).cost for name in adversaries}
-    assert costs == {"fgsm": 3.0, "pgd": 8.0, "trades": 12.0}
+    assert costs == {"fgsm": 3.0, "n-fgsm": 2.0, "pgd": 8.0, "trades": 12.0}
     assert as_adversary("fgsm(share=1)").cost == 2.0
 
 
@@ -225,6 +248,7 @@ def test_specs_round_trip():
         "fgsm(epsilon=6/255)",
         "fgsm(epsilon=0.0235)",
         "pgd(steps=3)",
+        "n-fgsm(noise=1.0)",
         "trades(beta=2.0,steps=4)",
         "fgsm(epsilon=0.1,share=1.0,predicted=True)",
     ):
@@ -237,7 +261,7 @@ def test_specs_round_trip():
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        ("fgms", "unknown adversary 'fgms': known are fgsm, pgd, trades; did you mean 'fgsm'?"),
+        ("fgms", "unknown adversary 'fgms': known are fgsm, n-fgsm, pgd, trades; did you mean 'fgsm'?"),
         ("fgsm(epsilon=8)", "epsilon of fgsm, for pixels in [0, 1], must be in (0, 1], not 8"),
         ("fgsm(epsilon=0)", "epsilon of fgsm"),
         ("fgsm(epsilon=8/0)", "invalid adversary"),
@@ -248,6 +272,7 @@ def test_specs_round_trip():
         ("fgsm(predicted=3)", "predicted of fgsm must be True or False, not 3"),
         ("fgsm(predicted='yes')", "predicted of fgsm must be True or False, not 'yes'"),
         ("pgd(steps=0)", "steps of pgd must be a whole number, 1 or more, not 0"),
+        ("n-fgsm(noise=-1)", "noise of n-fgsm must not be negative, not -1"),
         ("pgd(step=-1)", "step of pgd"),
         ("trades(beta=0)", "beta of trades"),
         ("pgd(restarts=3)", "pgd has no 'restarts', only epsilon, steps, step"),

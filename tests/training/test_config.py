@@ -13,7 +13,7 @@ from dcnet.data import Augmentation
 from dcnet.training import RECIPES, RunConfig, config_of, recipe
 from dcnet.training.adversarial import PGD
 from dcnet.training.recipes import command_of
-from dcnet.training.schedules import SCHEDULES, Cosine, Plateau, Steps
+from dcnet.training.schedules import SCHEDULES, Cosine, ImageSizes, Linear, Plateau, Steps
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -34,6 +34,11 @@ def test_every_value_changes_the_hash():
     }  # fmt: skip
     hashes = {base.hash, *(dataclasses.replace(base, **{name: value}).hash for name, value in others.items())}
     assert len(hashes) == len(others) + 1
+
+
+def test_the_other_rate_of_a_recipe_is_ignored_by_other_optimizers():
+    assert recipe("speedrun").other_rate == 0.2
+    assert recipe("speedrun", optimizer="sgd").other_rate is None
 
 
 def test_momentum_requires_an_optimizer_with_momentum():
@@ -94,6 +99,13 @@ def test_plain_networks_ignore_options_of_decoupled_layers():
             {"margin": "arcface", "interclass_filtering_threshold": 0.4, "label_smoothing": 0.1},
             "interclass_filtering_threshold=0.4 does not support label_smoothing (got 0.1): omit one of them",
         ),
+        ({"progressive_sizes": "16"}, "progressive sizes must be like 16:0.4,24:0.7, not '16'"),
+        ({"progressive_sizes": "a:0.5"}, "progressive sizes must be like 16:0.4,24:0.7, not 'a:0.5'"),
+        ({"progressive_sizes": "0:0.5"}, "a progressive size must be a whole number, 1 or more, not 0"),
+        ({"progressive_sizes": "16:0.5,24:0.5"}, "must end at increasing fractions of the steps, not at 0.5"),
+        ({"progressive_sizes": "16:1"}, "must end at increasing fractions of the steps, not at 1"),
+        ({"optimizer": "muon", "other_rate": 0.0}, "other_rate must be positive, not 0.0"),
+        ({"other_rate": 0.5}, "optimizer 'adam' has no other_rate (got 0.5): omit it, or use muon"),
         ({"seed": 2**63}, "seed must be below 2^63, not 9223372036854775808"),
     ],
 )
@@ -178,6 +190,21 @@ def test_cosine_has_a_warmup_and_a_floor():
     assert factors[54] == pytest.approx(0.55)
     assert factors[104] == pytest.approx(0.1)
     assert all(later < earlier for earlier, later in itertools.pairwise(factors[4:]))
+
+
+def test_linear_rises_and_falls_along_lines():
+    factors = [Linear(warmup=0.25, floor=0.2).factor(step, 12, []) for step in range(13)]
+    rise, fall = [0.25, 0.5, 0.75], [1 - 0.8 * count / 9 for count in range(10)]
+    assert factors == pytest.approx(rise + fall)
+
+
+def test_image_sizes_by_step():
+    sizes = ImageSizes.parse("16:0.25, 24:0.5")
+    assert str(sizes) == "16:0.25,24:0.5"
+    assert [sizes.at(step, 8) for step in range(8)] == [16, 16, 24, 24, None, None, None, None]
+    assert sizes.changes(8) == [2, 4]
+    none = ImageSizes.parse(None)
+    assert (none.at(0, 8), none.changes(8)) == (None, [])
 
 
 def test_a_warmup_below_one_is_a_fraction_of_all_steps():

@@ -4,13 +4,14 @@ import os
 
 import pytest
 import torch
-from helpers.small_runs import ON_CPU, InterruptsAt, tiny, train
+from helpers.small_runs import ON_CPU, InterruptsAt, Remembers, tiny, train
 
 from dcnet.cli.app import main
 from dcnet.training import DivergenceError, Execution, Run, Trainer, load_model
 from dcnet.training.checkpoints import Checkpoints
 from dcnet.training.session import Session
 from dcnet.training.setup import Setup
+from dcnet.training.trainer import READ_EVERY
 
 SMALL = ["--train-images", "60", "--batch-size", "20", "--width", "0.1", "--epochs", "1", "--device", "cpu"]
 
@@ -86,6 +87,22 @@ def test_speed_excludes_the_starting_steps_of_each_part(tmp_path):
     # The last part has 12 steps, of which the first five are not timed.
     assert record.timings.images_per_second == pytest.approx(7 * 20 / seconds)
     assert record.timings.step_ms == pytest.approx(1000 * seconds / 7)
+
+
+def test_speed_excludes_the_first_steps_of_each_image_size(tmp_path):
+    config = tiny(steps=24, model="speednet", progressive_sizes="4:0.5,6:0.6")
+    train(config, tmp_path, callback=InterruptsAt(10))
+    _, record = train(config, tmp_path)
+    # Timed are steps 5 to 9 and, after the changes at 12 and 14, those from 19 on.
+    assert record.timings.step_ms == pytest.approx(1000 * record.timings.training / 10)
+
+
+def test_the_device_is_waited_for_before_the_image_size_changes(tmp_path, monkeypatch):
+    """Otherwise the time of its queued work would be that of a start; on a GPU the meter is read every 50 steps."""
+    monkeypatch.setitem(READ_EVERY, "cpu", 50)
+    seen = Remembers()
+    train(tiny(steps=24, evaluate_every=24, model="speednet", progressive_sizes="4:0.5"), tmp_path, callback=seen)
+    assert [done for done, _ in seen.looks] == [1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17, 24]
 
 
 def test_again_replaces_a_run_with_a_damaged_record(tmp_path, capsys):

@@ -1,8 +1,9 @@
-"""Batches from folders of images."""
+"""Batches from folders of images, and of a dataset in memory that grow to their full size."""
 
 import numpy as np
 import pytest
 import torch
+from helpers.small_runs import tiny
 from PIL import Image
 
 from dcnet.data import Augmentation, load_dataset
@@ -58,3 +59,44 @@ def test_test_images_of_a_folder_are_deterministic(folder):
     assert not rest
     assert torch.equal(first, next(iter(source.test()))[0])
     assert labels.tolist() == [0] * 8
+
+
+# --- progressive sizes ---
+
+
+def resized_in_loops(images, size):
+    """Means of pixels, with weights that fall linearly to 0 at a distance of one new pixel from its center."""
+    step = images.shape[-1] / size
+    weights = torch.zeros(size, images.shape[-1], dtype=torch.float64)
+    for new in range(size):
+        for old in range(images.shape[-1]):
+            weights[new, old] = max(0.0, 1 - abs(old + 0.5 - (new + 0.5) * step) / step)
+        weights[new] /= weights[new].sum()
+    return torch.einsum("yi,ncij,xj->ncyx", weights, images.double(), weights)
+
+
+def digits_source(**changes):
+    config = tiny(steps=8, augmentation=Augmentation(pad=1, flip=True), **changes)
+    return make_source(load_dataset("digits"), config, torch.device("cpu"), (0, 1), graph=False, workers=0)
+
+
+def test_progressive_images_are_those_of_the_full_size_resized():
+    source, full = digits_source(progressive_sizes="3:0.25,6:0.5"), digits_source()
+    for step, size in enumerate([3, 3, 6, 6, 8, 8, 8, 8]):
+        seen = []
+        source.train(step, lambda images, labels, seen=seen: seen.extend([images, labels]))
+        expected = full.images(step)
+        wanted = expected if size == 8 else resized_in_loops(expected, size)
+        torch.testing.assert_close(seen[0].double(), wanted.double(), rtol=0, atol=1e-6)
+        assert torch.equal(source.images(step), seen[0])
+        assert torch.equal(source.images(step, full_size=True), expected)
+    assert source.size_changes == [2, 4]
+
+
+def test_sizes_beyond_those_of_the_dataset_and_of_folders_raise_an_error(folder):
+    with pytest.raises(ValueError, match="a progressive size must be a whole number from 1 to 8, not 9"):
+        digits_source(progressive_sizes="9:0.5")
+    for changes in ({"progressive_sizes": "9:0.5"}, {"augmentation": Augmentation(flip=True, alternate_flips=True)}):
+        config = RunConfig(dataset="imagefolder", model="resnet18", image_size=14, batch_size=8, steps=2, **changes)
+        with pytest.raises(ValueError, match=r"(progressive_sizes|alternate_flips)=.* does not apply to"):
+            make_source(folder, config, torch.device("cpu"), (0, 1), graph=False, workers=0)

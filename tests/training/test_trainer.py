@@ -13,7 +13,7 @@ from dcnet.data import Augmentation, Batches, load_dataset
 from dcnet.robustness import accuracy
 from dcnet.training import Callback, Execution, Run, Trainer, load_model, read_record
 from dcnet.training.record import Curves
-from dcnet.training.schedules import Plateau
+from dcnet.training.schedules import Linear, Plateau
 from dcnet.training.step import Meter
 
 
@@ -88,6 +88,14 @@ def test_an_interrupted_run_resumes_to_the_same_bits(finished, tmp_path, step):
         {"schedule": Plateau(patience=1, better=0.5), "evaluate_every": 1},
         {"operator": "conv", "label_smoothing": 0.1, "log_floor": 1e-4},
         {"augmentation": Augmentation(brightness=0.3, contrast=0.8), "standardize": "image"},
+        {
+            "model": "speednet",
+            "progressive_sizes": "4:0.3,6:0.8",
+            "augmentation": Augmentation(flip=True, alternate_flips=True),
+            "schedule": Linear(),
+            "optimizer": "muon",
+            "other_rate": 0.1,
+        },
     ],
 )
 def test_checkpoints_hold_the_whole_state_of_training(tmp_path, changes):

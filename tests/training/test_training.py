@@ -9,6 +9,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import dcnet
+from dcnet.filter_optimizers import OTHER_RATE
 from dcnet.layers import Decoupled
 from dcnet.models.blocks import Normalized
 from dcnet.robustness.corruptions import corrupt
@@ -54,6 +55,16 @@ def test_decay_of_weighted_filters_follows_the_config(name):
         decaying = {id(value) for group in groups for value in group["params"]}
         counts.append([id(layer.weight) in decaying for layer in model.modules() if isinstance(layer, Decoupled)])
     assert counts == [[True] * 10, [False] * 10]
+
+
+def test_the_other_rate_reaches_the_optimizer():
+    model = build_model(tiny(), 10, 1, 8)
+    for name, usual in {"muon": 1.0, "sphere-sgd": OTHER_RATE}.items():
+        rates = [
+            build_optimizer(tiny(optimizer=name, other_rate=rate), model, torch.device("cpu")).other_rate
+            for rate in (None, 0.3)
+        ]
+        assert rates == [usual, 0.3]
 
 
 KINDS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "muon": "Muon", "sphere-sgd": "SphereSGD"}

@@ -44,6 +44,18 @@ def test_steps_with_margins_are_captured(tmp_path, margin):
     assert losses(captured) == pytest.approx(losses(called), rel=1e-3)
 
 
+@pytest.mark.parametrize("operator", ["conv", "tanh-cos"])
+def test_each_image_size_is_captured(tmp_path, operator):
+    sizes = {"model": "speednet", "operator": operator, "progressive_sizes": "4:0.35,6:0.7"}
+    config = tiny(steps=20, optimizer="muon", evaluate_every=5, **sizes)
+    _, captured = train(config, tmp_path / "graph", GRAPH)
+    _, called = train(config, tmp_path / "calls", NO_GRAPH)
+    assert losses(captured) == pytest.approx(losses(called), rel=1e-3)
+    train(config, tmp_path / "parts", GRAPH, InterruptsAt(9))
+    _, parts = train(config, tmp_path / "parts", GRAPH)
+    assert losses(parts) == pytest.approx(losses(captured), rel=1e-3)
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch, while it compiles
 def test_a_compiled_constraint_is_captured(tmp_path):
     config = tiny(steps=12, orthonormal=1.0)

@@ -70,13 +70,13 @@ def attacks_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | No
     source, images, labels = _source_and_images(model, record, runs, data_dir)
     found = evaluate_attacks(model, images, labels, source, epsilon=EPSILON, steps=BIM_STEPS)
     found["by_epsilon"] = {
-        str(epsilon): _accuracy_under(model, images, labels, "fgsm", epsilon) for epsilon in OTHER_EPSILONS
+        str(epsilon): accuracy_under(model, images, labels, "fgsm", epsilon) for epsilon in OTHER_EPSILONS
     }
     # An FGSM-trained network may read the label from the perturbation (label leaking); a perturbation away from its own
     # prediction does not contain the label.
     moved = perturb(model, images, predictions(model, images), "fgsm", epsilon=EPSILON)
     found["fgsm_by_answer"] = accuracy(model, moved, labels)
-    found["by_steps"] = {str(n): _accuracy_under(model, images, labels, "bim", EPSILON, steps=n) for n in OTHER_STEPS}
+    found["by_steps"] = {str(n): accuracy_under(model, images, labels, "bim", EPSILON, steps=n) for n in OTHER_STEPS}
     return found
 
 
@@ -89,9 +89,9 @@ def attacks_today_of(model: nn.Module, record: Record, runs: Path, data_dir: Pat
         "epsilon": EPSILON,
         "images": len(images),
         "clean": accuracy(model, images, labels),
-        "fgsm": _accuracy_under(model, images, labels, "fgsm", EPSILON),
-        "pgd": _accuracy_under(model, images, labels, "pgd", EPSILON, steps=50, restarts=5),
-        "autoattack": _accuracy_under(model, images, labels, "autoattack", EPSILON),
+        "fgsm": accuracy_under(model, images, labels, "fgsm", EPSILON),
+        "pgd": accuracy_under(model, images, labels, "pgd", EPSILON, steps=50, restarts=5),
+        "autoattack": accuracy_under(model, images, labels, "autoattack", EPSILON),
     }
 
 
@@ -109,9 +109,10 @@ def predictions(model: nn.Module, images: Tensor) -> Tensor:
     return torch.cat([model(part).argmax(1) for part in images.split(MODERN_IMAGES)])
 
 
-def _accuracy_under(
+def accuracy_under(
     model: nn.Module, images: Tensor, labels: Tensor, attack: str, epsilon: float, **settings: Any
 ) -> float:
+    """Returns the accuracy under an attack with these settings."""
     return accuracy(model, perturb(model, images, labels, attack, epsilon=epsilon, **settings), labels)
 
 
