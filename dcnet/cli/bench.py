@@ -298,9 +298,9 @@ class Heads(BenchOptions):
     """Measure time and memory of heads with a margin, by the number of classes.
 
     A step is forward, backward and SGD. MarginSoftmax is compared with nn.Linear and cross entropy, and with one
-    process's share of ShardedMarginSoftmax, with all classes and with sampled classes. A head that does not fit into
-    memory is reported and skipped. A head whose loss differs from that in float64 is reported but not timed, and the
-    exit code is 1.
+    process's share of ShardedMarginSoftmax, with all classes and with sampled classes; the result says from how many
+    classes on sampling saves time. A head that does not fit into memory is reported and skipped. A head whose loss
+    differs from that in float64 is reported but not timed, and the exit code is 1.
     """
 
     classes: NumbersByDevice = ()

@@ -161,7 +161,7 @@ class AnnealedMargin(nn.Module):
         """
         if self.annealing is None:
             return None
-        if self.training and not _recomputing():
+        if self.training and not recomputing():
             if isinstance(self.annealing, Automatic):
                 degrees = torch.rad2deg(angle(cos)).masked_fill(~kept, 0.0).sum() / kept.sum()
                 self.eased_in.copy_(self.annealing.next_share(self.eased_in, degrees.to(self.eased_in)))
@@ -184,7 +184,7 @@ class AnnealedMargin(nn.Module):
         """
         state = {name: self.get_buffer(name) for name in self.state_names}
         batch = Batch(own.detach(), norms, kept, state, self.training)
-        if self.training and not _recomputing():
+        if self.training and not recomputing():
             for name, value in self.margin.next_state(batch).items():
                 self.get_buffer(name).copy_(value)
         # Copies, since the next batch may change them before this one is differentiated.
@@ -199,6 +199,6 @@ class AnnealedMargin(nn.Module):
         return apply_share(cos, self.margin.others_in(cos, batch), share)
 
 
-def _recomputing() -> bool:
+def recomputing() -> bool:
     """True within a backward pass, where torch.utils.checkpoint recomputes a batch that was counted before."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

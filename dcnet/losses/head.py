@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcnet.checks import Numbers, as_tensor, check_choice, check_number, check_tensor, check_whole
+from dcnet.losses import fused_head
 from dcnet.losses.annealing import BY_MARGIN, AnnealedMargin, AnyAnnealing
 from dcnet.losses.cosine import cosines, directions
 from dcnet.losses.diagnosis import Diagnosis, diagnose
@@ -111,6 +112,7 @@ class MarginSoftmax(AnnealedMargin):
         in_features = check_whole("in_features", in_features, least=1)
         num_classes = check_whole("num_classes", num_classes, least=2)
         super().__init__(as_margin(margin), annealing)
+        self.fused_spec = fused_head.fused_spec(self.margin)
         check_number("label_smoothing", label_smoothing, least=0, below=1)
         if label_smoothing and self.margin.binary:
             raise ValueError(f"margin {self.margin.name!r} does not support label_smoothing (got {label_smoothing!r})")
@@ -167,6 +169,8 @@ class MarginSoftmax(AnnealedMargin):
             labels: integers [N].
         """
         labels = self._checked(features, labels)
+        if fused_head.fits(self, features):
+            return fused_head.fused_loss(self, features, labels)
         with without_autocast(features):
             return self._loss(*directions(features, self._dtype), labels)
 

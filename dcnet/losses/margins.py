@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from torch import Tensor
 from dcnet.angle import safe_asin
 from dcnet.checks import check_flag, check_number, check_whole
 from dcnet.clamp import at_most, between
+from dcnet.losses import device_margins
 from dcnet.parameters import convert_numbers
 from dcnet.registry import Registry
 from dcnet.spec import format_call, parse_call
@@ -67,6 +68,8 @@ class Margin:
         annealed: whether training needs annealing.
         uses_norms: whether the margin depends on the norms of the features.
         scale: the default s of a head; None for ||x||.
+        device: the device function of `target`, see `dcnet.losses.device_margins`; None if there is none, or if the
+            margin depends on more than the cosine of the label.
     """
 
     name: ClassVar[str]
@@ -78,6 +81,7 @@ class Margin:
     annealed: ClassVar[bool] = False
     uses_norms: ClassVar[bool] = False
     scale: ClassVar[float | None] = None
+    device: ClassVar[Any] = None
 
     def __post_init__(self) -> None:
         convert_numbers(self)
@@ -130,6 +134,10 @@ class Margin:
         """The initial offset of all logits, in a binary margin."""
         return 0.0
 
+    def device_numbers(self) -> tuple[float, ...] | None:
+        """The numbers of the device function; None if it does not hold for this margin."""
+        return ()
+
 
 def _plain(name: str) -> str:
     """The letters and digits of a name, in lower case."""
@@ -173,13 +181,17 @@ def mean_centers(weight: Tensor, classes: int) -> Tensor:
 def monotone_cosine(cos: Tensor, m: float) -> Tensor:
     """psi = (-1)^k cos(m theta) - 2k on [k pi/m, (k+1) pi/m]: cos(m theta) made to decrease over all of [0, pi]."""
     cos = between(cos, -1.0, 1.0)
-    bounds = [math.cos(k * math.pi / m) for k in range(1, math.ceil(m))]
     k = torch.zeros_like(cos)
-    for bound in bounds:
+    for bound in piece_bounds(m):
         k = k + (cos < bound).to(cos.dtype)
     sign = 1 - 2 * torch.remainder(k, 2)
     wave = CHEBYSHEV[m](cos) if m in CHEBYSHEV else torch.cos(m * angle(cos))
     return sign * wave - 2 * k
+
+
+def piece_bounds(m: float) -> list[float]:
+    """The cosines at which a piece of `monotone_cosine` ends and the next one starts."""
+    return [math.cos(k * math.pi / m) for k in range(1, math.ceil(m))]
 
 
 # cos(m theta) as a polynomial of c = cos(theta).
@@ -210,6 +222,7 @@ class MSoftmax(Margin):
     name: ClassVar[str] = "m-softmax"
     aliases: ClassVar[tuple[str, ...]] = ("modified-softmax",)
     about: ClassVar[str] = "||x|| cos(theta_j)"
+    device: ClassVar[Any] = staticmethod(device_margins.plain)
 
 
 @register
@@ -224,6 +237,7 @@ class ASoftmax(Margin):
     aliases: ClassVar[tuple[str, ...]] = ("sphereface", "angular-softmax")
     about: ClassVar[str] = "||x|| ((-1)^k cos(m theta_y) - 2k), ||x|| cos(theta_j)"
     annealed: ClassVar[bool] = True
+    device: ClassVar[Any] = staticmethod(device_margins.monotone_cosine)
     m: float = 4
 
     def __post_init__(self) -> None:
@@ -232,6 +246,9 @@ class ASoftmax(Margin):
 
     def target(self, cos: Tensor) -> Tensor:
         return monotone_cosine(cos, self.m)
+
+    def device_numbers(self) -> tuple[float, ...]:
+        return (self.m, int(self.m), *piece_bounds(self.m)) if self.m in CHEBYSHEV else (self.m, 0)
 
 
 @register
@@ -255,6 +272,7 @@ class AMSoftmax(Margin):
     aliases: ClassVar[tuple[str, ...]] = ("cosface", "additive-margin-softmax", "lmcl")
     about: ClassVar[str] = "s (cos(theta_y) - m), s cos(theta_j)"
     scale: ClassVar[float | None] = 30.0
+    device: ClassVar[Any] = staticmethod(device_margins.subtracted)
     m: float = 0.35
 
     def __post_init__(self) -> None:
@@ -263,6 +281,9 @@ class AMSoftmax(Margin):
 
     def target(self, cos: Tensor) -> Tensor:
         return cos - self.m
+
+    def device_numbers(self) -> tuple[float, ...]:
+        return (self.m,)
 
 
 @register
@@ -274,6 +295,7 @@ class ArcFace(Margin):
     aliases: ClassVar[tuple[str, ...]] = ("aam-softmax", "additive-angular-margin-softmax")
     about: ClassVar[str] = "s cos(theta_y + m), s cos(theta_j)"
     scale: ClassVar[float | None] = 64.0
+    device: ClassVar[Any] = staticmethod(device_margins.added_angle)
     m: float = 0.5
 
     def __post_init__(self) -> None:
@@ -283,6 +305,10 @@ class ArcFace(Margin):
     def target(self, cos: Tensor) -> Tensor:
         beyond = cos - self.m * math.sin(self.m)
         return torch.where(cos >= math.cos(math.pi - self.m), torch.cos(angle(cos) + self.m), beyond)
+
+    def device_numbers(self) -> tuple[float, ...]:
+        cosine, sine = math.cos(self.m), math.sin(self.m)
+        return cosine, sine, math.cos(math.pi - self.m), self.m * sine
 
 
 @register
@@ -318,6 +344,7 @@ class CombinedMargin(Margin):
     aliases: ClassVar[tuple[str, ...]] = ("combined-margin",)
     about: ClassVar[str] = "s (cos(m1 theta_y + m2) - m3), s cos(theta_j)"
     scale: ClassVar[float | None] = 64.0
+    device: ClassVar[Any] = staticmethod(device_margins.combined)
     m1: float = 1.0
     m2: float = 0.3
     m3: float = 0.2
@@ -333,6 +360,9 @@ class CombinedMargin(Margin):
         k = torch.floor(theta.detach() / math.pi)
         return (1 - 2 * torch.remainder(k, 2)) * torch.cos(theta) - 2 * k - self.m3
 
+    def device_numbers(self) -> tuple[float, ...]:
+        return self.m1, self.m2, self.m3
+
 
 @register
 @dataclass(frozen=True)
@@ -343,6 +373,7 @@ class NormFace(Margin):
     aliases: ClassVar[tuple[str, ...]] = ("normalized-softmax", "norm-softmax", "nsl")
     about: ClassVar[str] = "s cos(theta_j)"
     scale: ClassVar[float | None] = 20.0
+    device: ClassVar[Any] = staticmethod(device_margins.plain)
 
 
 @register
@@ -370,6 +401,7 @@ class SphereFaceR(Margin):
     aliases: ClassVar[tuple[str, ...]] = ("sphereface-revived",)
     about: ClassVar[str] = "s cos(min(m theta_y, pi)), s cos(theta_j)"
     scale: ClassVar[float | None] = 30.0
+    device: ClassVar[Any] = staticmethod(device_margins.stopped)
     m: float = 1.5
     version: int = 1
     detach: bool = True
@@ -393,3 +425,6 @@ class SphereFaceR(Margin):
 
     def _with_gradient(self, cos: Tensor, margin: Callable[[Tensor], Tensor]) -> Tensor:
         return cos + (margin(cos) - cos).detach() if self.detach else margin(cos)
+
+    def device_numbers(self) -> tuple[float, ...] | None:
+        return (self.m, float(self.detach)) if self.version == 1 else None

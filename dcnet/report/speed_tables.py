@@ -1,5 +1,6 @@
 """Tables of benchmark records, for the terminal and for the docs."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -252,7 +253,35 @@ def _batch_details(record: Record, batch: int) -> Table:
     columns = [Column("classes", "right"), Column("head"), *(Column(heading, "right") for heading in headings)]
     title = f"training step of a head, {config['margin']}, batch {batch}, {config['features']} features"
     title += f", {config['dtype']}, {where(record)}"
-    return Table(columns, rows, title, [HEAD_FLOOR], sections=sections)
+    return Table(columns, rows, title, [HEAD_FLOOR, *_sampling_notes(record, batch)], sections=sections)
+
+
+def _sampling_notes(record: Record, batch: int) -> list[str]:
+    """Returns from how many classes on sampling saves time here, interpolated between measurements."""
+    own = [row for row in record["results"] if row["batch"] == batch and not problem(row)]
+    times = {(row["classes"], row["head"]): row["training"]["ms"] for row in own}
+    exact = "margin" if "margin" in record["config"]["heads"] else "sharded"
+    ratios = [
+        (classes, times[classes, "sampled"] / times[classes, exact])
+        for classes in record["config"]["classes"]
+        if {(classes, "sampled"), (classes, exact)} <= times.keys()
+    ]
+    slower = [at for at, (_, ratio) in enumerate(ratios) if ratio >= 1]
+    if not ratios:
+        return []
+    start = f"sampling {record['config']['sample']:.0%} of the classes saves"
+    if not slower:
+        return [f"{start} time from {ratios[0][0]:,} classes on, the fewest measured"]
+    if slower[-1] == len(ratios) - 1:
+        return [f"{start} no time up to {ratios[-1][0]:,} classes, the most measured"]
+    return [f"{start} time from about {_crossing(*ratios[slower[-1] : slower[-1] + 2]):,.0f} classes on"]
+
+
+def _crossing(before: tuple[int, float], after: tuple[int, float]) -> float:
+    """Returns the number of classes at which a ratio is 1, on a line in logarithms, with two digits."""
+    (fewer, high), (more, low) = before, after
+    part = math.log(high) / (math.log(high) - math.log(low))
+    return float(f"{fewer * (more / fewer) ** part:.2g}")
 
 
 def _head_cells(row: Row) -> list[str]:

@@ -19,6 +19,7 @@ from dcnet.kernels import dispatch
 from dcnet.kernels.convolution import Call
 from dcnet.kernels.epilogues import factor_launch
 from dcnet.kernels.passes import BATCH_MEAN
+from dcnet.losses import fused_head
 
 compile_and_launch = JITFunction.run
 
@@ -111,6 +112,14 @@ def compile_factors(operator, tanh):
     factor_launch(fused.convolution(in_place=True).passes, tanh)(*given, stream=None, aligned=True)
 
 
+def compile_head(margin, dtype, **options):
+    """The passes of a margin head, forward and backward."""
+    head = dcnet.losses.MarginSoftmax(512, 10_000, margin, **options).to(dtype)
+    x, labels = torch.randn(128, 512, dtype=dtype).requires_grad_(), torch.zeros(128, dtype=torch.int64)
+    loss = fused_head.fused_loss(head, x, labels)
+    torch.autograd.grad(loss, [x, *head.parameters()], torch.ones_like(loss))
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="+")
@@ -128,6 +137,10 @@ if __name__ == "__main__":
     compile_factors("tanh-cos", True)
     compile_factors("seg(radius=Radius(per_channel=False))-cos", False)
     compile_depthwise("tanh-cos", torch.bfloat16, 5, torch.channels_last)
+    compile_head("a-softmax", torch.float32)
+    compile_head("a-softmax(m=2.5)", torch.bfloat16, annealing="auto", label_smoothing=0.1, reduction="none")
+    for margin in ("m-softmax", "am-softmax", "arcface", "combined", "sphereface-r", "sphereface-r(detach=False)"):
+        compile_head(margin, torch.float32, scale="learned", interclass_filtering_threshold=0.5)
     for operator in given.operators:
         print(operator, flush=True)
         compile_layer(operator, torch.bfloat16, bias=False)

@@ -261,6 +261,28 @@ def test_head_table_has_a_row_per_class_count():
     assert second.startswith("| 1,000,000 | 10000.0 | skipped | failed | 40000.0 (x 4.00) | 1000.0 | 9.8 |  |  | 9.8 |")
 
 
+@pytest.mark.parametrize(
+    ("few", "many", "words"),
+    [
+        (2.0, 0.5, "saves time from about 32,000 classes on"),
+        (10.0, 0.1**0.5, "saves time from about 100,000 classes on"),
+        (0.9, 0.5, "saves time from 1,000 classes on, the fewest measured"),
+        (0.9, 1.0, "saves no time up to 1,000,000 classes, the most measured"),
+    ],
+)
+def test_terminal_says_from_how_many_classes_on_sampling_saves_time(few: float, many: float, words: str):
+    """Ratios of 2 and 1/2 cross 1 in the middle of the logarithms."""
+    record = made_record()
+    for row in record["results"]:
+        ratio = (few if row["classes"] == 1_000 else many) if row["head"] == "sampled" else 1.0
+        row["training"]["ms"] = ratio * row["classes"]
+    (table,) = speed_tables.terminal_tables(record)
+    assert table.notes[1:] == [f"sampling 10% of the classes {words}"]
+    skip(record, 3)
+    skip(record, 7)
+    assert speed_tables.terminal_tables(record)[0].notes[1:] == []
+
+
 def test_estimate_is_followed_by_its_assumptions():
     row = {"head": "sharded", "classes": 10_000_000, "gpus": 100, "joint_batch": 12_800, "memory_gib": 3.14}
     row |= {"compute_ms": 1234.5, "gathered_bytes": 26_000_000, "reduced_bytes": 52_000_000}
