@@ -116,7 +116,7 @@ def test_one_step_measures_all_three_accuracies(monkeypatch, tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 10)).eval()
     images, labels = torch.rand(60, 1, 4, 4), torch.randint(10, (60,))
-    monkeypatch.setattr(one_step, "images_to_attack", lambda *_: (images, labels))
+    monkeypatch.setattr(one_step, "load_test_images", lambda *_: (images, labels))
     monkeypatch.setattr(one_step, "IMAGES", 40)
     record = Record(config=one_step.one_step_config("plain", 1.0).described())
     found = one_step.one_step_of(model, record, tmp_path, None)

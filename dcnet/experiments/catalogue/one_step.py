@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from dcnet.experiments.catalogue.attack_tables import accuracy_under, images_to_attack
+from dcnet.experiments.catalogue.attack_tables import accuracy_under, load_test_images
 from dcnet.experiments.collapse import FGSM, LOW, PGD, SHARE
 from dcnet.experiments.experiment import Cell, Experiment, experiments, register_evaluation
 from dcnet.operator import PLAIN
@@ -34,7 +34,7 @@ SIDES: dict[str, dict[str, Any]] = {
 @register_evaluation(NAME)
 def one_step_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | None) -> dict[str, Any]:
     """Returns accuracies on the first test images: clean, under FGSM, and under PGD with many steps."""
-    images, labels = images_to_attack(record.run_config(), data_dir, next(model.parameters()).device)
+    images, labels = load_test_images(record.run_config(), data_dir, next(model.parameters()).device)
     images, labels = images[:IMAGES], labels[:IMAGES]
     return {
         "epsilon": EPSILON,
