@@ -207,7 +207,7 @@ def _without_wrappers(name: str) -> str:
 
 
 # Training images from which fixed whitening filters are computed.
-WHITENING_IMAGES = 5_000
+WHITENING_IMAGES = 2_000
 
 
 def init_whitening_(model: Normalized, dataset: Dataset | FolderDataset, image_size: int) -> None:

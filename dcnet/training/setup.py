@@ -47,8 +47,8 @@ from dcnet.training.sources import make_source
 from dcnet.training.step import Meter, Objective, Reading, Step
 
 CHECKPOINT_SECONDS = 60.0
-# In runs of so many steps, a long search for the fastest convolutions pays off.
-LONG = 5_000
+# In runs of so many steps or images, a long search for the fastest convolutions pays off.
+LONG, MANY_IMAGES = 5_000, 640_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,8 @@ class Setup:
             WeightedGradients(self.model, self.optimizer, on=config.weighted_gradients)
         self.total_steps = config.steps or (config.epochs or 0) * self.source.steps_per_epoch
         if self.device.type == "cuda":
-            search_convolutions(all_plans=self.total_steps >= LONG)
+            images = self.total_steps * config.batch_size
+            search_convolutions(all_plans=self.total_steps >= LONG or images >= MANY_IMAGES)
 
     def _build_model(self) -> nn.Module:
         """Builds the network of the config; for a new run, loads its pretrained weights."""

@@ -32,6 +32,10 @@ NETWORK_OPERATORS = [
 ]
 
 
+# The number of batch normalizations that follow pooling instead of a layer, so that they cannot be folded.
+AFTER_POOLING = {"speednet": 3}
+
+
 def networks_and_operators() -> list[Any]:
     """All combinations; every operator in one network and every network with one operator are quick."""
     quick = {("cnn9-small", operator) for operator in NETWORK_OPERATORS} | {(name, "tanh-cos") for name in networks}
@@ -54,7 +58,7 @@ def test_folded_networks_give_the_same_results(name: str, operator: str, dtype: 
     assert model.training
     torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
     assert error(model, small, 3, 32, 32, dtype=dtype) < limit
-    assert not norms(small)
+    assert len(norms(small)) == AFTER_POOLING.get(name, 0)
     assert not any(isinstance(module, Decoupled) for module in small.modules())
     assert not any(module.training for module in small.modules())
     assert {key for key, _ in small.named_modules()} == {key for key, _ in model.named_modules()}
