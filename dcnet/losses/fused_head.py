@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.library import Library
 
 from dcnet.kernels import head_kernels as kernels
-from dcnet.kernels.dispatch import DTYPES, enabled, is_plain_eager, is_traced, modern
+from dcnet.kernels.dispatch import DTYPES, enabled, is_plain_eager, is_traced, is_wrapper, modern
 from dcnet.losses.annealing import AnnealedMargin, Annealing, AnyAnnealing, apply_share, recomputing
 from dcnet.losses.cosine import cosines, directions
 from dcnet.losses.head_passes import Head, Settings, backward, forward, state_memory
@@ -35,19 +35,19 @@ def fused_spec(margin: Margin) -> str | None:
     return str(margin) if supported else None
 
 
-def fits(head: Any, features: Tensor) -> bool:
-    """Whether the fused head supports this head and these features, [N, in_features]."""
+def fits(head: Any, features: Tensor, labels: Tensor) -> bool:
+    """Whether the fused head supports this head, features [N, in_features] and labels [N]."""
     weight = head.weight
-    if head.fused_spec is None or not (enabled() and features.is_cuda and weight.device == features.device):
+    if head.fused_spec is None or not (enabled() and features.is_cuda):
         return False
-    plain = torch.compiler.is_compiling() or type(weight) is torch.nn.Parameter
     return (
-        plain
+        weight.device == features.device == labels.device
         and weight.dtype in DTYPES
         and features.dtype in DTYPES
         and 0 < len(features) <= MOST_ROWS
         and head.in_features <= MOST_FEATURES
         and weight.is_contiguous()
+        and not (is_wrapper(features) or is_wrapper(weight))
         and modern(features.device)
         and not is_traced()
     )

@@ -75,7 +75,8 @@ class MarginSoftmax(AnnealedMargin):
     """A classification layer with its loss: loss = head(features, labels).
 
     `head.logits(features)` returns the logits without margin, for prediction. Everything is computed in float32 or
-    better, for features of any dtype and also under autocast.
+    better, for features of any dtype and also under autocast. On a GPU, labels are not checked: one that is no class
+    makes the loss nan, or raises an error of CUDA.
 
     Args:
         in_features: the number of features of a sample; a batch is [N, in_features].
@@ -96,6 +97,8 @@ class MarginSoftmax(AnnealedMargin):
     """
 
     weight: nn.Parameter
+    # The spec of the margin if there are kernels for it.
+    fused_spec: str | None = None
 
     def __init__(
         self,
@@ -169,7 +172,7 @@ class MarginSoftmax(AnnealedMargin):
             labels: integers [N].
         """
         labels = self._checked(features, labels)
-        if fused_head.fits(self, features):
+        if fused_head.fits(self, features, labels):
             return fused_head.fused_loss(self, features, labels)
         with without_autocast(features):
             return self._loss(*directions(features, self._dtype), labels)

@@ -11,6 +11,7 @@ from helpers.heads_and_batches import loop_options
 from helpers.kernel_comparison import quiet_numpy
 from helpers.margins_in_loops import loss_of
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dcnet.device_functions import constexpr, tl, triton
@@ -32,7 +33,7 @@ SPECS += [f"a-softmax(m={m})" for m in (1, 2, 3, 2.5, 7)]
 def _fused_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU, heads use the kernels in the interpreter."""
     if not ON_GPU:
-        monkeypatch.setattr(fused_head, "fits", lambda head, features: head.weight.dtype != torch.float64)
+        monkeypatch.setattr(fused_head, "fits", lambda head, *_: head.weight.dtype != torch.float64)
 
 
 def make(margin: str = "arcface", count: int = 7, features: int = 5, classes: int = 9, **options: Any) -> Any:
@@ -345,6 +346,24 @@ def test_compiled_heads_give_the_same(options: dict[str, Any]):
         assert torch.equal(head.eased_in, twin.eased_in)
 
 
+class Pass(TorchDispatchMode):
+    """A mode that changes nothing, under which heads use the custom operation."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": "learned"}, {"annealing": Annealing()}], ids=str)
+def test_a_dispatch_mode_changes_nothing(options: dict[str, Any]):
+    head, x, labels = make("a-softmax", **options)
+    twin = copy.deepcopy(head)
+    with Pass():
+        found = results(head, x, labels)
+    wanted = results(twin, x, labels)
+    assert all(torch.equal(value, wanted[name]) for name, value in found.items())
+    assert head.step.item() == twin.step.item() == int(bool(options.get("annealing")))
+
+
 def test_the_operation_passes_opcheck():
     head, x, labels = make("a-softmax", scale="learned", annealing="auto")
     scale, given = head.scale.log, (head.fused_spec, head.scale.fixed, True, 0.1, -100, "mean", None)
@@ -393,16 +412,17 @@ def test_steps_in_a_cuda_graph():
 @needs_gpu
 def test_heads_on_a_gpu_are_fused():
     head, x, labels = make()
-    assert fused_head.fits(head, x)
+    assert fused_head.fits(head, x, labels)
+    assert not fused_head.fits(head, x, labels.cpu())
     assert "FusedHead" in type(head(x.requires_grad_(), labels).grad_fn).__name__
-    assert not fused_head.fits(exact(head), x)
-    assert not fused_head.fits(make("curricularface")[0], x)
+    assert not fused_head.fits(exact(head), x, labels)
+    assert not fused_head.fits(make("curricularface")[0], x, labels)
     with use_kernels(False):
-        assert not fused_head.fits(head, x)
+        assert not fused_head.fits(head, x, labels)
 
 
 def test_heads_on_a_cpu_are_not_fused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
     head, x, labels = make()
-    assert not fused_head.fits(head.cpu(), x.cpu())
+    assert not fused_head.fits(head.cpu(), x.cpu(), labels.cpu())
     assert "FusedHead" not in type(head(x.cpu(), labels.cpu()).grad_fn).__name__
