@@ -38,7 +38,7 @@ def _draw_examples(figure: Figure) -> None:
     figure.suptitle("Test images, and the light in their darkest corner", fontsize="medium")
     for line, row, name in zip(grid, rows, shade_names(), strict=True):
         for axes, image in zip(line, row, strict=True):
-            axes.imshow(image[0], cmap="gray", vmin=0, vmax=1)
+            axes.imshow(image[0].numpy(), cmap="gray", vmin=0, vmax=1)
             axes.set(xticks=[], yticks=[])
         line[0].set_ylabel(name, rotation=0, ha="right", va="center")
 
