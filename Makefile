@@ -7,9 +7,8 @@ INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constrai
 .PHONY: demo test test-slow test-all lint docs bench clean browser package resolve results screenshot
 
 demo: $(VENV)/.core
-	$(VENV)/bin/dcnet train --operators conv tanh-cos --seeds 0 1 2 --plot runs/curves.png
-	$(VENV)/bin/dcnet train --margin a-softmax --features 2 --width 0.5 --epochs 15 --runs runs/features
-	$(VENV)/bin/dcnet plot features runs/features/* --out runs/features.png
+	mkdir -p runs
+	$(VENV)/bin/dcnet reproduce digits-in-shade figure_shade --jobs 2 --runs runs --records runs --out runs
 
 # All tests but the slow ones, with pairwise combinations of options.
 test: $(VENV)/.dev

@@ -1,5 +1,6 @@
 """The figures of the paper, drawn from records."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from dcnet.experiments import get_experiment
+from dcnet.experiments.experiment import ERROR
 from dcnet.experiments.status import RecordIndex, cell_records
 from dcnet.operator import is_plain
 from dcnet.registry import unknown_name
@@ -16,7 +18,11 @@ from dcnet.report.feature_plots import feature_plots
 from dcnet.report.features import Features, features_in
 from dcnet.report.operator_plots import geometry, operator_curves
 from dcnet.report.page import Sources as Records
+from dcnet.report.shade_plot import shade_plot
 from dcnet.training import Record
+
+# Where the record of a run has its errors at each severity of the shade.
+SHADES = ("evaluations", "corruptions", "by_kind", "shade")
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,28 @@ def figure7(sources: Sources) -> Figure:
     """Draws the features after adversarial training."""
     options = "softmax --operators conv sphere-cos ball-cos tanh-cos --adversary fgsm"
     return _drawn(sources.features(adversarial=True), "figure7", options)
+
+
+@register
+def figure_shade(sources: Sources) -> Figure:
+    """Draws the errors of `digits_in_shade`, which is no figure of the paper."""
+    if not (networks := shade_errors(sources.known)):
+        raise ValueError("figure_shade needs records of digits_in_shade: run `dcnet reproduce digits-in-shade`")
+    return shade_plot(networks)
+
+
+def shade_errors(known: RecordIndex) -> dict[str, dict[int, list[float]]]:
+    """Returns the errors in % in even light and at each severity of the shade, by network, of all seeds."""
+    found: dict[str, dict[int, list[float]]] = {}
+    experiment = get_experiment("digits_in_shade")
+    for row in experiment.rows:
+        cells = tuple(cell for cell in experiment.cells if cell.row == row)[:1]
+        for _, records in cell_records(dataclasses.replace(experiment, cells=cells), known):
+            errors = [[record.value(path) for path in (ERROR, SHADES)] for record in records]
+            whole = [[even, *(100 * shade for shade in shades)] for even, shades in errors if shades]
+            if whole:
+                found[row] = dict(enumerate(map(list, zip(*whole, strict=True))))
+    return found
 
 
 def _drawn(panels: Sequence[Features], name: str, options: str) -> Figure:

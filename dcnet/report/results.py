@@ -21,8 +21,9 @@ from dcnet.report import feature_plots, listing, network_tables, speed_tables, t
 from dcnet.report.curves import run_curves
 from dcnet.report.drawing import DPI
 from dcnet.report.experiment_tables import docs_table
-from dcnet.report.figures import convergence_records
+from dcnet.report.figures import convergence_records, shade_errors
 from dcnet.report.operator_plots import geometry, margin_curves, operator_curves
+from dcnet.report.shade_plot import shade_plot
 from dcnet.report.speed_plots import benchmark_plot
 from dcnet.table import Table
 from dcnet.training import Record, read_record
@@ -151,6 +152,8 @@ def pictures() -> Iterator[tuple[str, Figure]]:
         yield "curves.png", run_curves([read_record(file) for file in digits])
     if converging := convergence_records(RecordIndex(RESULTS / "no runs", [RESULTS])):
         yield "figure4.png", run_curves(converging)
+    if shaded := shade_errors(RecordIndex(RESULTS / "no runs", [RESULTS])):
+        yield "shade.png", shade_plot(shaded)
     for name, record in BENCHMARKS.items():
         file = RESULTS / f"{record}.json"
         if file.exists():

@@ -85,7 +85,8 @@ def _contrast(images: Tensor, kept: float, rows: Tensor, seed: int) -> Tensor:
 def _shade(images: Tensor, least: float, rows: Tensor, seed: int) -> Tensor:
     """Uneven light: a factor that falls from 1 in one corner to `least` in the opposite one, in a random direction."""
     angles = 2 * math.pi * gradient_attack.uniform(seed, rows).to(images.dtype).view(-1, 1, 1, 1)
-    down, right = (torch.linspace(-1, 1, size).to(images) for size in images.shape[2:])
+    dtype, device = images.dtype, images.device
+    down, right = (torch.linspace(-1, 1, size, dtype=dtype, device=device) for size in images.shape[2:])
     along = angles.sin() * down.view(-1, 1) + angles.cos() * right
     place = (1 + along / (angles.sin().abs() + angles.cos().abs())) / 2
     return images * (1 - (1 - least) * place)

@@ -294,6 +294,19 @@ def test_seconds_of_a_speedrun_are_those_of_all_steps():
     assert cell.value(record) == pytest.approx(4.0 * cell.config.steps / 1000)
 
 
+def test_digits_in_shade():
+    """Columns are levels of the shade; each row has its own network, trained on the digits."""
+    found = get_experiment("digits_in_shade")
+    assert found.columns == ["even light", "40% light", "20% light", "5% light", "noise"]
+    assert {cell.config.dataset for cell in found.cells} == {"digits"}
+    assert len({cell.config for cell in found.cells}) == len(found.rows) == 5
+    shades, noises = [0.01, 0.02, 0.03, 0.04, 0.05], [0.1, 0.2, 0.3, 0.4, 0.5]
+    evaluated = {"corruptions": {"by_kind": {"shade": shades, "noise": noises}}}
+    record = Record.from_json({"results": {"test_error": 7.0}, "evaluations": evaluated})
+    values = [cell.value(record) for cell in found.cells if cell.row == "plain"]
+    assert values == pytest.approx([7.0, 3.0, 4.0, 5.0, 50.0])
+
+
 def test_the_experiment_of_the_docs_can_be_selected(monkeypatch):
     monkeypatch.setattr(experiments, "_entries", dict(experiments))
     code, *_ = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)

@@ -10,6 +10,9 @@ from helpers.fake_records import bring
 from dcnet.cli.app import main
 from dcnet.experiments import get_experiment, select_experiments
 from dcnet.experiments.reproduction import parse_jobs, smoke_test
+from dcnet.experiments.status import RecordIndex
+from dcnet.report.figures import shade_errors
+from dcnet.report.shade_plot import shade_plot
 
 
 @pytest.fixture(autouse=True)
@@ -225,6 +228,25 @@ def test_figures_are_drawn_from_records(tmp_path, capsys):
     assert "figure4: figure4 needs at least two records of ResNet-32: run `dcnet reproduce table4 --refresh" in seen.out
     assert "figure6: figure6 needs records of features: run `dcnet train --recipe features" in seen.out
     assert [file.name for file in (tmp_path / "drawn").iterdir()] == ["figure3.png"]
+
+
+def test_the_picture_of_shades_is_drawn_from_records(tmp_path, capsys):
+    words = ("reproduce", "figure_shade", "--runs", tmp_path, "--records", tmp_path, "--out", tmp_path)
+    wanted = "figure_shade needs records of digits_in_shade: run `dcnet reproduce digits-in-shade`"
+    assert wanted in run_command(capsys, *words)[1].out
+    for seed in (0, 1):
+        for place, row in enumerate(("plain", "sphere-cos")):
+            config = get_experiment("digits_in_shade").cell(row, "noise").configs(2)[seed]
+            shades = [0.1 + 0.1 * place + 0.01 * severity for severity in range(5)]
+            found = {"corruptions": {"by_kind": {"shade": shades}}}
+            bring(tmp_path, config, 5.0 + place + seed, evaluations=found)
+    errors = shade_errors(RecordIndex(tmp_path / "none", [tmp_path]))
+    assert errors["plain"][0] == [5.0, 6.0]
+    assert errors["sphere-cos"][5] == pytest.approx([24.0, 24.0])
+    lines = shade_plot(errors).subfigs[1].axes[0].lines
+    assert [line.get_label() for line in lines] == ["plain", "sphere-cos"]
+    assert list(lines[0].get_ydata()) == pytest.approx([5.5, 10, 11, 12, 13, 14])
+    assert f"figure_shade: {tmp_path / 'figure_shade.png'}" in run_command(capsys, *words)[1].out
 
 
 def test_figure4_of_this_repository(tmp_path, capsys):
