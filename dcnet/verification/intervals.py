@@ -91,7 +91,8 @@ class PeopleBootstrap:
         for _ in range(self.draws):
             drawn = torch.randint(self.people, (self.people,), generator=generator, device="cpu")
             times = drawn.bincount(minlength=self.people).double()
-            yield times[self._person], times[self._both[0]] * times[self._both[1]]
+            # Much faster than an index in brackets.
+            yield times[self._person], times.index_select(0, self._both[0]) * times.index_select(0, self._both[1])
 
     def _true_accepts(self, genuine: Tensor, impostor: Tensor, rates: Sequence[float]) -> list[float]:
         accepted, wrong = genuine.cumsum(0), impostor.cumsum(0)

@@ -163,17 +163,23 @@ def quality_measures(scores: Tensor, pairs: Pairs, folds: Tensor, norms: Tensor)
     "tar_at_far" compares cosines with scores that are corrected for the norms, by weights from the other folds.
     "discard" has the false reject rate at a FAR of 1 % after images of the lowest norms are discarded.
     """
-    scores, quality = scores.cpu().double(), pair_quality(norms, pairs.first, pairs.second)
-    corrected, inside = torch.zeros_like(scores), folds != NO_FOLD
-    for fold in folds[inside].unique():
-        test, others = folds == fold, inside & (folds != fold)
-        corrected[test] = fit_quality(scores[others], pairs.same[others], quality[others])(scores[test], quality[test])
-    by_cosine, by_both = (roc(each[inside], pairs.same[inside]) for each in (scores, corrected))
-    rates = [(by_cosine.tar_at_far(rate), by_both.tar_at_far(rate)) for rate in RATES]
+    inside = folds != NO_FOLD
+    tested, answers, folds = scores.cpu().double()[inside], pairs.same[inside], folds[inside]
+    quality = pair_quality(norms, pairs.first[inside], pairs.second[inside])
+    corrected, weights = tested.clone(), []
+    for fold in folds.unique():
+        own, others = folds == fold, folds != fold
+        fitted = fit_quality(tested[others], answers[others], quality[others])
+        corrected[own] = fitted(tested[own], quality[own])
+        weights.append(fitted.weight)
+    rates = [[roc(each, answers).tar_at_far(rate).tar for each in (tested, corrected)] for rate in RATES]
     return {
         "norms": [float(norms.quantile(share)) for share in (0.0, 0.5, 1.0)],
-        "weight": fit_quality(scores, pairs.same, quality).weight,
-        "tar_at_far": [{"far": one.far, "cosine": one.tar, "corrected": both.tar} for one, both in rates],
+        "weights": weights,
+        "tar_at_far": [
+            {"far": rate, "cosine": cosine, "corrected": both}
+            for rate, (cosine, both) in zip(RATES, rates, strict=True)
+        ],
         "discard": discard_errors(scores, pairs.same, (pairs.first, pairs.second), norms),
     }
 

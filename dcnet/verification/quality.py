@@ -11,8 +11,8 @@ from torch import Tensor
 from dcnet.checks import Numbers, as_tensor, check_number
 from dcnet.verification.roc_curve import check_rate, check_scores, roc, unresolved
 
-# Steps of Newton's method; logistic regression with three parameters needs about ten.
-STEPS = 30
+# Limits of Newton's method: the number of steps, the longest step, and one that ends the search.
+STEPS, LONGEST, CONVERGED = 100, 2.0, 1e-10
 # Added to the diagonal of the Hessian, so that it is regular if both kinds of pairs are separable.
 RIDGE = 1e-6
 DISCARDED = (0.0, 0.05, 0.1, 0.2)
@@ -96,7 +96,10 @@ def _logistic(rows: Tensor, same: Tensor) -> Tensor:
         bend = (rows * (share * likely * (1 - likely))[:, None]).T @ rows + ridge
         # Short steps, since Newton's method may overshoot where the loss is flat.
         step = torch.linalg.solve(bend, slope)
-        found = found - step * min(1.0, 2 / float(step.abs().max().clamp(min=1e-300)))
+        largest = float(step.abs().max())
+        found = found - step * min(1.0, LONGEST / max(largest, LONGEST))
+        if largest < CONVERGED:
+            break
     return found
 
 
