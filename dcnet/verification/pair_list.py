@@ -111,7 +111,7 @@ def _folder_notes(folder: Path, pairs: Pairs) -> list[str]:
     """Notes on images of a folder that are not used, and on pairs if they are a part of all."""
     stray, every, notes = len(image_names(folder)), math.comb(len(pairs.names), 2), []
     if stray:
-        notes.append(f"{stray:,} images directly in {folder} are not used: each must be in the folder of its person")
+        notes.append(f"images directly in {folder}, not in the folder of a person, are not used: {stray:,} of them")
     if len(pairs) < every:
         notes.append(f"these are a random part of all {every:,} pairs")
     return notes

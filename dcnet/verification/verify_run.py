@@ -263,7 +263,8 @@ def _twin_note(scores: Tensor, pairs: Pairs) -> str:
     if not len(twins):
         return ""
     one, other = (pairs.names[int(part[twins[0]])] for part in (pairs.first, pairs.second))
-    return f"{len(twins):,} different pairs have nearly equal features, such as {one} and {other}: check their people"
+    more = f", and {len(twins) - 1:,} more" if len(twins) > 1 else ""
+    return f"different people with nearly equal images: {one} and {other}{more}; check whether they are the same person"
 
 
 def _other_pairs(report: Evaluation | None, about: dict[str, Any]) -> dict[str, Any] | None:

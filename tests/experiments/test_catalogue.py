@@ -341,14 +341,6 @@ def test_table6_runs_with_a_folder_of_images(images, tmp_path):
 
 
 NEW_MARGINS = ("combined", "subcenter-arcface", "curricularface", "elastic-arcface", "elastic-cosface", "magface")
-    "combined",
-    "subcenter-arcface",
-    "curricularface",
-    "elastic-arcface",
-    "elastic-cosface",
-    "magface",
-    "uniface",
-)
 
 
 @pytest.mark.parametrize("name", ["faces", "open_set"])
