@@ -67,7 +67,7 @@ class Folds:
         both = people[pairs.first], people[pairs.second]
         if pairs.folds is not None and not (listed := cls.of(pairs)).note:
             shared = _in_two_folds(torch.cat(both), pairs.folds.repeat(2))
-            return cls(listed.numbers, f"{shared:,} people are in two folds of the list or more" if shared else "")
+            return cls(listed.numbers, f"people who are in two folds of the list or more: {shared:,}" if shared else "")
         for count in (count for count in COUNTS if len(torch.cat(both).unique()) >= 2 * count):
             numbers = people_folds(*both, count)
             kinds = [pairs.same[numbers == fold] for fold in range(count)]

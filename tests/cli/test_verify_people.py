@@ -87,7 +87,7 @@ def test_report_is_printed(capsys: Capture, run: Run, people: Path, monkeypatch:
     monkeypatch.setenv("COLUMNS", "200")
     shutil.copy(next(people.glob("*/*.png")), people / "stray.png")
     assert call("verify", run.folder, "--people", people) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     for words in (
         f"4,950 pairs, 256 same and 4,694 different, of {people} (100 images of 19 people)",
         "95 % intervals by a bootstrap over 19 people",
