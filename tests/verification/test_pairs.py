@@ -375,3 +375,12 @@ def test_folds_share_no_person(labels, seed, count):
     # A pair without a fold has people of two folds.
     across = (folds == -1).nonzero()[:, 0].tolist()
     assert all(homes[int(people[0][at])] != homes[int(people[1][at])] for at in across)
+
+
+def test_folds_have_similar_numbers_of_genuine_pairs():
+    """45 + 21 and 36 + 28 genuine pairs."""
+    labels = torch.repeat_interleave(torch.arange(4), torch.tensor([10, 9, 8, 7]))
+    pairs = all_pairs(labels)
+    for seed in range(5):
+        folds = people_folds(labels[pairs.first], labels[pairs.second], 2, seed)
+        assert sorted(folds[pairs.same].bincount().tolist()) == [64, 66]
