@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dcnet.checks import Numbers, as_tensor, check_whole
 from dcnet.data.batches import make_generator
-from dcnet.data.image_folder import labels_of, people_folders
+from dcnet.data.image_folder import image_names, labels_of, people_folders
 from dcnet.data.lfw import FOLDERS, LfwFiles, bad_line, is_number, numbered_lines
 
 ANSWERS = {"1": True, "same": True, "0": False, "different": False}
@@ -236,6 +236,8 @@ MOST_PAIRS = 2_000_000
 
 def folder_pairs(root: Path | str, most: int = MOST_PAIRS, seed: int = 0) -> Pairs:
     """The pairs of `all_pairs` of a folder with one folder per person; their names are person/image."""
+    if Path(root).is_dir() and image_names(Path(root)) and not any(entry.is_dir() for entry in Path(root).iterdir()):
+        raise ValueError(f"{root} has images, but no folders: expected one folder of images for each person")
     names = tuple(name for images in people_folders(root).values() for name in images)
     labels, people = labels_of(names)
     if not count_genuine(labels):

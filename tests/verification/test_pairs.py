@@ -343,6 +343,10 @@ def test_folders_without_both_kinds_of_pairs_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="has no images: expected a folder of images for each person"):
         folder_pairs(tmp_path)
     write_image(tmp_path / "Ada" / "1.png", 1)
+    with pytest.raises(
+        ValueError, match="Ada has images, but no folders: expected one folder of images for each person"
+    ):
+        folder_pairs(tmp_path / "Ada")
     write_image(tmp_path / "Bob" / "1.png", 2)
     with pytest.raises(ValueError, match="has no person with two images, so it has no genuine pair: add images"):
         folder_pairs(tmp_path)
