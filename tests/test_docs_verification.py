@@ -1,4 +1,4 @@
-"""The code of docs/verification.md runs, with a small network and a small folder in LFW's layout."""
+"""The code of docs/verification.md runs, with a small network, some photos, and a small folder in LFW's layout."""
 
 from pathlib import Path
 
@@ -11,18 +11,24 @@ DOCS = Path(__file__).parent.parent / "docs" / "verification.md"
 def test_verification_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder = write_lfw(tmp_path / "lfw-deepfunneled")
-    write_image(folder / "Eve_Five" / "Eve_Five_0001.jpg", 99)
     # Without the training people, both folds still have pairs of both kinds.
     (folder / "peopleDevTrain.txt").write_text(DEV_TRAIN.replace("2\nAda_One\t3\n", "1\n"))
     fold = "Ada_One\t1\t2\nAda_One\t3\tDi_Four\t2\n"
     (folder / "pairs.txt").write_text(f"2\t1\n{fold}{fold}")
-    lfw, retrieval, unseen = ({}, {}, {})
-    for group, names in zip(pasted(DOCS), (lfw, retrieval, unseen), strict=True):
+    for place, person in enumerate(("Ada", "Bob", "Cy", "Di", "Eve", "Flo")):
+        for number in range(3):
+            write_image(tmp_path / "photos" / person / f"{number}.jpg", 10 * place + number)
+    photos, retrieval, unseen = ({}, {}, {})
+    for group, names in zip(pasted(DOCS), (photos, retrieval, unseen), strict=True):
         for block in group:
             exec(block.compiled(block.code), names)
-    assert lfw["pairs"].same.tolist() == [True, False] * 2
-    assert lfw["found"].standard_error >= 0
-    assert lfw["answers"].known.tolist() == [True, False, True]
+    assert (len(photos["pairs"]), int(photos["pairs"].same.sum())) == (18 * 17 // 2, 6 * 3)
+    # Each fold has three people.
+    assert photos["folds"][photos["inside"]].bincount().tolist() == [9 * 8 // 2] * 2
+    assert photos["found"].standard_error >= 0
+    assert photos["unseen"].same.tolist() == [True, False] * 2
+    assert len(photos["result"].accuracies) == 2
+    assert photos["answers"].known.tolist() == [True, False, True, True, True, True]
     assert retrieval["result"].recall.keys() == {1, 5, 10}
     assert len(unseen["few"]) == 2000
     assert unseen["parts"].known.num_classes == 6

@@ -23,15 +23,21 @@ if TYPE_CHECKING:
     from dcnet.training.image_input import ImageInput
     from dcnet.verification import Calibration
     from dcnet.verification.measures import Folds
-    from dcnet.verification.verify_run import PairList, RunVerifier, Stored
+    from dcnet.verification.pair_list import PairList
+    from dcnet.verification.verify_run import RunVerifier, Stored
 
 BATCH = 64
 FAR, FRR = 1e-3, 1e-2
+PAIRS = "--people, --pairs or --lfw"
+FEATURES = (".npz",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
-    """A list of pairs, and the folder of its images."""
+    """Labeled pairs: of a folder of people, of a list, or of LFW."""
+
+    people: options.OptionalFolder = None
+    """A folder with one folder of images per person or class: uses all pairs of its images."""
 
     pairs: options.OptionalFile = None
     """A list of pairs: each line has two paths, and 1 or same, or 0 or different."""
@@ -53,8 +59,10 @@ class PairOptions:
 
     def check_pairs(self) -> None:
         """Raises ValueError for options that exclude or need each other."""
-        if self.pairs is not None and self.lfw is not None:
-            raise ValueError("--pairs and --lfw exclude each other: give one of them")
+        sources = {"--people": self.people, "--pairs": self.pairs, "--lfw": self.lfw}
+        given = [option for option, value in sources.items() if value is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other: give one of them")
         for option, value, other, wanted in (
             ("--images", self.images, "--pairs", self.pairs),
             ("--lfw-list", self.lfw_list, "--lfw", self.lfw),
@@ -66,22 +74,22 @@ class PairOptions:
 
     @property
     def listed(self) -> bool:
-        return self.pairs is not None or self.lfw is not None
+        return any(source is not None for source in (self.people, self.pairs, self.lfw))
 
     def read(self, classes: Sequence[str]) -> PairList:
         """Reads the pairs, with a note if they show classes of the training set."""
         files = (self.pairs, self.images, self.lfw, self.lfw_list)
-        return verification.verify_run.read_pair_list(classes, *files, self.unseen)
+        return verification.pair_list.read_pair_list(classes, *files, self.unseen, self.people)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command(options.JsonOption, options.DeviceOption, PairOptions, options.OneRun):
     """Decide whether two images show the same class or person, which need not be in the training set.
 
-    First calibrate: dcnet verify RUN --calibrate --pairs FILE sets the thresholds of a run on labeled pairs. Then
-    dcnet verify RUN a.jpg b.jpg prints the same, different, or too close to call. With pairs and without --calibrate,
-    it reports measures on these pairs: accuracy over folds, AUC, EER, TAR@FAR, and a plot of the ROC curve; also
-    recall@k and mAP if each class has its own folder of images.
+    First calibrate: dcnet verify RUN --calibrate --people FOLDER sets the thresholds of a run on all pairs of a folder
+    with one folder of images per person. Then dcnet verify RUN a.jpg b.jpg prints the same, different, or too close to
+    call. Without --calibrate, it reports measures on the pairs: accuracy over folds that share no person, AUC, EER,
+    TAR@FAR with intervals, how well thresholds transfer, norms as quality, retrieval, and a plot of the ROC curve.
 
     Images are compared by the cosine of the features before the last layer, averaged with those of the mirror image.
     """
@@ -100,11 +108,17 @@ class Command(options.JsonOption, options.DeviceOption, PairOptions, options.One
     frr: Annotated[float | None, options.arg("RATE", str(FRR))] = None
     """For --calibrate: the share of same pairs that may be rejected as different (false reject rate)."""
 
+    by_norm: bool = False
+    """For --calibrate: correct the cosines for the norms of the features, which may measure the quality of images."""
+
     no_flip: bool = False
     """For pairs: do not use mirror images, for example for digits. Stored with the calibration."""
 
     out: Annotated[Path | None, options.arg("FILE", "in the folder of the run")] = None
     """The plot of the ROC curve, .png or .svg."""
+
+    export: options.OptionalFile = None
+    """Write the features of all images with their names, people and norms to this file, .npz."""
 
     def prepare(self) -> Callable[[], int]:
         self._check()
@@ -116,15 +130,14 @@ class Command(options.JsonOption, options.DeviceOption, PairOptions, options.One
         return options.report_bad_input(lambda: find().print(self.json))
 
     def _with_pairs(self, verifier: RunVerifier, listed: PairList) -> Callable[[], Output]:
-        flip = not self.no_flip
+        features = None if self.export is None else options.output_file("--export", self.export, FEATURES)
         if self.calibrate:
             options.writable(str(verifier.calibration_file))
-            far, frr = FAR if self.far is None else self.far, FRR if self.frr is None else self.frr
-            return lambda: _calibrate(verifier, listed, far, frr, flip)
+            return lambda: _calibrate(verifier, listed, self, features)
         # Check the number of pairs before `output_file` creates the folder of the picture.
-        folds = verification.measures.Folds.of(listed.pairs)
+        folds = verification.measures.Folds.by_people(listed.pairs, listed.people)
         picture = options.output_file("--out", self.out or verifier.run.folder / "roc.png")
-        return lambda: _report(verifier, listed, folds, picture, flip)
+        return lambda: _report(verifier, listed, folds, (picture, features), not self.no_flip)
 
     def _check(self) -> None:
         """Raises ValueError for options that exclude or need each other."""
@@ -133,9 +146,11 @@ class Command(options.JsonOption, options.DeviceOption, PairOptions, options.One
         for option, given, other, wanted in (
             ("--far", self.far is not None, "--calibrate", self.calibrate),
             ("--frr", self.frr is not None, "--calibrate", self.calibrate),
-            ("--unseen", self.unseen, "--pairs or --lfw", self.listed),
-            ("--no-flip", self.no_flip, "--pairs or --lfw", self.listed),
-            ("--out", self.out is not None, "a report on --pairs or --lfw", self.listed and not self.calibrate),
+            ("--by-norm", self.by_norm, "--calibrate", self.calibrate),
+            ("--unseen", self.unseen, PAIRS, self.listed),
+            ("--no-flip", self.no_flip, PAIRS, self.listed),
+            ("--export", self.export is not None, PAIRS, self.listed),
+            ("--out", self.out is not None, f"a report on {PAIRS}", self.listed and not self.calibrate),
         ):
             if given and not wanted:
                 raise ValueError(f"{option} is only for {other}")
@@ -145,21 +160,22 @@ class Command(options.JsonOption, options.DeviceOption, PairOptions, options.One
 
     def _check_kind(self) -> None:
         if self.calibrate and not self.listed:
-            raise ValueError("--calibrate needs labeled pairs: give --pairs FILE or --lfw FOLDER")
+            raise ValueError("--calibrate needs labeled pairs: give --people FOLDER, --pairs FILE or --lfw FOLDER")
         if bool(self.files) == self.listed:
             given = "both" if self.listed else "nothing"
-            raise ValueError(f"give two images, or a list of pairs with --pairs or --lfw, not {given}")
+            raise ValueError(f"give two images, or labeled pairs with {PAIRS}, not {given}")
         if self.files and len(self.files) != 2:
-            raise ValueError(f"give two images to compare, not {len(self.files)}; for more, use a list with --pairs")
+            advice = "for more, use a list with --pairs or a folder of people with --people"
+            raise ValueError(f"give two images to compare, not {len(self.files)}; {advice}")
 
 
 @dataclass(frozen=True)
 class Output:
-    """The output of the command: `values` as JSON, or a sentence, a table and lines for the terminal."""
+    """The output of the command: `values` as JSON, or a sentence, tables and lines for the terminal."""
 
     values: dict[str, Any]
     head: str
-    table: Table
+    tables: Sequence[Table]
     lines: Sequence[str]
 
     def print(self, as_json: bool) -> int:
@@ -168,7 +184,8 @@ class Output:
             print_json(self.values)
             return 0
         print(visible(self.head))
-        console().print(self.table)
+        for table in self.tables:
+            console().print(table)
         for line in self.lines:
             print(visible(line))
         return 0
@@ -190,38 +207,62 @@ def _batches(paths: Sequence[Path], reader: ImageInput) -> Iterator[Tensor]:
 
 
 def _compare(verifier: RunVerifier, files: Sequence[Path], calibration: Calibration) -> Output:
-    verdict = verifier.compare(files, calibration)
+    found = verifier.compare(files, calibration)
+    verdict = found.verdict
     values = {
         "run": verifier.name,
         "images": [str(file) for file in files],
         "verdict": verdict.words,
         "same": verdict.same,
         "score": verdict.score,
+        "cosine": found.cosine,
+        "norms": list(found.norms),
         "thresholds": calibration.decision.thresholds(),
         "calibration": calibration.to_json(),
     }
-    table = report.roc_plots.thresholds(calibration.decision)
-    return Output(values, f"{verdict.words}: the cosine is {verdict.score:.3f}", table, _lines(calibration))
+    corrected = f", and {verdict.score:.3f} corrected for norms" if calibration.quality else ""
+    head = f"{verdict.words}: the cosine is {found.cosine:.3f}{corrected}"
+    return Output(values, head, [report.roc_plots.thresholds(calibration.decision)], _lines(calibration))
 
 
-def _calibrate(verifier: RunVerifier, listed: PairList, far: float, frr: float, flip: bool) -> Output:
-    calibration, path = verifier.calibrate(listed, far, frr, flip), verifier.calibration_file
+def _calibrate(verifier: RunVerifier, listed: PairList, given: Command, features: Path | None) -> Output:
+    far, frr = FAR if given.far is None else given.far, FRR if given.frr is None else given.frr
+    calibration, embeddings = verifier.calibrate(listed, far, frr, not given.no_flip, given.by_norm)
+    path = verifier.calibration_file
     about = {"run": verifier.name, "file": str(path), "thresholds": calibration.decision.thresholds()}
+    intervals = calibration.data.get("intervals")
+    rates = [report.roc_plots.undecided(calibration.decision)]
+    rates += [report.roc_plots.rate_intervals(intervals)] if intervals else []
+    exported = _exported(verifier, listed, embeddings, features)
+    lines = [*rates, *_lines(calibration), *exported, f"wrote {path}"]
     table = report.roc_plots.thresholds(calibration.decision)
-    lines = [*_lines(calibration), f"wrote {path}"]
-    return Output(about | calibration.to_json(), f"{verifier.name}: {listed}", table, lines)
+    return Output(about | calibration.to_json(), f"{verifier.name}: {listed}", [table], lines)
 
 
-def _report(verifier: RunVerifier, listed: PairList, folds: Folds, path: Path, flip: bool) -> Output:
-    found = verifier.report(listed, folds, flip)
+def _report(
+    verifier: RunVerifier, listed: PairList, folds: Folds, files: tuple[Path, Path | None], flip: bool
+) -> Output:
+    (path, features), found = files, verifier.report(listed, folds, flip)
     title = _title(verifier.record.config, listed)
     plot = report.roc_plots.roc_plot(title, found.curve, found.scores, listed.pairs.same, found.values)
     report.drawing.save(plot, path)
     stored = verifier.store(found.values)
-    lines = [*_notes(found.notes), _stored_line(verifier, stored), f"wrote {path}"]
+    exported = _exported(verifier, listed, found.embeddings, features)
+    lines = [*_notes(found.notes), *exported, _stored_line(verifier, stored), f"wrote {path}"]
     replaced = {} if stored.replaced is None else {"replaced": stored.replaced}
     values = found.values | {"plot": str(path)} | replaced
-    return Output(values, f"{verifier.name}: {listed}", report.roc_plots.measures(found.values), lines)
+    tables = [
+        make(found.values) for make in (report.roc_plots.measures, report.roc_plots.transfers, report.roc_plots.norms)
+    ]
+    return Output(values, f"{verifier.name}: {listed}", [table for table in tables if table.rows], lines)
+
+
+def _exported(verifier: RunVerifier, listed: PairList, embeddings: Tensor, path: Path | None) -> list[str]:
+    """Writes the features if asked to; returns the line that says so."""
+    if path is None:
+        return []
+    verifier.export(path, listed, embeddings)
+    return [f"wrote {path}"]
 
 
 def _stored_line(verifier: RunVerifier, stored: Stored) -> str:

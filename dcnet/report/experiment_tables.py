@@ -1,5 +1,6 @@
 """Tables and summaries of experiments."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -74,8 +75,17 @@ def docs_table(name: str, results: Path) -> str:
     found = status_of(experiment, index)
     about = f"{experiment.title}. Cells: {'; '.join([*_legend(experiment), _seeds_legend(found)])}."
     findings = " ".join(str(finding) for finding in findings_of(experiment, found).values())
-    shown = [table.markdown() for table in experiment_tables(experiment, found)]
-    return "\n\n".join([about, *shown, *([findings] if findings else [])])
+    later = _rows_without_numbers(experiment, found)
+    kept = dataclasses.replace(experiment, cells=tuple(cell for cell in experiment.cells if cell.row not in later))
+    shown = [table.markdown() for table in experiment_tables(kept, [one for one in found if one.cell.row not in later])]
+    missing = [f"Without a run so far: {'; '.join(later)}."] if later else []
+    return "\n\n".join([about, *shown, *missing, *([findings] if findings else [])])
+
+
+def _rows_without_numbers(experiment: Experiment, found: Sequence[CellStatus]) -> list[str]:
+    """Returns the rows with neither a run nor a number of the paper; none if that holds for all rows."""
+    shown = {one.cell.row for one in found if one.state != "missing" or one.cell.paper is not None}
+    return [row for row in experiment.rows if shown and row not in shown]
 
 
 def summary_lines(experiment: Experiment, found: Sequence[CellStatus]) -> list[str]:

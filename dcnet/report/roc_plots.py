@@ -1,6 +1,7 @@
 """Tables and plots of verification: measures, thresholds, ROC curve and scores."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,30 +17,81 @@ from dcnet.verification import Calibration, Decision, Roc
 Record = dict[str, Any]
 
 
+# Kinds of pairs that differ more in number make the plain accuracy meaningless.
+MOST_RATIO = 3
+
+
 def measures(found: Record) -> Table:
     """Returns the table of measures of a verification report."""
     folds = f"{found['folds']} folds, threshold from the other {found['folds'] - 1}"
     rows = [
-        _accuracy_row(f"accuracy, {folds}", found["accuracy"]),
-        _accuracy_row("balanced accuracy, the same folds", found["balanced_accuracy"]),
+        _accuracy_row(f"balanced accuracy, {folds}", found["balanced_accuracy"]),
+        *([_accuracy_row("accuracy, the same folds", found["accuracy"])] if _similar(found["data"]) else []),
         ["area under the ROC curve (AUC)", percent(found["auc"])],
         ["equal error rate (EER)", percent(found["eer"])],
         *map(_tar_row, found["tar_at_far"]),
         *_retrieval_rows(found.get("retrieval")),
     ]
-    return Table.of_rows(["measure", "value, %", "threshold"], rows)
+    return Table.of_rows(["measure", "value, %", "95 % interval", "threshold"], rows, notes=[found["interval"]])
+
+
+def _similar(counts: Record) -> bool:
+    """Whether the kinds of pairs are similar in number; otherwise plain accuracy says little."""
+    return max(counts["same"], counts["different"]) <= MOST_RATIO * min(counts["same"], counts["different"])
 
 
 def _accuracy_row(name: str, found: Record) -> list[str]:
     value = f"{percent(found['mean'])} ± {percent(found['standard_error'])}"
-    return [name, value, f"{found['threshold']:.3f}"]
+    return [name, value, "", f"{found['threshold']:.3f}"]
 
 
 def _tar_row(found: Record) -> list[str]:
     name = f"true accepts at {100 * found['far']:g} % false accepts (TAR@FAR)"
     if found["tar"] is None:
         return [name, "too few pairs"]
-    return [name, percent(found["tar"]), f"{found['threshold']:.3f}"]
+    low, high = found.get("low"), found.get("high")
+    interval = "" if low is None or high is None else f"{percent(low)} to {percent(high)}"
+    return [name, percent(found["tar"]), interval, f"{found['threshold']:.3f}"]
+
+
+def transfers(found: Record) -> Table:
+    """Returns the table of thresholds from other pairs: from other folds, and from the calibration of the run."""
+    rows = [_transfer_row(f"the other {found['folds'] - 1} folds", at) for at in found["transfer"]]
+    if at := found["calibrated"]:
+        rows.append(_transfer_row(f"the calibration on {'these pairs' if at['same_pairs'] else at['list']}", at))
+    head = ["threshold from", "score", "wanted FAR, %", "FAR, %", "TAR, %", "TAR with own threshold, %", "loss"]
+    note = "loss: how much more TAR a threshold from the same pairs has; below 0 if the FAR is above the wanted one"
+    return Table.of_rows(head, rows, title="Thresholds from other pairs", notes=[note])
+
+
+def _transfer_row(name: str, found: Record) -> list[str]:
+    rates = [f"{100 * found['wanted_far']:g}", f"{100 * found['far']:#.3g}", percent(found["tar"])]
+    return [name, f"{found['threshold']:.3f}", *rates, percent(found["own_tar"]), percent(found["loss"])]
+
+
+def norms(found: Record) -> Table:
+    """Returns the table of norms as a measure of quality: corrected scores, and images of low norm discarded."""
+    quality = found["quality"]
+    low, middle, high = quality["norms"]
+    rows = [
+        [f"true accepts at {100 * at['far']:g} % false accepts", percent(at["cosine"]), percent(at["corrected"])]
+        for at in quality["tar_at_far"]
+        if at["cosine"] is not None
+    ]
+    title = f"Norms as quality: from {low:.3g} to {high:.3g}, median {middle:.3g}"
+    head = ["pairs within folds", "by cosine, %", "corrected for norms, %"]
+    return Table.of_rows(head, rows, title=title, notes=_discard_notes(quality["discard"]))
+
+
+def _discard_notes(found: Sequence[Record]) -> list[str]:
+    """Returns a line on the false rejects without images of low norm; none with too few pairs."""
+    rates = [
+        f"{percent(at['frr'])} % without the {100 * at['discarded']:g} % of lowest norm"
+        if at["discarded"]
+        else f"{percent(at['frr'])} % with all images"
+        for at in found
+    ]
+    return [f"false rejects at the threshold for 1 % false accepts: {', '.join(rates)}"] if rates else []
 
 
 def _retrieval_rows(found: Record | None) -> list[list[str]]:
@@ -55,18 +107,31 @@ def thresholds(decision: Decision) -> Table:
     """Returns the table of thresholds of a decision."""
     cells: Cells = {
         "": "verdict",
-        "cosine": lambda row: f"{row['threshold']:.3f}",
+        "score": lambda row: f"{row['threshold']:.3f}",
         "false accepts, %": lambda row: percent(row["false_accepts"]),
         "false rejects, %": lambda row: percent(row["false_rejects"]),
     }
     return Table.of_records(decision.thresholds(), cells, right=list(cells)[1:])
 
 
+def undecided(decision: Decision) -> str:
+    """Describes how many calibration pairs are too close to call."""
+    shares = f"{percent(decision.open_genuine)} % of the same and {percent(decision.open_impostor)} % of the different"
+    return f"too close to call: {shares} pairs"
+
+
+def rate_intervals(found: Record) -> str:
+    """Describes the intervals of the error rates of a calibration."""
+    far, frr = (f"{percent(low)} to {percent(high)} %" for low, high in (found["far"], found["frr"]))
+    return f"false accepts {far} from the upper threshold on, false rejects {frr} below the lower one: {found['how']}"
+
+
 def source(calibration: Calibration) -> str:
     """Describes the pairs that the thresholds are calibrated on."""
     decision, data = calibration.decision, calibration.data
     count = f"{decision.genuine + decision.impostor:,} pairs"
-    return f"calibrated by {count}, {decision.genuine:,} of them the same, of {data.get('list')}"
+    norms = "" if calibration.quality is None else "; scores are cosines corrected for norms"
+    return f"calibrated by {count}, {decision.genuine:,} of them the same, of {data.get('list')}{norms}"
 
 
 BINS = 60
@@ -78,7 +143,7 @@ def roc_plot(title: str, curve: Roc, scores: Tensor, same: Tensor, found: dict[s
     figure = Figure(figsize=(11.5, 5.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_curve(left, curve, found)
-    _draw_scores(right, scores.double().cpu(), same.cpu(), found["accuracy"]["threshold"])
+    _draw_scores(right, scores.double().cpu(), same.cpu(), found["balanced_accuracy"]["threshold"])
     figure.suptitle(literal(title))
     for axes in (left, right):
         axes.set_axisbelow(True)
@@ -121,5 +186,7 @@ def _draw_scores(axes: Axes, scores: Tensor, same: Tensor, threshold: float) -> 
         own = scores[kind].tolist()
         weights = [100 / len(own)] * len(own)
         axes.hist(own, edges, weights=weights, color=color, alpha=0.55, label=f"{name}, {len(own):,} pairs")
-    axes.axvline(threshold, color="0.2", linestyle="--", label=f"best threshold, mean of folds, {threshold:.3f}")
+    axes.axvline(
+        threshold, color="0.2", linestyle="--", label=f"best balanced threshold, mean of folds, {threshold:.3f}"
+    )
     axes.set(title="Scores", xlabel="cosine of the two embeddings", ylabel="pairs of the kind, % in each bar")

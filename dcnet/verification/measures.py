@@ -14,8 +14,20 @@ from dcnet.data.lfw import find_lfw, trained_people
 from dcnet.data.load import data_folder
 from dcnet.verification.embeddings import embed, pair_scores, score_histogram
 from dcnet.verification.identification import Identified, cmc, identify, open_set_rate, retrieve
-from dcnet.verification.pairs import LfwData, Pairs, labels_by_folder, people_disjoint, sample_pairs
-from dcnet.verification.roc_curve import FoldAccuracy, Roc, fold_accuracy, make_folds, roc, roc_of_histogram
+from dcnet.verification.intervals import Interval, PeopleBootstrap, exact_interval
+from dcnet.verification.pairs import (
+    NO_FOLD,
+    LfwData,
+    Pairs,
+    all_pairs,
+    labels_by_folder,
+    people_disjoint,
+    people_folds,
+    sample_pairs,
+)
+from dcnet.verification.quality import discard_errors, fit_quality, norms_of, pair_quality
+from dcnet.verification.roc_curve import FoldAccuracy, Roc, TarAtFar, fold_accuracy, make_folds, roc, roc_of_histogram
+from dcnet.verification.threshold import Transfer, fold_transfer
 
 Record = dict[str, Any]
 RATES = (1e-1, 1e-2, 1e-3, 1e-4)
@@ -42,6 +54,43 @@ class Folds:
             return cls(pairs.folds)
         return cls(make_folds(pairs.same), f"the folds are random, since {why}")
 
+    @classmethod
+    def by_people(cls, pairs: Pairs, people: Tensor | None) -> "Folds":
+        """The folds of the list, or folds that share no person; random ones without enough people.
+
+        Args:
+            pairs: the pairs.
+            people: the person of each image, integers [N]; None if unknown.
+        """
+        if people is None:
+            return cls.of(pairs)
+        both = people[pairs.first], people[pairs.second]
+        if pairs.folds is not None and not (listed := cls.of(pairs)).note:
+            shared = _in_two_folds(torch.cat(both), pairs.folds.repeat(2))
+            return cls(listed.numbers, f"people who are in two folds of the list or more: {shared:,}" if shared else "")
+        for count in (count for count in COUNTS if len(torch.cat(both).unique()) >= 2 * count):
+            numbers = people_folds(*both, count)
+            kinds = [pairs.same[numbers == fold] for fold in range(count)]
+            if all(kind.any() and not kind.all() for kind in kinds):
+                return cls(numbers, _across_note(int((numbers == NO_FOLD).sum())))
+        return cls(cls.of(pairs).numbers, "the folds are random and share people, since there are too few people")
+
+
+# The numbers of folds to try, as long as each fold has both kinds of pairs.
+COUNTS = (10, 5, 3, 2)
+
+
+def _in_two_folds(people: Tensor, folds: Tensor) -> int:
+    """The number of people with pairs in two folds or more."""
+    pairs = torch.stack([people, folds]).unique(dim=1)
+    return int((pairs[0].unique(return_counts=True)[1] > 1).sum())
+
+
+def _across_note(across: int) -> str:
+    if not across:
+        return ""
+    return f"no person is in two folds; the {across:,} pairs of people of two folds count only for AUC, EER and TAR@FAR"
+
 
 def count_pairs(pairs: Pairs) -> Record:
     """The number of pairs of each kind."""
@@ -49,26 +98,89 @@ def count_pairs(pairs: Pairs) -> Record:
     return {"pairs": len(pairs), "same": same, "different": len(pairs) - same}
 
 
-def pair_measures(scores: Tensor, same: Tensor, folds: Tensor, curve: Roc | None = None) -> Record:
-    """All measures of pairs, from their scores, answers and folds [P], as shares from 0 to 1.
+def pair_measures(
+    scores: Tensor,
+    same: Tensor,
+    folds: Tensor,
+    curve: Roc | None = None,
+    people: tuple[Tensor, Tensor] | None = None,
+) -> Record:
+    """All measures of pairs, as shares from 0 to 1.
 
-    `curve` is the ROC curve of the scores, if it is known already.
+    Args:
+        scores: the scores, [P].
+        same: the answers, [P].
+        folds: the folds, [P]; -1 for pairs without a fold, which count for the curve alone.
+        curve: the ROC curve of the scores, if it is known already.
+        people: the people of the first and of the second image, [P] each, for intervals; None if unknown.
     """
-    curve = curve or roc(scores, same)
+    scores = scores.cpu()
+    inside = folds != NO_FOLD
+    tested = scores[inside], same[inside], folds[inside]
+    bootstrap = None if people is None else PeopleBootstrap(scores, *people)
     return {
-        "folds": len(folds.unique()),
-        "accuracy": _accuracy(fold_accuracy(scores, same, folds)),
-        "balanced_accuracy": _accuracy(fold_accuracy(scores, same, folds, balanced=True)),
-        **curve_measures(curve),
+        "folds": len(tested[2].unique()),
+        "pairs_in_folds": len(tested[2]),
+        "accuracy": _accuracy(fold_accuracy(*tested)),
+        "balanced_accuracy": _accuracy(fold_accuracy(*tested, balanced=True)),
+        **curve_measures(curve or roc(scores, same), bootstrap),
+        "transfer": [transfer_values(found) for rate in RATES if (found := fold_transfer(*tested, rate))],
     }
 
 
-def curve_measures(curve: Roc) -> Record:
-    """The measures that need no folds."""
+def transfer_values(found: Transfer) -> Record:
+    """A transfer as plain values."""
+    return {**vars(found), "loss": found.loss}
+
+
+EXACT = "95 % intervals of Clopper and Pearson, for a fixed threshold and independent pairs"
+
+
+def curve_measures(curve: Roc, bootstrap: PeopleBootstrap | None = None) -> Record:
+    """The measures that need no folds; intervals by the bootstrap, or exact ones of independent pairs."""
+    found = [curve.tar_at_far(rate) for rate in RATES]
+    intervals = [_exact(at, curve) for at in found] if bootstrap is None else bootstrap.tar_at_far(RATES)
     return {
         "auc": curve.auc(),
         "eer": curve.eer(),
-        "tar_at_far": [vars(curve.tar_at_far(rate)) for rate in RATES],
+        "tar_at_far": [_with_interval(*each) for each in zip(found, intervals, strict=True)],
+        "interval": EXACT if bootstrap is None else str(bootstrap),
+    }
+
+
+def _exact(found: TarAtFar, curve: Roc) -> Interval | None:
+    return None if found.tar is None else exact_interval(round(found.tar * curve.genuines), curve.genuines)
+
+
+def _with_interval(found: TarAtFar, interval: Interval | None) -> Record:
+    low, high = (None, None) if found.tar is None or interval is None else interval
+    return {**vars(found), "low": low, "high": high}
+
+
+def quality_measures(scores: Tensor, pairs: Pairs, folds: Tensor, norms: Tensor) -> Record:
+    """Whether the norms of features measure quality.
+
+    "tar_at_far" compares cosines with scores that are corrected for the norms, by weights from the other folds.
+    "discard" has the false reject rate at a FAR of 1 % after images of the lowest norms are discarded.
+    """
+    inside = folds != NO_FOLD
+    tested, answers, folds = scores.cpu().double()[inside], pairs.same[inside], folds[inside]
+    quality = pair_quality(norms, pairs.first[inside], pairs.second[inside])
+    corrected, weights = tested.clone(), []
+    for fold in folds.unique():
+        own, others = folds == fold, folds != fold
+        fitted = fit_quality(tested[others], answers[others], quality[others])
+        corrected[own] = fitted(tested[own], quality[own])
+        weights.append(fitted.weight)
+    rates = [[roc(each, answers).tar_at_far(rate).tar for each in (tested, corrected)] for rate in RATES]
+    return {
+        "norms": [float(norms.quantile(share)) for share in (0.0, 0.5, 1.0)],
+        "weights": weights,
+        "tar_at_far": [
+            {"far": rate, "cosine": cosine, "corrected": both}
+            for rate, (cosine, both) in zip(RATES, rates, strict=True)
+        ],
+        "discard": discard_errors(scores, pairs.same, (pairs.first, pairs.second), norms),
     }
 
 
@@ -124,18 +236,24 @@ def evaluate_faces(model: nn.Module, folder: Path | str | None = None, device: t
 
 
 def _of_pairs(embeddings: Tensor, pairs: Pairs, place: dict[str, int]) -> Record:
-    at = _places(pairs, place)
+    at, person = _places(pairs, place), labels_of(pairs.names)[0]
     scores, folds = pair_scores(embeddings, at[pairs.first], at[pairs.second]), Folds.of(pairs)
-    return {**count_pairs(pairs), "fold_note": folds.note, **pair_measures(scores, pairs.same, folds.numbers)}
+    people = person[pairs.first], person[pairs.second]
+    found = pair_measures(scores, pairs.same, folds.numbers, people=people)
+    return {**count_pairs(pairs), "fold_note": folds.note, **found}
 
 
 def _of_all(embeddings: Tensor, pairs: Pairs, place: dict[str, int]) -> Record:
     """Measures of all pairs of the images in the list."""
-    at = _places(pairs, place).to(embeddings.device)
-    histogram = score_histogram(embeddings[at], labels_of(pairs.names)[0])
-    same, different = int(histogram.genuine.sum()), int(histogram.impostor.sum())
-    counts = {"pairs": same + different, "same": same, "different": different}
-    return {**counts, **curve_measures(roc_of_histogram(histogram))}
+    own, labels = embeddings[_places(pairs, place).to(embeddings.device)], labels_of(pairs.names)[0]
+    curve, every = roc_of_histogram(score_histogram(own, labels)), all_pairs(labels)
+    scores, people = pair_scores(own, every.first, every.second), (labels[every.first], labels[every.second])
+    folds = Folds.by_people(every, labels).numbers
+    return {
+        **count_pairs(every),
+        **curve_measures(curve, PeopleBootstrap(scores, *people)),
+        "quality": quality_measures(scores, every, folds, norms_of(own)),
+    }
 
 
 def _places(pairs: Pairs, place: dict[str, int]) -> Tensor:
@@ -206,7 +324,8 @@ def open_set_measures(
 def _verification(embeddings: Tensor, labels: Tensor, count: int) -> Record:
     pairs = sample_pairs(labels, count, seed=0)
     scores = pair_scores(embeddings, pairs.first, pairs.second)
-    return {**count_pairs(pairs), **pair_measures(scores, pairs.same, make_folds(pairs.same))}
+    classes = labels[pairs.first], labels[pairs.second]
+    return {**count_pairs(pairs), **pair_measures(scores, pairs.same, make_folds(pairs.same), people=classes)}
 
 
 def _identification(embeddings: Tensor, labels: Tensor, enrolled: int) -> Record:

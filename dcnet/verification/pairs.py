@@ -1,5 +1,6 @@
-"""Pairs of images with answers: read from lists, from LFW, or sampled by labels."""
+"""Pairs of images with answers: read from lists, folders of people or LFW, or sampled by labels; folds by people."""
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,8 +9,9 @@ from pathlib import Path, PurePosixPath
 import torch
 from torch import Tensor
 
-from dcnet.checks import Numbers, as_tensor
+from dcnet.checks import Numbers, as_tensor, check_whole
 from dcnet.data.batches import make_generator
+from dcnet.data.image_folder import image_names, labels_of, people_folders
 from dcnet.data.lfw import FOLDERS, LfwFiles, bad_line, is_number, numbered_lines
 
 ANSWERS = {"1": True, "same": True, "0": False, "different": False}
@@ -177,7 +179,7 @@ def _genuine(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
     members = [(labels == label).nonzero()[:, 0] for label in labels.unique()]
     possible = [math.comb(len(of_class), 2) for of_class in members]
     shares = _even_shares(possible, count)
-    found = []
+    found = [torch.empty(0, 2, dtype=torch.int64, device="cpu")]
     for of_class, total, share in zip(members, possible, shares, strict=True):
         if share:
             found.append(of_class[_pair_of_rank(_draw(total, share, generator))])
@@ -226,6 +228,79 @@ def _impostor(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
         found.update(dict.fromkeys((drawn[:, 0] * images + drawn[:, 1]).tolist()))
     keys = torch.tensor(list(found)[:count], device="cpu")
     return torch.stack([keys // images, keys % images], dim=1)
+
+
+# The most pairs of each kind of a folder.
+MOST_PAIRS = 2_000_000
+
+
+def folder_pairs(root: Path | str, most: int = MOST_PAIRS, seed: int = 0) -> Pairs:
+    """The pairs of `all_pairs` of a folder with one folder per person; their names are person/image."""
+    if Path(root).is_dir() and image_names(Path(root)) and not any(entry.is_dir() for entry in Path(root).iterdir()):
+        raise ValueError(f"{root} has images, but no folders: expected one folder of images for each person")
+    names = tuple(name for images in people_folders(root).values() for name in images)
+    labels, people = labels_of(names)
+    if not count_genuine(labels):
+        raise ValueError(f"{root} has no person with two images, so it has no genuine pair: add images")
+    if len(people) < 2:
+        raise ValueError(f"{root} has one person, {next(iter(people))!r}, so it has no impostor pair: add people")
+    return dataclasses.replace(all_pairs(labels, most, seed), names=names)
+
+
+def all_pairs(labels: Numbers, most: int = MOST_PAIRS, seed: int = 0) -> Pairs:
+    """All pairs of images by their labels, or a random part of them.
+
+    Args:
+        labels: integers [N].
+        most: the largest number of pairs of each kind; genuine pairs are then divided evenly among the classes.
+        seed: the same seed gives the same part.
+    """
+    check_whole("most", most, 1)
+    ordered, order = as_tensor(labels, "labels").cpu().sort(stable=True)
+    same = _genuine(ordered, min(count_genuine(ordered), most), make_generator(seed, 1))
+    # An image forms impostor pairs with all images after the last one of its class.
+    ends = (len(ordered) - torch.searchsorted(ordered, ordered, right=True)).cumsum(0)
+    total = int(ends[-1]) if len(ends) else 0
+    ranks = torch.arange(total, device="cpu") if total <= most else _draw(total, most, make_generator(seed, 2))
+    first = torch.searchsorted(ends, ranks, right=True)
+    both = order[torch.cat([same, torch.stack([first, len(ordered) - ends[first] + ranks], dim=1)])]
+    answers = torch.arange(len(both), device="cpu") < len(same)
+    return Pairs(both[:, 0].contiguous(), both[:, 1].contiguous(), answers)
+
+
+def count_genuine(labels: Tensor) -> int:
+    """The number of all pairs of two images with the same label."""
+    return sum(math.comb(size, 2) for size in labels.unique(return_counts=True)[1].tolist())
+
+
+# Pairs of people of two folds.
+NO_FOLD = -1
+
+
+def people_folds(first: Numbers, second: Numbers, count: int = 10, seed: int = 0) -> Tensor:
+    """Folds of pairs that share no person, int64 [P]; -1 for a pair of people of two folds.
+
+    People are divided at random, such that each fold has a similar number of people and of genuine pairs.
+
+    Args:
+        first: the person of the first image of each pair, integers [P].
+        second: the person of the second image; equal for a genuine pair.
+        count: the number of folds.
+        seed: the same seed gives the same folds.
+    """
+    check_whole("count", count, 2)
+    both = torch.stack([as_tensor(part, "people of pairs").cpu() for part in (first, second)])
+    people, both = both.unique(return_inverse=True)
+    if len(people) < 2 * count:
+        raise ValueError(f"{count} folds need {2 * count} people or more, two in each fold, not {len(people)}")
+    genuine = both[0, both[0] == both[1]].bincount(minlength=len(people))
+    shuffled = torch.randperm(len(people), generator=make_generator(seed, 3), device="cpu")
+    order = shuffled[genuine[shuffled].argsort(descending=True, stable=True)]
+    # 0, 1, ..., 9, 9, ..., 1, 0, 0, 1, ...: the folds take turns, in the reverse order each second time.
+    turn = torch.arange(len(people), device="cpu") % (2 * count)
+    fold = torch.empty_like(order)
+    fold[order] = torch.minimum(turn, 2 * count - 1 - turn)
+    return torch.where(fold[both[0]] == fold[both[1]], fold[both[0]], NO_FOLD)
 
 
 SAME = "a pair of one person: name<tab>number<tab>number"

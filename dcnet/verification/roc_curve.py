@@ -18,13 +18,15 @@ class TarAtFar:
         far: the false accept rate.
         tar: the share of genuine pairs accepted; None with too few impostor pairs for the rate.
         threshold: the lowest threshold with at most that rate, or None.
-        note: the reason if `tar` is None, as a sentence.
+        note: a sentence if `tar` is None, or if it depends on few impostor pairs.
+        accepted: the number of impostor pairs accepted; 0 if `tar` is None.
     """
 
     far: float
     tar: float | None
     threshold: float | None
     note: str = ""
+    accepted: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ class Roc:
         if note := unresolved(far, self.impostors, "impostor pairs"):
             return TarAtFar(far, None, None, note)
         at = self.lowest(far)
-        return TarAtFar(far, float(self.tar[at]), float(self.thresholds[at]))
+        accepted = int(self.impostor[at])
+        return TarAtFar(far, float(self.tar[at]), float(self.thresholds[at]), uncertain(far, self.impostors), accepted)
 
 
 def roc(scores: Numbers, same: Numbers) -> Roc:
@@ -131,7 +134,7 @@ def roc_of_histogram(histogram: ScoreHistogram) -> Roc:
 
 def _count_accepted(scores: Numbers, same: Numbers) -> tuple[Tensor, Tensor, Tensor]:
     """Thresholds, and the genuine and impostor pairs accepted at each, as in `Roc`; one kind may be missing."""
-    scores, same = _check_scores(scores, same)
+    scores, same = check_scores(scores, same)
     order = scores.argsort(descending=True)
     scores, same = scores[order], same[order]
     last = torch.cat([scores[1:] != scores[:-1], torch.tensor([True], device="cpu")]).nonzero()[:, 0]
@@ -146,7 +149,7 @@ def _with_start(above: float, thresholds: Tensor, genuine: Tensor, impostor: Ten
     return torch.cat([above_all, thresholds]), torch.cat([zero, genuine]), torch.cat([zero, impostor])
 
 
-def _check_scores(scores: Numbers, same: Numbers) -> tuple[Tensor, Tensor]:
+def check_scores(scores: Numbers, same: Numbers) -> tuple[Tensor, Tensor]:
     """Scores in float64 and answers in bool, on the CPU."""
     scores, same = in_double(scores), _check_answers(same)
     if scores.dim() != 1 or scores.shape != same.shape or not len(scores):
@@ -193,6 +196,21 @@ def unresolved(rate: float, count: int, things: str) -> str:
         return ""
     needed = math.ceil(1 / rate)
     return f"{count:,} {things} are too few for a rate of {rate:g}: one of them is {1 / count:g}; {needed:,} are needed"
+
+
+# Below this number of expected errors, a measured rate says little: of 10, the 95 % interval is 5 to 18.
+FEW_ERRORS = 10
+
+
+def uncertain(rate: float, count: int) -> str:
+    """A sentence if fewer than `FEW_ERRORS` impostor pairs decide the threshold for this rate."""
+    if (expected := math.floor(rate * count)) >= FEW_ERRORS:
+        return ""
+    needed = math.ceil(FEW_ERRORS / rate)
+    return (
+        f"the threshold for a false accept rate of {rate:g} depends on the {expected + 1} most similar of {count:,} "
+        f"impostor pairs; {needed:,} pairs are better"
+    )
 
 
 FOLDS = 10
@@ -254,7 +272,7 @@ def accuracy(scores: Numbers, same: Numbers, threshold: float, balanced: bool = 
         threshold: a pair is accepted if score >= threshold.
         balanced: return the mean of the accuracies on genuine and on impostor pairs.
     """
-    scores, same = _check_scores(scores, same)
+    scores, same = check_scores(scores, same)
     right = (scores >= threshold) == same
     if not balanced:
         return float(right.double().mean())
@@ -271,7 +289,7 @@ def fold_accuracy(scores: Numbers, same: Numbers, folds: Numbers, balanced: bool
         folds: the number of the fold of each pair, [P].
         balanced: weight genuine and impostor pairs equally, whatever their numbers.
     """
-    scores, same = _check_scores(scores, same)
+    scores, same = check_scores(scores, same)
     folds = as_tensor(folds, "folds").cpu()
     if folds.shape != scores.shape:
         raise ValueError(f"folds must be [{len(scores)}], one number per pair, not {list(folds.shape)}")

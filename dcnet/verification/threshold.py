@@ -1,4 +1,4 @@
-"""Decisions on pairs with calibrated error rates: same, different, or too close to call."""
+"""Decisions with calibrated error rates: same, different, or too close to call; thresholds applied to other pairs."""
 
 import dataclasses
 import math
@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcnet.checks import Numbers
+from dcnet.checks import Numbers, as_tensor
 from dcnet.files import read_json, write_json
-from dcnet.verification.roc_curve import Roc, check_rate, in_double, roc
+from dcnet.verification.embeddings import pair_scores
+from dcnet.verification.pairs import Pairs
+from dcnet.verification.quality import QualityScore, norms_of, pair_quality
+from dcnet.verification.roc_curve import Roc, check_rate, check_scores, in_double, roc
 
 SAME, DIFFERENT, OPEN = "same", "different", "too close to call"
 
@@ -213,6 +216,83 @@ def _too_few(count: int, rate: float, kind: str) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Transfer:
+    """A threshold for a false accept rate from some pairs, applied to other pairs.
+
+    Args:
+        wanted_far: the false accept rate that the threshold was chosen for.
+        threshold: the threshold; the mean of several, if each part of the pairs has its own.
+        far: the share of the impostor pairs that is accepted.
+        tar: the share of the genuine pairs that is accepted.
+        own_tar: the true accept rate at `wanted_far` with a threshold from these pairs; None with too few pairs.
+        genuine: the number of genuine pairs.
+        impostor: the number of impostor pairs.
+    """
+
+    wanted_far: float
+    threshold: float
+    far: float
+    tar: float
+    own_tar: float | None
+    genuine: int
+    impostor: int
+
+    @property
+    def loss(self) -> float | None:
+        """The true accept rate lost against a threshold from the pairs themselves; negative for a gain."""
+        return None if self.own_tar is None else self.own_tar - self.tar
+
+
+def transfer(scores: Numbers, same: Numbers, threshold: float, far: float) -> Transfer:
+    """Applies a threshold that was chosen for a false accept rate on other pairs.
+
+    Args:
+        scores: scores of the pairs, [P].
+        same: whether the pairs are genuine, [P].
+        threshold: the threshold from other pairs.
+        far: the false accept rate that it was chosen for.
+    """
+    curve = roc(scores, same)
+    at = int((curve.thresholds >= threshold).sum()) - 1
+    return Transfer(
+        far,
+        threshold,
+        float(curve.far[at]) if at >= 0 else 0.0,
+        float(curve.tar[at]) if at >= 0 else 0.0,
+        curve.tar_at_far(far).tar,
+        curve.genuines,
+        curve.impostors,
+    )
+
+
+def fold_transfer(scores: Numbers, same: Numbers, folds: Numbers, far: float) -> Transfer | None:
+    """Applies to each fold the threshold of the other folds; None if their impostor pairs are too few for the rate.
+
+    With folds that share no person, this estimates how a threshold works for other people.
+
+    Args:
+        scores: scores of the pairs, [P].
+        same: whether the pairs are genuine, [P].
+        folds: the number of the fold of each pair, [P].
+        far: the false accept rate that thresholds are chosen for.
+    """
+    check_rate("far", far)
+    (scores, same), folds = check_scores(scores, same), as_tensor(folds, "folds").cpu()
+    thresholds, accepted = [], torch.zeros_like(same)
+    for fold in folds.unique():
+        inside = folds == fold
+        curve = roc(scores[~inside], same[~inside])
+        if curve.tar_at_far(far).tar is None:
+            return None
+        thresholds.append(curve.amid(curve.lowest(far)))
+        accepted |= inside & (scores >= thresholds[-1])
+    found, tar = (float(accepted[kind].double().mean()) for kind in (~same, same))
+    own = roc(scores, same).tar_at_far(far).tar
+    mean = math.fsum(thresholds) / len(thresholds)
+    return Transfer(far, mean, found, tar, own, int(same.sum()), int((~same).sum()))
+
+
 KEYS = {"decision": dict, "data": dict, "weights": str, "flip": bool}
 
 
@@ -225,16 +305,26 @@ class Calibration:
         data: the pairs, described as plain values.
         weights: the fingerprint of the weights.
         flip: whether embeddings include the mirror image.
+        quality: how scores are corrected for the norms of the features; None for the cosine alone.
     """
 
     decision: Decision
     data: dict[str, Any]
     weights: str
     flip: bool = True
+    quality: QualityScore | None = None
+
+    def scores(self, embeddings: Numbers, pairs: Pairs) -> Tensor:
+        """The scores [P] of pairs of embeddings [N, D] that the thresholds apply to."""
+        cosines = pair_scores(embeddings, pairs.first, pairs.second).cpu()
+        if self.quality is None:
+            return cosines
+        return self.quality(cosines, pair_quality(norms_of(embeddings), pairs.first, pairs.second))
 
     def to_json(self) -> dict[str, Any]:
         """The calibration as plain values, for JSON."""
-        return {"decision": self.decision.to_json(), "data": self.data, "weights": self.weights, "flip": self.flip}
+        values = {"decision": self.decision.to_json(), "data": self.data, "weights": self.weights, "flip": self.flip}
+        return values if self.quality is None else {**values, "quality": vars(self.quality)}
 
     def save(self, path: Path | str) -> None:
         """Writes the calibration as JSON, atomically."""
@@ -245,10 +335,12 @@ class Calibration:
         """Reads a file written by `save`."""
         try:
             values = read_json(path)
-            if not isinstance(values, dict) or {key: type(value) for key, value in values.items()} != KEYS:
+            wanted = KEYS | ({"quality": dict} if isinstance(values, dict) and "quality" in values else {})
+            if not isinstance(values, dict) or {key: type(value) for key, value in values.items()} != wanted:
                 expected = ", ".join(f"{key} ({kind.__name__})" for key, kind in KEYS.items())
-                raise ValueError(f"expected the entries {expected} and no others")
+                raise ValueError(f"expected the entries {expected}, perhaps quality (dict), and no others")
             _check_notes("notes of its data", values["data"].get("notes", []))
-            return cls(**{**values, "decision": Decision.from_json(values["decision"])})
-        except (OSError, ValueError) as error:
+            quality = QualityScore(**values["quality"]) if "quality" in values else None
+            return cls(**{**values, "decision": Decision.from_json(values["decision"]), "quality": quality})
+        except (OSError, TypeError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is not a calibration: {error}") from None

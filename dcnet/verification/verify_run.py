@@ -1,127 +1,67 @@
 """Verification with the network of a run: calibrates thresholds on pairs, compares two images, reports on pairs."""
 
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dcnet import training
-from dcnet.files import fingerprint
+from dcnet.files import fingerprint, write_atomically
 from dcnet.training import Evaluation, Record, Run
 from dcnet.verification.embeddings import embed, pair_scores
-from dcnet.verification.measures import Folds, count_pairs, pair_measures, retrieval_measures
-from dcnet.verification.pairs import LfwData, Pairs, folder_of, people_disjoint, read_pairs
+from dcnet.verification.intervals import PeopleBootstrap
+from dcnet.verification.measures import (
+    Folds,
+    pair_measures,
+    quality_measures,
+    retrieval_measures,
+    transfer_values,
+)
+from dcnet.verification.pair_list import PairList
+from dcnet.verification.pairs import Pairs, folder_of
+from dcnet.verification.quality import fit_quality, norms_of, pair_quality
 from dcnet.verification.roc_curve import Roc, roc
-from dcnet.verification.threshold import Calibration, Verdict, calibrate_curve
+from dcnet.verification.threshold import Calibration, Decision, Verdict, calibrate_curve, transfer
 
 CALIBRATION_FILE = "verification.json"
-LFW_LIST = "pairs"
 # Two reports of the same name are on different pairs if one of these entries differs.
 IDENTIFYING = ("list_file", "images", "pairs", "same", "files")
 
 
 @dataclass(frozen=True)
-class PairList:
-    """Pairs of image files.
-
-    Args:
-        pairs: the pairs, with the names of their files.
-        root: the folder of the files.
-        about: a description of the pairs, as plain values.
-    """
-
-    pairs: Pairs
-    root: Path
-    about: dict[str, Any]
-
-    @property
-    def paths(self) -> list[Path]:
-        return [self.root / name for name in self.pairs.names]
-
-    def __str__(self) -> str:
-        about = self.about
-        text = f"{about['pairs']:,} pairs, {about['same']:,} same and {about['different']:,} different, "
-        left_out = f", without {about['left_out']:,} that show a training class" if about["left_out"] else ""
-        return f"{text}of {about['list']}{left_out}"
-
-
-def read_pair_list(
-    classes: Sequence[str],
-    file: Path | None = None,
-    images: Path | None = None,
-    lfw: Path | None = None,
-    lfw_list: str | None = None,
-    unseen: bool = False,
-) -> PairList:
-    """Reads a list of pairs, which must have both kinds; notes if some pairs show training classes.
-
-    Args:
-        classes: the classes that the run was trained on.
-        file: a list of pairs; None for a list of LFW.
-        images: the folder of the images; None for the folder of the list.
-        lfw: the folder of LFW.
-        lfw_list: the list of LFW.
-        unseen: leave out pairs with an image in a folder that has the name of a training class.
-    """
-    every, root, named = _read(file, images, lfw, lfw_list or LFW_LIST)
-    pairs = people_disjoint(every, classes).pairs if unseen else every
-    counts = count_pairs(pairs)
-    if 0 in (counts["same"], counts["different"]):
-        kind = "same" if counts["same"] == 0 else "different"
-        raise ValueError(f"{named['list']} has {len(pairs):,} pairs, but none is {kind!r}: both kinds are needed")
-    known = 0 if unseen else _count_known(pairs, classes)
-    note = f"{known:,} of {len(pairs):,} pairs show a class that the run was trained on, which is easier: see --unseen"
-    about = {
-        **named,
-        "name": named["name"].removesuffix(".txt") + ("-unseen" if unseen else ""),
-        "images": str(root.resolve()),
-        "files": len(pairs.names),
-        **counts,
-        "left_out": len(every) - len(pairs),
-        "notes": [note] if known else [],
-    }
-    return PairList(pairs, root, about)
-
-
-def _read(
-    file: Path | None, images: Path | None, lfw: Path | None, lfw_list: str
-) -> tuple[Pairs, Path, dict[str, str]]:
-    """The pairs of a list, the folder of their images, and the names of report, list and list file."""
-    if file is not None:
-        root, name, shown = images or file.parent, f"pairs-{file.stem}", str(file)
-        return read_pairs(file, root), root, {"name": name, "list": shown, "list_file": str(file.resolve())}
-    assert lfw is not None
-    data = LfwData.found_in(lfw, lfw_list)
-    path = str(data.list_file(lfw_list).resolve())
-    named = {"name": f"lfw-{lfw_list}", "list": f"LFW {lfw_list}", "list_file": path}
-    return data.pairs(lfw_list), data.root, named
-
-
-def _count_known(pairs: Pairs, classes: Sequence[str]) -> int:
-    """The number of pairs with an image in a folder that has the name of a class."""
-    known = torch.tensor([folder_of(name) in classes for name in pairs.names], device="cpu")
-    return int((known[pairs.first] | known[pairs.second]).sum())
-
-
-@dataclass(frozen=True)
 class PairReport:
-    """The measures of a run on pairs, as plain values for the record, with the scores [P] and their ROC curve."""
+    """The measures of a run on pairs, as plain values for the record.
+
+    Also has the scores [P] and their ROC curve, and the embeddings [N, D].
+    """
 
     values: dict[str, Any]
     scores: Tensor
     curve: Roc
+    embeddings: Tensor
 
     @property
     def notes(self) -> list[str]:
         """Notes on the data, the folds, mirror images, and rates with too few pairs, as sentences."""
         values = self.values
         too_few = [at["note"] for at in values["tar_at_far"] if at["note"]][:1]
-        found = [*values["data"]["notes"], values["fold_note"], values["flip_note"], *too_few]
+        found = [*values["data"]["notes"], values["fold_note"], values["flip_note"], values["twin_note"], *too_few]
         return [note for note in found if note]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The verdict on two images, the cosine of their features, and the norms of both."""
+
+    verdict: Verdict
+    cosine: float
+    norms: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -195,36 +135,83 @@ class RunVerifier:
             )
         return calibration
 
-    def calibrate(self, listed: PairList, far: float, frr: float, flip: bool) -> Calibration:
-        """Calibrates the thresholds on pairs, and stores them beside the record."""
+    def calibrate(
+        self, listed: PairList, far: float, frr: float, flip: bool, by_norm: bool = False
+    ) -> tuple[Calibration, Tensor]:
+        """Calibrates the thresholds on pairs, and stores them beside the record; also returns the embeddings."""
         # Computed first, since training may replace the weights meanwhile.
-        weights, pairs = self.weights, listed.pairs
-        scores = pair_scores(self.embeddings(listed.paths, flip), pairs.first, pairs.second).cpu()
+        weights, pairs, embeddings = self.weights, listed.pairs, self.embeddings(listed.paths, flip)
+        scores, quality = _scores(embeddings, pairs), None
+        if by_norm:
+            norms = pair_quality(norms_of(embeddings), pairs.first, pairs.second)
+            quality = fit_quality(scores, pairs.same, norms)
+            scores = quality(scores, norms)
         decision = calibrate_curve(roc(scores, pairs.same), far, frr)
-        calibration = Calibration(decision, listed.about, weights, flip)
+        about = listed.about | _rate_intervals(scores, listed, decision)
+        calibration = Calibration(decision, about, weights, flip, quality)
         calibration.save(self.calibration_file)
-        return calibration
+        return calibration, embeddings
 
-    def compare(self, files: Sequence[Path], calibration: Calibration) -> Verdict:
+    def compare(self, files: Sequence[Path], calibration: Calibration) -> Comparison:
         """The verdict on two images."""
         embeddings = self.embeddings(files, calibration.flip)
-        return calibration.decision.decide(float(pair_scores(embeddings, torch.tensor([0]), torch.tensor([1]))))
+        pair = Pairs(torch.tensor([0]), torch.tensor([1]), torch.tensor([True]))
+        cosine, norms = float(_scores(embeddings, pair)), norms_of(embeddings)
+        score = float(calibration.scores(embeddings, pair))
+        return Comparison(calibration.decision.decide(score), cosine, (float(norms[0]), float(norms[1])))
 
     def report(self, listed: PairList, folds: Folds, flip: bool) -> PairReport:
         """All measures on the pairs; retrieval is None if folders are not classes."""
-        pairs, embeddings = listed.pairs, self.embeddings(listed.paths, flip)
-        scores = pair_scores(embeddings, pairs.first, pairs.second).cpu()
-        curve = roc(scores, pairs.same)
+        pairs, people, embeddings = listed.pairs, listed.people, self.embeddings(listed.paths, flip)
+        scores = _scores(embeddings, pairs)
+        curve, both = roc(scores, pairs.same), None if people is None else (people[pairs.first], people[pairs.second])
         values = {
             "run": self.name,
             "data": listed.about,
             "flip": flip,
-            **pair_measures(scores, pairs.same, folds.numbers, curve),
+            **pair_measures(scores, pairs.same, folds.numbers, curve, both),
+            "quality": quality_measures(scores, pairs, folds.numbers, norms_of(embeddings)),
+            "calibrated": self._calibrated(embeddings, listed, flip),
             "retrieval": retrieval_measures(embeddings, pairs),
             "fold_note": folds.note,
             "flip_note": self._flip_note(flip),
+            "twin_note": _twin_note(scores, pairs),
         }
-        return PairReport(values, scores, curve)
+        return PairReport(values, scores, curve, embeddings)
+
+    def _calibrated(self, embeddings: Tensor, listed: PairList, flip: bool) -> dict[str, Any] | None:
+        """The stored upper threshold applied to these pairs; None without a calibration that fits."""
+        try:
+            calibration = self.calibration()
+        except ValueError:
+            return None
+        if calibration.flip != flip:
+            return None
+        decision, pairs = calibration.decision, listed.pairs
+        scores = calibration.scores(embeddings, pairs)
+        found = transfer(scores, pairs.same, decision.upper, decision.wanted_far)
+        open_now = (scores >= decision.lower) & (scores < decision.upper)
+        return {
+            **transfer_values(found),
+            "frr": float((scores[pairs.same] < decision.lower).double().mean()),
+            "wanted_frr": decision.wanted_frr,
+            "open": float(open_now.double().mean()),
+            "list": calibration.data.get("list"),
+            "same_pairs": all(calibration.data.get(key) == listed.about[key] for key in IDENTIFYING),
+        }
+
+    def export(self, path: Path, listed: PairList, embeddings: Tensor) -> None:
+        """Writes names, people, features and norms of the images as .npz."""
+        content = io.BytesIO()
+        np.savez(
+            content,
+            names=np.array(listed.pairs.names),
+            people=np.array([folder_of(name) for name in listed.pairs.names]),
+            features=embeddings.cpu().numpy(),
+            norms=norms_of(embeddings).float().numpy(),
+            weights=np.array(self.weights),
+        )
+        write_atomically(path, content.getvalue())
 
     def _flip_note(self, flip: bool) -> str:
         """A sentence if only one of the run's calibration and this report uses mirror images."""
@@ -248,6 +235,36 @@ class RunVerifier:
         except (OSError, ValueError) as error:
             return Stored(name, error=str(error))
         return Stored(name, replaced)
+
+
+def _scores(embeddings: Tensor, pairs: Pairs) -> Tensor:
+    return pair_scores(embeddings, pairs.first, pairs.second).cpu()
+
+
+def _rate_intervals(scores: Tensor, listed: PairList, decision: Decision) -> dict[str, Any]:
+    """Intervals of the error rates at both thresholds, as an entry of the data; empty if people are unknown."""
+    people, pairs = listed.people, listed.pairs
+    if people is None:
+        return {}
+    bootstrap = PeopleBootstrap(scores, people[pairs.first], people[pairs.second])
+    far, tar = bootstrap.at_threshold(decision.upper)[0], bootstrap.at_threshold(decision.lower)[1]
+    if far is None or tar is None:
+        return {}
+    return {"intervals": {"far": list(far), "frr": [1 - tar[1], 1 - tar[0]], "how": str(bootstrap)}}
+
+
+# From this cosine on, two images of different people are likely the same image.
+TWIN = 0.9999
+
+
+def _twin_note(scores: Tensor, pairs: Pairs) -> str:
+    """A sentence if images of different people are nearly equal, as after a mistake in sorting."""
+    twins = ((scores >= TWIN) & ~pairs.same).nonzero()[:, 0]
+    if not len(twins):
+        return ""
+    one, other = (pairs.names[int(part[twins[0]])] for part in (pairs.first, pairs.second))
+    more = f", and {len(twins) - 1:,} more" if len(twins) > 1 else ""
+    return f"different people with nearly equal images: {one} and {other}{more}; check whether they are the same person"
 
 
 def _other_pairs(report: Evaluation | None, about: dict[str, Any]) -> dict[str, Any] | None:

@@ -234,7 +234,20 @@ def test_verify_help_names_all_options(capsys: Capture):
     with pytest.raises(SystemExit):
         call("verify", "--help")
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for option in ("--pairs", "--images", "--lfw", "--calibrate", "--far", "--frr", "--unseen", "--out", "--json"):
+    for option in (
+        "--people",
+        "--by-norm",
+        "--export",
+        "--pairs",
+        "--images",
+        "--lfw",
+        "--calibrate",
+        "--far",
+        "--frr",
+        "--unseen",
+        "--out",
+        "--json",
+    ):
         assert f"{option} " in text
     assert "dcnet verify RUN a.jpg b.jpg prints the same, different, or too close to call" in text
     assert "None" not in text

@@ -113,10 +113,13 @@ def test_network_without_features_is_rejected(capsys: Capture, run: Run, pairs: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "give two images, or a list of pairs with --pairs or --lfw, not nothing"),
+        ([], "give two images, or labeled pairs with --people, --pairs or --lfw, not nothing"),
         (["a.png"], "give two images to compare, not 1"),
         (["a.png", "b.png", "c.png"], "give two images to compare, not 3"),
-        (["a.png", "b.png", "--pairs", "p.csv"], "give two images, or a list of pairs with --pairs or --lfw, not both"),
+        (
+            ["a.png", "b.png", "--pairs", "p.csv"],
+            "give two images, or labeled pairs with --people, --pairs or --lfw, not both",
+        ),
         (["a.png", "b.png", "--calibrate"], "--calibrate needs labeled pairs"),
         (["--pairs", "p.csv", "--lfw", "lfw"], "--pairs and --lfw exclude each other"),
         (["--lfw", "lfw", "--images", "."], "--images needs --pairs"),
@@ -125,8 +128,8 @@ def test_network_without_features_is_rejected(capsys: Capture, run: Run, pairs: 
         (["--pairs", "p.csv", "--far", "0.1"], "--far is only for --calibrate"),
         (["--pairs", "p.csv", "--calibrate", "--frr", "1.5"], "--frr must be above 0 and below 1, not 1.5"),
         (["--pairs", "p.csv", "--calibrate", "--out", "a.png"], "--out is only for a report"),
-        (["a.png", "b.png", "--unseen"], "--unseen is only for --pairs or --lfw"),
-        (["a.png", "b.png", "--no-flip"], "--no-flip is only for --pairs or --lfw"),
+        (["a.png", "b.png", "--unseen"], "--unseen is only for --people, --pairs or --lfw"),
+        (["a.png", "b.png", "--no-flip"], "--no-flip is only for --people, --pairs or --lfw"),
         (["--pairs", "p.csv"], "p.csv cannot be read as a list"),
         (["--lfw", "none"], "there is no folder 'none'"),
     ],

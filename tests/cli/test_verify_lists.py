@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.cli_runs import answer, call, color_run, complaint
 from helpers.verify_cases import copied, digit_pairs, lfw_folder, listed
 
@@ -121,6 +122,19 @@ def test_report_notes_mirror_images_that_the_calibration_lacks(capsys: Capture, 
     assert answer(capsys, *report, "--no-flip")["flip_note"] == note
     (run.folder / "verification.json").write_text("{")
     assert answer(capsys, *report, "--no-flip")["flip_note"] == ""
+
+
+def test_folds_of_a_list_that_share_people_are_reported():
+    """Person 0 is in two folds of the second list."""
+    rows = [("a", "b", True), ("a", "c", False), ("d", "e", True), ("d", "f", False)]
+    pairs = Pairs.of_names(rows, [0, 0, 1, 1])
+    for people, note in (
+        (torch.tensor([0, 0, 1, 2, 2, 3]), ""),
+        (torch.tensor([0, 0, 1, 2, 2, 0]), "people who are in two folds of the list or more: 1"),
+    ):
+        found = Folds.by_people(pairs, people)
+        assert (found.numbers.tolist(), found.note) == ([0, 0, 1, 1], note)
+    assert Folds.by_people(pairs, None).note == ""
 
 
 def test_list_with_one_fold_is_reported_as_such():

@@ -19,6 +19,8 @@ from dcnet.experiments.catalogue import attack_tables, corruption_contest, speed
 from dcnet.experiments.catalogue.attack_tables import source_of
 from dcnet.experiments.catalogue.imagenet_table import top_5_of
 from dcnet.experiments.experiment import NOT_CONVERGED, Cell
+from dcnet.experiments.status import RecordIndex
+from dcnet.losses.margins import as_margin
 from dcnet.robustness import uncertainty
 from dcnet.robustness.corruptions import corrupt, registry
 from dcnet.robustness.report_card import evaluate_attacks
@@ -26,7 +28,8 @@ from dcnet.training import Record, RunConfig
 from dcnet.training.build import build_model
 from dcnet.training.recipes import command_of
 
-DOCS = Path(__file__).parents[2] / "docs/reproducing.md"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs/reproducing.md"
 # The numbers of cells and of their runs.
 SIZES = {
     "table1": (10, 10),
@@ -459,3 +462,30 @@ def test_table6_runs_with_a_folder_of_images(images, tmp_path):
     assert table.with_data(tmp_path / "nowhere").not_run == table.not_run
     assert table.with_data(images).not_run is None
     assert {cell.metric for cell in table.cells} == {("evaluations", "top-5", "error")}
+
+
+NEW_MARGINS = ("combined", "subcenter-arcface", "curricularface", "elastic-arcface", "elastic-cosface", "magface")
+
+
+@pytest.mark.parametrize("name", ["faces", "open_set"])
+def test_margins_of_unseen_people_and_classes(name):
+    """All margins with plain networks, five with decoupled ones; the settings of earlier records stay."""
+    found = get_experiment(name)
+    configs = {cell.row: cell.config for cell in found.cells}
+    assert found.seeds == 3
+    assert {f"{margin}, conv" for margin in (*NEW_MARGINS, "adaface", "uniface")} <= set(configs)
+    decoupled = [row.removesuffix(", tanh-cos") for row in configs if row.endswith("tanh-cos")]
+    assert decoupled == ["softmax", "a-softmax", "am-softmax", "sphereface-r", "adaface"]
+    for row, config in configs.items():
+        margin, operator = row.split(", ")
+        assert (config.margin, config.operator.startswith("tanh")) == (margin, operator == "tanh-cos")
+        # With their default scale of 64, features collapse.
+        assert config.margin_scale == 16 or as_margin(margin).scale != 64
+
+
+@pytest.mark.parametrize("name", ["faces", "open_set"])
+def test_earlier_records_of_unseen_people_and_classes_are_used(name):
+    index = RecordIndex(ROOT / "none", [ROOT / "results"])
+    old = [cell for cell in get_experiment(name).cells if cell.row.partition(",")[0] in ("softmax", "a-softmax")]
+    assert old
+    assert all(index.record(config) is not None for cell in old for config in cell.configs(3))

@@ -142,6 +142,16 @@ def test_experiment_uses_all_available_seeds(tmp_path: Path):
     assert "old" not in filled
 
 
+def test_rows_without_runs_and_paper_are_named_below_the_table():
+    text = results.fill("<!-- faces -->\nold\n<!-- /faces -->\n", ROOT / "results")
+    rows = get_experiment("faces").rows
+    shown = [row for row in rows if f"| {row} |" in text]
+    below = text.partition("Without a run so far: ")[2].partition(".\n")[0]
+    assert [row for row in rows if row not in shown] == (below.split("; ") if below else [])
+    assert "softmax, conv" in shown
+    assert "missing" not in text
+
+
 def test_table_without_a_record_is_unchanged(tmp_path: Path):
     assert results.fill("text\n", tmp_path) == "text\n"
 

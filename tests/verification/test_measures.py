@@ -1,6 +1,7 @@
 """Measures for records: faces of unseen people, and unseen classes."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,18 @@ from dcnet.data import Dataset, Split, load_dataset
 from dcnet.data.cifar import OpenSet, split_classes
 from dcnet.verification import (
     LfwData,
+    Pairs,
+    discard_errors,
     evaluate_faces,
     evaluate_open_set,
+    fit_quality,
     fold_accuracy,
     make_folds,
     open_set_measures,
     pair_scores,
     roc,
 )
-from dcnet.verification.measures import first_of_each
+from dcnet.verification.measures import first_of_each, quality_measures
 
 # The first two people are in the training set; Cy_Three is not, with only one image.
 COUNTS = {"Ada_One": 3, "Bob_Two": 5, "Cy_Three": 1, "Di_Four": 3, "Eve_Five": 3, "Flo_Six": 2}
@@ -184,3 +188,29 @@ def test_open_set_measures_of_digits():
 def test_evaluate_open_set_requires_the_dataset(tmp_path):
     with pytest.raises(ValueError, match="cifar100 is not in"):
         evaluate_open_set(Pixel(), tmp_path, download=False)
+
+
+def test_scores_are_corrected_by_the_weights_of_other_folds():
+    """Pairs without a fold count for discards alone."""
+    generator = torch.Generator().manual_seed(0)
+    norms = torch.rand(40, generator=generator).double() + 0.5
+    first, second = torch.randint(40, (2, 300), generator=generator)
+    same, folds = torch.rand(300, generator=generator) < 0.5, torch.arange(300) % 4 - 1
+    scores = torch.rand(300, generator=generator) + 0.3 * same + 0.2 * torch.minimum(norms[first], norms[second]).log()
+    found = quality_measures(scores, Pairs(first, second, same), folds, norms)
+    corrected, answers, weights = [], [], []
+    for fold in (0, 1, 2):
+        others = [at for at in range(300) if folds[at] not in (fold, -1)]
+        smaller = [math.log(min(norms[i], norms[j])) for i, j in zip(first.tolist(), second.tolist(), strict=True)]
+        fitted = fit_quality(scores[others], same[others], [smaller[at] for at in others])
+        own = [at for at in range(300) if folds[at] == fold]
+        corrected += [float(scores[at]) + fitted.weight * (smaller[at] - fitted.center) for at in own]
+        answers += same[own].tolist()
+        weights.append(fitted.weight)
+    assert found["weights"] == pytest.approx(weights)
+    assert len(set(weights)) == 3
+    for at, rate in zip(found["tar_at_far"], (0.1, 0.01), strict=False):
+        assert at["corrected"] == roc(corrected, answers).tar_at_far(rate).tar
+        assert at["cosine"] == roc(scores[folds >= 0], same[folds >= 0]).tar_at_far(rate).tar
+    assert found["discard"] == discard_errors(scores, same, (first, second), norms)
+    assert found["norms"] == pytest.approx([float(norms.min()), float(norms.median()), float(norms.max())], abs=0.05)

@@ -1,6 +1,7 @@
 """Pairs: lists of paths, LFW and its lists, and pairs sampled by labels."""
 
 from collections import Counter
+from itertools import combinations
 from math import comb
 
 import pytest
@@ -13,7 +14,10 @@ from hypothesis import strategies as st
 from dcnet.verification import (
     LfwData,
     Pairs,
+    all_pairs,
+    folder_pairs,
     people_disjoint,
+    people_folds,
     read_pairs,
     sample_pairs,
 )
@@ -291,3 +295,96 @@ def test_pairs_sampled_without_a_permutation_are_distinct(monkeypatch: pytest.Mo
 def test_sample_pairs_rejects_odd_counts(count):
     with pytest.raises(ValueError, match=f"count must be even and at least 2, for pairs of both kinds, not {count}"):
         sample_pairs(torch.arange(4) % 2, count)
+
+
+def both(pairs):
+    """The pairs as sets of two images, genuine and impostor."""
+    found = zip(pairs.first.tolist(), pairs.second.tolist(), pairs.same.tolist(), strict=True)
+    return [frozenset(row[:2]) for row in found], pairs.same.tolist()
+
+
+@given(st.lists(st.integers(0, 4), max_size=12))
+def test_all_pairs_are_those_of_two_loops(labels):
+    found, same = both(all_pairs(torch.tensor(labels, dtype=torch.int64)))
+    wanted = {frozenset(pair): labels[pair[0]] == labels[pair[1]] for pair in combinations(range(len(labels)), 2)}
+    assert dict(zip(found, same, strict=True)) == wanted
+    assert len(found) == len(wanted)
+
+
+def test_part_of_all_pairs_is_random_and_distinct():
+    labels = torch.arange(60) % 7
+    found, same = both(all_pairs(labels, most=50, seed=1))
+    assert len(set(found)) == 100
+    assert same == [True] * 50 + [False] * 50
+    for pair, answer in zip(found, same, strict=True):
+        first, second = pair
+        assert (labels[first] == labels[second]) == answer
+    assert both(all_pairs(labels, most=50, seed=1)) == (found, same)
+    assert both(all_pairs(labels, most=50, seed=2)) != (found, same)
+    # Every impostor pair is possible.
+    drawn = Counter(pair for seed in range(40) for pair in both(all_pairs(labels, most=50, seed=seed))[0][50:])
+    assert len({image for pair in drawn for image in pair}) == 60
+    assert len(drawn) > 1000
+
+
+def test_pairs_of_a_folder_of_people(folder):
+    (folder / "Empty").mkdir()
+    found = folder_pairs(folder)
+    names = [f"{path.parent.name}/{path.name}" for path in sorted(folder.glob("*/*.jpg"))]
+    assert list(found.names) == names
+    assert len(found) == comb(len(names), 2)
+    for first, second, same in found.rows():
+        assert (first.partition("/")[0] == second.partition("/")[0]) == same
+
+
+def test_folders_without_both_kinds_of_pairs_are_rejected(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no folder '.*none': expected one with a folder of images for each"):
+        folder_pairs(tmp_path / "none")
+    with pytest.raises(ValueError, match="has no images: expected a folder of images for each person"):
+        folder_pairs(tmp_path)
+    write_image(tmp_path / "Ada" / "1.png", 1)
+    with pytest.raises(
+        ValueError, match="Ada has images, but no folders: expected one folder of images for each person"
+    ):
+        folder_pairs(tmp_path / "Ada")
+    write_image(tmp_path / "Bob" / "1.png", 2)
+    with pytest.raises(ValueError, match="has no person with two images, so it has no genuine pair: add images"):
+        folder_pairs(tmp_path)
+    (tmp_path / "Bob" / "1.png").rename(tmp_path / "Ada" / "2.png")
+    with pytest.raises(ValueError, match="has one person, 'Ada', so it has no impostor pair: add people"):
+        folder_pairs(tmp_path)
+
+
+@given(st.lists(st.integers(0, 30), min_size=2, max_size=80), st.integers(0, 3), st.sampled_from([2, 3, 5]))
+def test_folds_share_no_person(labels, seed, count):
+    labels = torch.tensor(labels)
+    pairs = all_pairs(labels)
+    people = labels[pairs.first], labels[pairs.second]
+    if len(labels.unique()) < 2 * count:
+        with pytest.raises(ValueError, match=f"{count} folds need {2 * count} people or more"):
+            people_folds(*people, count, seed)
+        return
+    folds = people_folds(*people, count, seed)
+    homes = {}
+    for fold, first, second in zip(folds.tolist(), *(part.tolist() for part in people), strict=True):
+        assert -1 <= fold < count
+        assert fold != -1 or first != second
+        if fold != -1:
+            homes.setdefault(first, fold)
+            homes.setdefault(second, fold)
+            assert homes[first] == homes[second] == fold
+    sizes = Counter(homes.values())
+    assert set(sizes) == set(range(count))
+    assert max(sizes.values()) - min(sizes.values()) <= 2
+    # A pair without a fold has people of two folds.
+    across = (folds == -1).nonzero()[:, 0].tolist()
+    assert all(homes[int(people[0][at])] != homes[int(people[1][at])] for at in across)
+
+
+def test_folds_have_similar_numbers_of_genuine_pairs():
+    """45 + 21 and 36 + 28 genuine pairs."""
+    labels = torch.repeat_interleave(torch.arange(4), torch.tensor([10, 9, 8, 7]))
+    pairs = all_pairs(labels)
+    for seed in range(5):
+        folds = people_folds(labels[pairs.first], labels[pairs.second], 2, seed)
+        assert sorted(folds[pairs.same].bincount().tolist()) == [64, 66]

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import re
 
 import pytest
@@ -13,13 +14,18 @@ from hypothesis import strategies as st
 from dcnet.verification import (
     Calibration,
     Decision,
+    Pairs,
     ScoreHistogram,
     calibrate,
     calibrate_curve,
     fingerprint,
+    fold_transfer,
+    roc,
     roc_of_histogram,
     score_histogram,
+    transfer,
 )
+from dcnet.verification.quality import QualityScore
 
 scores = st.lists(st.one_of(st.sampled_from([-0.5, 0.0, 0.25, 0.5]), st.floats(-1, 1)), min_size=1, max_size=30)
 rates = st.sampled_from([0.01, 0.1, 0.3, 0.5, 0.9])
@@ -249,3 +255,58 @@ def test_calibration_rejects_invalid_files(tmp_path, text):
 def test_fingerprint_is_the_sha256_of_the_file(tmp_path):
     (tmp_path / "weights").write_bytes(b"weights")
     assert fingerprint(tmp_path / "weights") == hashlib.sha256(b"weights").hexdigest()
+
+
+def accepted_share(scores, threshold):
+    return sum(score >= threshold for score in scores) / len(scores)
+
+
+@given(scores, scores, st.floats(-1.5, 1.5), rates)
+def test_transfer_applies_a_threshold_of_other_pairs(genuine, impostor, threshold, far):
+    same = [True] * len(genuine) + [False] * len(impostor)
+    found = transfer(genuine + impostor, same, threshold, far)
+    assert (found.wanted_far, found.threshold) == (far, threshold)
+    assert (found.genuine, found.impostor) == (len(genuine), len(impostor))
+    assert found.far == accepted_share(impostor, threshold)
+    assert found.tar == accepted_share(genuine, threshold)
+    assert found.own_tar == roc(genuine + impostor, same).tar_at_far(far).tar
+    assert found.loss == (None if found.own_tar is None else found.own_tar - found.tar)
+
+
+def test_folds_use_the_threshold_of_the_others():
+    generator = torch.Generator().manual_seed(0)
+    values, same = torch.rand(300, generator=generator).double(), torch.arange(300) < 150
+    values, folds = values + 0.3 * same, torch.arange(300) % 3
+    found = fold_transfer(values, same, folds, 0.1)
+    accepted, thresholds = [], []
+    for at in range(300):
+        others = [i for i in range(300) if folds[i] != folds[at]]
+        impostors = sorted(float(values[i]) for i in others if not same[i])
+        allowed = int(0.1 * len(impostors))
+        # Between the highest impostor that must be rejected, and the next higher score.
+        rejected = impostors[-allowed - 1]
+        above = min(float(values[i]) for i in others if values[i] > rejected)
+        thresholds.append((rejected + above) / 2)
+        accepted.append(bool(values[at] >= thresholds[-1]))
+    accepted = torch.tensor(accepted)
+    assert found.tar == pytest.approx(accepted[same].double().mean().item())
+    assert found.far == pytest.approx(accepted[~same].double().mean().item())
+    assert found.threshold == pytest.approx(sum(thresholds) / 300)
+    assert (found.genuine, found.impostor) == (150, 150)
+    assert fold_transfer(values, same, folds, 0.001) is None
+
+
+def test_calibration_with_norms_is_stored_and_used(tmp_path):
+    decision = calibrated([0.8, 0.9], [0.1, 0.2], far=0.5, frr=0.5)
+    kept = Calibration(decision, {}, "abc", True, QualityScore(0.5, 1.0))
+    kept.save(tmp_path / "kept.json")
+    assert Calibration.load(tmp_path / "kept.json") == kept
+    embeddings, pair = torch.tensor([[0.0, 2.0], [3.0, 4.0]]), Pairs([0], [1], [True])
+    assert kept.scores(embeddings, pair).tolist() == pytest.approx([0.8 + 0.5 * (math.log(2) - 1)])
+    plain = dataclasses.replace(kept, quality=None)
+    assert plain.scores(embeddings, pair).tolist() == pytest.approx([0.8])
+    assert "quality" not in plain.to_json()
+    for quality in ({"weight": 1.0}, {"weight": "1", "center": 0}, 3):
+        (tmp_path / "kept.json").write_text(json.dumps(kept.to_json() | {"quality": quality}))
+        with pytest.raises(ValueError, match="is not a calibration"):
+            Calibration.load(tmp_path / "kept.json")

@@ -1,0 +1,105 @@
+"""Intervals of rates: against scipy, and the bootstrap over people against plain loops that repeat pairs."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from dcnet.verification import PeopleBootstrap, exact_interval
+
+RATES = (0.5, 0.3, 0.1)
+
+
+@given(st.integers(1, 300), st.data(), st.sampled_from([0.8, 0.95]))
+def test_exact_interval_matches_scipy(count, data, level):
+    hits = data.draw(st.integers(0, count))
+    wanted = binomtest(hits, count).proportion_ci(level, method="exact")
+    assert exact_interval(hits, count, level) == pytest.approx((wanted.low, wanted.high), abs=1e-9)
+
+
+def some_pairs(seed, count=60, people=7):
+    """Scores with many ties, and the people of both images."""
+    generator = np.random.default_rng(seed)
+    first, second = generator.integers(0, people, (2, count))
+    second = np.where(generator.random(count) < 0.4, first, second)
+    return generator.integers(-5, 6, count) / 5 + 0.4 * (first == second), first, second
+
+
+def draws_of(first, second, draws, seed):
+    """How often each person is drawn, as in the bootstrap."""
+    people = sorted({*first.tolist(), *second.tolist()})
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(draws):
+        drawn = torch.randint(len(people), (len(people),), generator=generator).tolist()
+        yield {person: drawn.count(number) for number, person in enumerate(people)}
+
+
+def repeated(scores, first, second, times):
+    """The scores of genuine and of impostor pairs, each as often as its people were drawn."""
+    genuine, impostor = [], []
+    for score, one, other in zip(scores.tolist(), first.tolist(), second.tolist(), strict=True):
+        if one == other:
+            genuine += [score] * times[one]
+        else:
+            impostor += [score] * (times[one] * times[other])
+    return genuine, impostor
+
+
+def tar_by_loops(genuine, impostor, rate):
+    """The most genuine pairs accepted by any threshold with at most this rate of accepted impostor pairs."""
+    thresholds = [*genuine, *impostor, math.inf]
+    allowed = [t for t in thresholds if sum(score >= t for score in impostor) <= rate * len(impostor)]
+    return max(sum(score >= t for score in genuine) / len(genuine) for t in allowed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bootstrap_matches_pairs_repeated_in_loops(seed):
+    scores, first, second = some_pairs(seed)
+    found = PeopleBootstrap(scores, first, second, draws=30, seed=seed, level=0.8)
+    both = [repeated(scores, first, second, times) for times in draws_of(first, second, 30, seed)]
+    for rate, interval in zip(RATES, found.tar_at_far(RATES), strict=True):
+        wanted = [tar_by_loops(*kinds, rate) for kinds in both if all(kinds)]
+        assert interval == pytest.approx(np.quantile(wanted, [0.1, 0.9]))
+    for at, kind in zip(found.at_threshold(0.4), (1, 0), strict=True):
+        wanted = [np.mean(np.array(kinds[kind]) >= 0.4) for kinds in both if kinds[kind]]
+        assert at == pytest.approx(np.quantile(wanted, [0.1, 0.9]))
+
+
+def test_interval_is_wider_than_that_of_independent_pairs_if_people_differ():
+    """Half of the people have only accepted pairs, the others none: 20 people decide, not 2,000 pairs."""
+    person = np.repeat(np.arange(20), 100)
+    strangers = np.stack([np.arange(20), np.roll(np.arange(20), 1)])
+    scores = np.concatenate([np.where(person % 2, 1.0, -1.0), np.zeros(20)])
+    people = np.concatenate([person, strangers[0]]), np.concatenate([person, strangers[1]])
+    ((low, high),) = PeopleBootstrap(scores, *people).tar_at_far([0.01])
+    exact = exact_interval(1000, 2000)
+    assert low < 0.35 < exact[0] < exact[1] < 0.65 < high
+
+
+def test_no_interval_without_both_kinds_of_pairs():
+    found = PeopleBootstrap([0.9, 0.1], [0, 1], [0, 1])
+    assert found.tar_at_far([0.1, 0.2]) == [None, None]
+    far, tar = found.at_threshold(0.5)
+    assert (far, tar) == (None, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: exact_interval(5, 4), "hits must be a whole number from 0 to 4, not 5"),
+        (lambda: exact_interval(0, 0), "count must be a whole number, 1 or more, not 0"),
+        (lambda: exact_interval(1, 2, 1.5), "level must"),
+        (lambda: PeopleBootstrap([1.0], [0], [0, 1]), "equally many first and second people, not 1 and 2"),
+        (lambda: PeopleBootstrap([1.0], [0.0], [0.0]), "people of pairs must be integers"),
+        (lambda: PeopleBootstrap([math.nan], [0], [0]), "scores must be finite"),
+        (lambda: PeopleBootstrap([1.0], [0], [0], draws=1), "draws must be a whole number, 2 or more, not 1"),
+        (lambda: PeopleBootstrap([1.0], [0], [0]).tar_at_far([0.0]), "far must be above 0 and below 1, not 0.0"),
+    ],
+)
+def test_invalid_arguments_are_rejected(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
