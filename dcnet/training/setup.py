@@ -27,7 +27,6 @@ from dcnet.training.build import (
     operator_of_statistics,
     set_learning_rate,
 )
-from dcnet.training.checkpoints import gather, restore_
 from dcnet.training.config import RunConfig
 from dcnet.training.evaluation import Evaluator, Snapshots
 from dcnet.training.identity import Data, describe_data, from_folder, load_data
@@ -41,7 +40,9 @@ from dcnet.training.initialization import (
 )
 from dcnet.training.recipes import command_of
 from dcnet.training.record import DataDescription, Record
+from dcnet.training.shards import Part, Shards
 from dcnet.training.sources import make_source
+from dcnet.training.state import MODEL, OPTIMIZER, gather, parts_of, restore_, restore_parts_
 from dcnet.training.step import Meter, Objective, Reading, Step
 
 CHECKPOINT_SECONDS = 60.0
@@ -139,7 +140,7 @@ class Setup:
         self.loaded: Loaded | None = None
         self.graph = uses_graph(execution, self.accelerator)
         self.model = self._place(self._build_model() if model is None else model)
-        sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        self.sharded = sharded = self.accelerator.distributed_type == DistributedType.FSDP
         if sharded and config.adversary is not None:
             raise ValueError(f"adversary={config.adversary!r} does not support FSDP (sharded weights): use DDP")
         optimizer = build_optimizer(config, self.model, self.device, sharded)
@@ -254,12 +255,24 @@ class Setup:
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns all tensors that training changes; all processes must call this."""
-        kept = {} if self.snapshots is None else self.snapshots.state()
-        return {**gather(self.model, self.optimizer), **self.meter.state(), **kept}
+        return {**gather(self.model, self.optimizer), **self._own_tensors()}
 
-    def restore_(self, step: int, tensors: dict[str, Tensor]) -> None:
-        """Loads the tensors of a checkpoint."""
-        restore_(self.model, self.optimizer, tensors)
+    def parts(self) -> dict[str, Part]:
+        """Returns the parts that this process holds of all tensors that training changes; all must call this."""
+        own = {name: Part.of(value) for name, value in self._own_tensors().items()}
+        return {**parts_of(self.model, self.optimizer), **own}
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        """The tensors of training besides those of network and optimizer, the same in all processes."""
+        return {**self.meter.state(), **({} if self.snapshots is None else self.snapshots.state())}
+
+    def restore_(self, step: int, tensors: dict[str, Tensor] | Shards) -> None:
+        """Loads the tensors of a checkpoint, from any number of processes; all processes must call this."""
+        if isinstance(tensors, Shards):
+            restore_parts_(tensors, self.model, self.optimizer)
+            tensors = {name: tensors.read(name) for name in tensors.sizes if not name.startswith((MODEL, OPTIMIZER))}
+        else:
+            restore_(self.model, self.optimizer, tensors)
         self.meter.restore_(tensors)
         if self.snapshots is not None:
             self.snapshots.restore_(tensors)

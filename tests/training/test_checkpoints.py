@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from dcnet.files import open_regular
-from dcnet.training.checkpoints import KEPT, Checkpoints, _sum, check_room, read_tensors, resume_record, write_tensors
+from dcnet.training.checkpoints import KEPT, Checkpoints, check_room, resume_record
 from dcnet.training.record import DataDescription, Record
+from dcnet.training.tensor_files import _sum, read_tensors, write_tensors
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b.c": torch.tensor(3), "half": torch.ones(5, dtype=torch.bfloat16)}
 
@@ -87,7 +88,7 @@ def test_an_unreadable_checkpoint_is_not_treated_as_damaged(tmp_path, monkeypatc
             raise OSError(number, os.strerror(number))
         return open_regular(path)
 
-    monkeypatch.setattr("dcnet.training.checkpoints.open_regular", unreadable)
+    monkeypatch.setattr("dcnet.training.tensor_files.open_regular", unreadable)
     for read in (checkpoints.newest, lambda: read_tensors(newest)):
         with pytest.raises(OSError, match=f"{os.strerror(number)}: '{newest}'"):
             read()
