@@ -157,7 +157,7 @@ def check_parts(shards: Shards, parts: Mapping[str, Part]) -> None:
     sizes, path = shards.sizes, str(shards.files[0].path)
     for name, part in parts.items():
         if name not in sizes:
-            raise ValueError(f"{path!r} and the other shards are of another network: they lack {name!r}")
+            raise ValueError(f"{path!r} is of another network: it lacks {name!r}")
         if sizes[name] != part.size:
             raise ValueError(
                 f"{name!r} has the shape {list(part.size)} in this network, but {list(sizes[name])} in {path!r}"
