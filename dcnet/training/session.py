@@ -7,9 +7,11 @@ import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
 
+import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -32,6 +34,9 @@ NARROW, SHORT_NAME = 110, 20
 MAX_NAMED = 1000
 # With more images than this, a message announces the check.
 MANY_IMAGES = 5000
+# The message of a process that waits for another one which has ended.
+LOST = "the connection to another process was lost: it failed, was killed, or did not answer in time"
+STORE_TIMEOUT = timedelta(seconds=5)
 
 
 def can_redraw(console: Console) -> bool:
@@ -159,6 +164,26 @@ def _not_none(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
+def is_lost_connection(error: RuntimeError) -> bool:
+    """Whether the connection to another process was closed, or the other process did not answer in time."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
+def is_first_to_fail(run: str) -> bool:
+    """Whether no other process has reported a failure of this run; True if the processes have no common store yet."""
+    if not (dist.is_initialized() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
+        return True
+    # torch does not declare the store in its types.
+    distributed: Any = dist
+    try:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = distributed.TCPStore(address, port, is_master=False, timeout=STORE_TIMEOUT)
+        return bool(store.add(f"dcnet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{run}", 1) == 1)
+    except (KeyError, ValueError, RuntimeError):
+        # For example, if the first process has ended, which had the store.
+        return True
+
+
 class Session:
     """Trains several configs in sequence, skips runs that are done, and prints a summary.
 
@@ -217,8 +242,10 @@ class Session:
             # The first process locks the folder for all.
             with run_lock(run.folder) if self.is_first else nullcontext():
                 record = self._finished_record(config, run) or self._train(config, run)
-        except (DivergenceError, ImportError, OSError, ValueError) as error:
-            self._print_error(sentence_of(error), run)
+        except (DivergenceError, ImportError, OSError, RuntimeError, ValueError) as error:
+            if isinstance(error, RuntimeError) and (self.alone or not is_lost_connection(error)):
+                raise
+            self._print_error(LOST if isinstance(error, RuntimeError) else sentence_of(error), run)
             # With several processes, stop: the others may still be training this run.
             self.stopped = not self.alone
             return BAD_INPUT if isinstance(error, ImportError | ValueError) else FAILED
@@ -284,7 +311,7 @@ class Session:
         return found.without(list(bad))
 
     def _print_error(self, text: str, run: Run) -> None:
-        if not self.is_first:
+        if not (self.alone or is_first_to_fail(run.folder.name)):
             return
         print(f"dcnet train: {visible(text)}", file=sys.stderr)
         if files := run.checkpoints.files():

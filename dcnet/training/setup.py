@@ -154,7 +154,9 @@ class Setup:
         every = config.projection_every
         # A projection in every step is a part of the step, and is captured with it.
         inner = WeightProjection(self.model, every) if every == 1 else None
-        self.step = Step(self.accelerator, network, self.optimizer, objective, self.meter, inner)
+        self.step = Step(
+            self.accelerator, network, self.optimizer, objective, self.meter, inner, len(self.dataset.classes)
+        )
         self.projection = WeightProjection(self.model, every) if every > 1 else None
         share = (self.accelerator.process_index, self.processes)
         self.source = make_source(self.dataset, config, self.device, share, self.graph, execution.workers)
