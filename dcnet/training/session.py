@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import socket
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -177,9 +178,11 @@ def is_first_to_fail(run: str) -> bool:
     distributed: Any = dist
     try:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        # torch would try for a long time, and print a trace of C++ functions.
+        socket.create_connection((address, port), STORE_TIMEOUT.total_seconds()).close()
         store = distributed.TCPStore(address, port, is_master=False, timeout=STORE_TIMEOUT)
         return bool(store.add(f"dcnet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{run}", 1) == 1)
-    except (KeyError, ValueError, RuntimeError):
+    except (KeyError, OSError, RuntimeError, ValueError):
         # For example, if the first process has ended, which had the store.
         return True
 
