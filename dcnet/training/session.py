@@ -3,16 +3,13 @@
 import json
 import os
 import shlex
-import socket
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
 
-import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -24,6 +21,7 @@ from dcnet.terminal import print_line, resilient_console, visible
 from dcnet.training.config import RunConfig
 from dcnet.training.identity import Data, from_folder, load_data, load_run_data
 from dcnet.training.initialization import check_weights
+from dcnet.training.processes import LOST, is_first_to_fail, is_lost_connection
 from dcnet.training.record import Point, Record
 from dcnet.training.runs import Run, run_lock
 from dcnet.training.setup import Execution
@@ -35,9 +33,6 @@ NARROW, SHORT_NAME = 110, 20
 MAX_NAMED = 1000
 # With more images than this, a message announces the check.
 MANY_IMAGES = 5000
-# The message of a process that waits for another one which has ended.
-LOST = "the connection to another process was lost: it failed, was killed, or did not answer in time"
-STORE_TIMEOUT = timedelta(seconds=5)
 
 
 def can_redraw(console: Console) -> bool:
@@ -163,28 +158,6 @@ def _numbers(members: Sequence[Record]) -> list[str]:
 
 def _not_none(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def is_lost_connection(error: RuntimeError) -> bool:
-    """Whether the connection to another process was closed, or the other process did not answer in time."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
-
-
-def is_first_to_fail(run: str) -> bool:
-    """Whether no other process has reported a failure of this run; True if the processes have no common store yet."""
-    if not (dist.is_initialized() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
-        return True
-    # torch does not declare the store in its types.
-    distributed: Any = dist
-    try:
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        # torch would try for a long time, and print a trace of C++ functions.
-        socket.create_connection((address, port), STORE_TIMEOUT.total_seconds()).close()
-        store = distributed.TCPStore(address, port, is_master=False, timeout=STORE_TIMEOUT)
-        return bool(store.add(f"dcnet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{run}", 1) == 1)
-    except (KeyError, OSError, RuntimeError, ValueError):
-        # For example, if the first process has ended, which had the store.
-        return True
 
 
 class Session:

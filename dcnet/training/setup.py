@@ -38,6 +38,7 @@ from dcnet.training.initialization import (
     reset_batch_norm_,
     reset_mean_norms_,
 )
+from dcnet.training.processes import process_group_options
 from dcnet.training.recipes import command_of
 from dcnet.training.record import DataDescription, Record
 from dcnet.training.shards import Part, Shards
@@ -89,7 +90,8 @@ def make_accelerator(config: RunConfig, execution: Execution, folder: Path) -> A
     mixed = "bf16" if config.precision == "bfloat16" else "no"
     # By default accelerate also chooses unsupported devices, such as the GPU of a Mac.
     cpu = execution.device == "cpu" or not torch.cuda.is_available()
-    accelerator = Accelerator(mixed_precision=mixed, cpu=cpu, log_with=tracker, project_dir=str(folder))
+    options: dict[str, Any] = {"mixed_precision": mixed, "cpu": cpu, "log_with": tracker, "project_dir": str(folder)}
+    accelerator = Accelerator(**options, kwargs_handlers=process_group_options())
     if execution.device == "cuda" and accelerator.device.type != "cuda":
         raise ValueError("device is 'cuda', but torch finds no GPU: use cpu")
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:

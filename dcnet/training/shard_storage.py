@@ -40,7 +40,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from dcnet.training.shards import Part, Shards, agree, check_parts, shard_name
+from dcnet.training.processes import agree
+from dcnet.training.shards import Part, Shards, check_parts, shard_name
 from dcnet.training.tensor_files import write_tensors
 
 

@@ -2,20 +2,19 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from dcnet.losses.sharded import rank_of
+from dcnet.training.processes import agree
 from dcnet.training.tensor_files import TensorFile
 
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)\.safetensors")
-Result = TypeVar("Result")
 
 
 class ShardsError(ValueError):
@@ -162,20 +161,3 @@ def check_parts(shards: Shards, parts: Mapping[str, Part]) -> None:
             raise ValueError(
                 f"{name!r} has the shape {list(part.size)} in this network, but {list(sizes[name])} in {path!r}"
             )
-
-
-def agree(work: Callable[[], Result], group: Any = None) -> Result:
-    """Calls `work` in all processes; if it raises OSError or ValueError in one of them, all raise its error."""
-    result, error = None, None
-    try:
-        result = work()
-    except (OSError, ValueError) as caught:
-        error = caught
-    errors: list[Any] = [error]
-    if (world := rank_of(group)[1]) > 1:
-        errors = [None] * world
-        dist.all_gather_object(errors, error, group=group)
-    for found in errors:
-        if found is not None:
-            raise found
-    return result  # type: ignore[return-value]

@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 from dcnet.checks import check_whole
 from dcnet.layers import Decoupled
 from dcnet.losses.sharded import ShardedMarginSoftmax, rank_of
-from dcnet.training.shards import Part, Shards, agree, check_parts
+from dcnet.training.processes import agree
+from dcnet.training.shards import Part, Shards, check_parts
 from dcnet.training.tensor_files import TensorFile, stream_tensors
 
 MODEL, OPTIMIZER = "model.", "optimizer."

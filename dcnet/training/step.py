@@ -15,7 +15,7 @@ from dcnet import regularizers
 from dcnet.optim import WeightProjection
 from dcnet.training.adversarial import Target, as_adversary
 from dcnet.training.config import RunConfig
-from dcnet.training.shards import agree
+from dcnet.training.processes import agree
 
 NAMES = ("totals", "bad_step", "step")
 # Eager calls before a capture.

@@ -16,10 +16,10 @@ from dcnet.interrupts import Interruption, interruptible
 from dcnet.training.checkpoints import Checkpoint, check_room, checkpoint_notes, resume_record
 from dcnet.training.config import RunConfig
 from dcnet.training.identity import Data, check_same_run, class_of, identify
+from dcnet.training.processes import agree
 from dcnet.training.record import Point, Record, Results, Timings, finite
 from dcnet.training.runs import Run
 from dcnet.training.setup import Execution, Setup, check_network
-from dcnet.training.shards import agree
 from dcnet.training.state import stream_weights
 from dcnet.training.step import Reading
 from dcnet.training.tensor_files import write_tensors
