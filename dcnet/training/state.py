@@ -258,7 +258,12 @@ def load_state(
         step: the step to load; None for the last one.
         group: as in `save_state`.
     """
-    found, model = _chosen_step(Path(folder), step, group), _joined(networks)
+    model, found = _joined(networks), agree(lambda: _known_step(Path(folder), step), group)
+    if rank_of(group)[1] > 1:
+        # A process whose view of a network disk is older than that of the first one must load the same step.
+        chosen = [found]
+        dist.broadcast_object_list(chosen, group_src=0, group=group)
+        found = chosen[0]
     if found is None:
         return 0, {}
     shards = agree(lambda: Shards.in_folder(Path(folder) / f"step-{found:08d}"), group)
@@ -304,23 +309,26 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def _chosen_step(folder: Path, step: int | None, group: Any) -> int | None:
-    """The step to load, which the first process chooses for all."""
-    chosen = [step if step is not None else max(saved_steps(folder), default=None)]
-    if rank_of(group)[1] > 1:
-        dist.broadcast_object_list(chosen, group_src=0, group=group)
-    return chosen[0]
+def _known_step(folder: Path, step: int | None) -> int | None:
+    """The step to load: the last one by default; None if there is no state."""
+    steps = saved_steps(folder)
+    if step is not None and step not in steps:
+        known = ", ".join(map(str, steps)) or "none"
+        raise ValueError(f"{str(folder)!r} has no state of step {step}: its steps are {known}")
+    return max(steps, default=None) if step is None else step
 
 
 def _joined(networks: Networks) -> nn.Module:
-    """One module of all networks, without the wrappers of DistributedDataParallel."""
+    """One module of all networks, without their wrappers."""
     if isinstance(networks, nn.Module):
         return _unwrapped(networks)
     return nn.ModuleDict({name: _unwrapped(network) for name, network in networks.items()})
 
 
 def _unwrapped(network: nn.Module) -> nn.Module:
-    return network.module if isinstance(network, DistributedDataParallel) else network
+    """The network inside DistributedDataParallel and torch.compile, which change the names of its parameters."""
+    inner = network.module if isinstance(network, DistributedDataParallel) else getattr(network, "_orig_mod", None)
+    return _unwrapped(inner) if isinstance(inner, nn.Module) else network
 
 
 def _saved_groups(optimizer: Optimizer | None) -> list[dict[str, Any]]:

@@ -9,13 +9,14 @@ import shutil
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch._dynamo  # Imported by optimizers; here before the processes are forked.
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, InitProcessGroupKwargs
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -79,11 +80,18 @@ def at_one_step(action):
     Step.__call__ = changed
 
 
+def give_up_early():
+    """Processes wait for others for one second only."""
+    options = [InitProcessGroupKwargs(timeout=timedelta(seconds=1))]
+    setup.process_group_options = lambda: options
+
+
 ACTIONS = {
+    "give up early": give_up_early,
     "shard": shard,
     "stop": stop,
     "label": lambda: at_one_step(lambda labels: labels[1:2].fill_(99)),
-    "slow": lambda: at_one_step(lambda labels: time.sleep(1.5)),
+    "slow": lambda: at_one_step(lambda labels: time.sleep(2)),
     "kill": lambda: at_one_step(lambda labels: os.kill(os.getpid(), signal.SIGKILL)),
 }
 
@@ -149,6 +157,7 @@ def main_program(folder):
     next(the_run(folder / "incomplete").glob("checkpoints/*/shard-2-of-4.safetensors")).unlink()
     resume("incomplete on 2", 2, "incomplete")
     start("slow", 2, "slow", "slow")
+    start("too slow", 2, "too slow", "give up early", "slow")
     start("label", 2, "label", "label")
     start("kill", 2, "kill", "kill")
     (folder / "results.json").write_text(json.dumps(results))

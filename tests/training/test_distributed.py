@@ -13,6 +13,7 @@ from helpers.small_runs import tiny, train
 
 from dcnet.data import load_dataset
 from dcnet.training import Run
+from dcnet.training.processes import LOST
 from dcnet.training.sources import make_source
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -144,9 +145,16 @@ def test_an_invalid_label_in_one_process_stops_all(moved):
 def test_a_killed_process_ends_the_others(moved):
     found = moved[1]["kill"]
     assert found["codes"] == [1, -9]
-    assert found["errors"][0].startswith("dcnet train: the connection to another process was lost: it failed")
-    assert found["errors"][0].count("\n") == 1
+    assert found["errors"][0] == f"dcnet train: {LOST}\n"
     assert found["seconds"] < 60
+
+
+def test_a_process_that_does_not_answer_in_time_ends_the_others(moved):
+    found = moved[1]["too slow"]
+    assert found["codes"] == [1, 1]
+    for error in filter(None, found["errors"]):
+        assert error == f"dcnet train: {LOST}\n"
+    assert any(found["errors"])
 
 
 def test_a_slow_process_changes_nothing(moved):
@@ -163,7 +171,7 @@ def test_a_killed_process_is_restarted_and_the_losses_are_the_same(tmp_path):
     """Of two processes; torchrun restarts both, and the run resumes from its checkpoint."""
     done = launch(2, HELPERS / "killed_command.py", *KILLED, "--runs", tmp_path / "runs", options=["--max-restarts=1"])
     assert "Traceback" not in done.stderr
-    assert done.stderr.count("the connection to another process was lost") <= 1
+    assert done.stderr.count(LOST) <= 1
     assert (tmp_path / "killed").exists()
     assert compare_with_one_process(tmp_path).resumed_at == [4]
 

@@ -203,6 +203,8 @@ def test_the_two_newest_steps_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000005", "step-00000020"]
     assert rows.load(tmp_path) == (20, {})
     assert load_state(tmp_path, rows.head, rows.optimizer, step=5) == (5, {})
+    with pytest.raises(ValueError, match=r"has no state of step 7: its steps are 5, 20$"):
+        load_state(tmp_path, rows.head, rows.optimizer, step=7)
     rows.save(tmp_path, 20)
     assert rows.load(tmp_path) == (20, {})
 
@@ -244,3 +246,11 @@ def test_an_archive_of_another_network_is_an_error(tmp_path):
         load_archive(file, nn.Linear(3, 5))
     header = file.read_bytes()
     assert "dcnet" in json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])["__metadata__"]
+
+
+def test_compiled_networks_have_the_same_names(tmp_path):
+    network = nn.Linear(3, 2)
+    save_state(tmp_path, 1, {"network": torch.compile(network, backend="eager")})
+    found = nn.Linear(3, 2)
+    assert load_state(tmp_path, {"network": found}) == (1, {})
+    assert torch.equal(found.weight, network.weight)
