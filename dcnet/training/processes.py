@@ -35,6 +35,7 @@ def agree(work: Callable[[], Result], group: Any = None) -> Result:
         dist.all_gather_object(errors, own, group=group)
     for found in errors:
         if found is not None:
+            found.agreed = True
             raise found
     return result
 
@@ -44,10 +45,13 @@ def is_lost_connection(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
-def is_first_to_fail(run: str) -> bool:
-    """Whether no other process has reported a failure of this run; True if the processes have no common store yet."""
-    if not (dist.is_initialized() or uses_agent_store()):
-        return True
+def reports(run: str, error: Exception) -> bool:
+    """Whether this process reports the error of a run: the first to fail, if torchrun has a store that outlives them.
+
+    Without such a store, the first process reports errors that `agree` raised in all, and each process its other ones.
+    """
+    if not uses_agent_store():
+        return rank_of(None)[0] == 0 or not getattr(error, "agreed", False)
     try:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         # torch would try for a long time, and print a trace of C++ functions.
@@ -55,7 +59,7 @@ def is_first_to_fail(run: str) -> bool:
         store = distributed.TCPStore(address, port, is_master=False, timeout=STORE_TIMEOUT)
         return bool(store.add(f"dcnet/{restart_count()}/{run}", 1) == 1)
     except (KeyError, OSError, RuntimeError, ValueError):
-        # For example, if the first process has ended, which had the store.
+        # For example, if the launcher on the first machine has ended.
         return True
 
 

@@ -18,7 +18,7 @@ from helpers.small_runs import tiny, train
 from PIL import Image
 
 from dcnet.training import Execution, Run, RunConfig, Trainer
-from dcnet.training.processes import agree, is_first_to_fail, is_lost_connection, process_group_options
+from dcnet.training.processes import agree, is_lost_connection, process_group_options, reports
 from dcnet.training.runs import run_lock
 
 STEPS = 60
@@ -207,13 +207,13 @@ def test_the_first_process_that_fails_reports_it(monkeypatch):
     names = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for name, value in names.items():
         monkeypatch.setenv(name, value)
-    assert [is_first_to_fail("run") for _ in range(3)] == [True, False, False]
-    assert is_first_to_fail("another run")
+    assert [reports("run", OSError()) for _ in range(3)] == [True, False, False]
+    assert reports("another run", OSError())
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert [is_first_to_fail("run") for _ in range(2)] == [True, False]
+    assert [reports("run", OSError()) for _ in range(2)] == [True, False]
     del store
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    assert [is_first_to_fail("run") for _ in range(2)] == [True, True]
+    assert [reports("run", OSError()) for _ in range(2)] == [True, True]
 
 
 @pytest.mark.parametrize(
