@@ -20,15 +20,16 @@ DEEPEST = 100
 SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 
 
-def write_atomically(path: Path | str, content: bytes) -> None:
-    """Writes the file through a temporary one beside it, and creates its folder."""
+@contextmanager
+def atomic_file(path: Path | str) -> Iterator[BinaryIO]:
+    """A file to write; it gets its name at the end, unless an exception is raised. Creates its folder."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with naming(path):
         try:
             with temporary.open("wb") as file:
-                file.write(content)
+                yield file
                 file.flush()
                 # Otherwise a power failure may leave the new name without the content.
                 os.fsync(file.fileno())
@@ -36,6 +37,12 @@ def write_atomically(path: Path | str, content: bytes) -> None:
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path | str, content: bytes) -> None:
+    """Writes the file through a temporary one beside it, and creates its folder."""
+    with atomic_file(path) as file:
+        file.write(content)
 
 
 def fingerprint(path: Path | str) -> str:

@@ -48,7 +48,8 @@ LEVEL = {name: level for level, floor in enumerate(FLOORS) for name in floor}
 IMPORTED_LATE = {
     "data/mnist.py": {"sklearn", "sklearn.model_selection"},
     "kernels/cudnn_graphs.py": {"cudnn"},
-    "training/checkpoints.py": {"torch.distributed.tensor"},
+    "training/checkpoints.py": {"dcnet.training.shard_storage"},
+    "training/state.py": {"dcnet.training.shard_storage", "torch.distributed.tensor"},
 }
 
 

@@ -284,8 +284,18 @@ class ShardedMarginSoftmax(MarginSoftmax):
         """Weights as [classes, centers, in_features]."""
         return weight.unflatten(0, (-1, self.margin.centers()))
 
+    @property
+    def divided(self) -> dict[str, tuple[int, int]]:
+        """The parameters that are divided among the processes: their first row here, and the rows of all processes."""
+        rows = self.margin.centers()
+        return {
+            name: (self.first * rows, self.num_classes * rows)
+            for name, value in (("weight", self.weight), ("bias", self.bias))
+            if value is not None
+        }
+
     def full_weight(self) -> Tensor:
-        """The weights of all classes; all processes must call it together."""
+        """The weights of all classes, which are in memory once; all processes must call it together."""
         return self._gather_classes(self._by_class(self.weight)).flatten(0, 1)
 
     def _all_classes(self) -> tuple[Tensor, Tensor | None]:
@@ -298,8 +308,11 @@ class ShardedMarginSoftmax(MarginSoftmax):
         held = held.detach()
         if self.world == 1:
             return held
-        most = -(-self.num_classes // self.world)
-        padded = torch.cat([held, held.new_zeros(most - len(held), *held.shape[1:])])
-        shares = gather_rows(padded, self.group).view(self.world, *padded.shape)
-        counts = [self._bounds(rank + 1) - self._bounds(rank) for rank in range(self.world)]
-        return torch.cat([share[:count] for share, count in zip(shares, counts, strict=True)])
+        found = held.new_empty(self.num_classes, *held.shape[1:])
+        group: Group = self.group
+        for rank in range(self.world):
+            rows = found[self._bounds(rank) : self._bounds(rank + 1)]
+            if rank == self.rank:
+                rows.copy_(held)
+            dist.broadcast(rows, group_src=rank, group=group)
+        return found

@@ -12,6 +12,7 @@ from dcnet.training.record import Evaluation, Record, Results, read_record
 from dcnet.training.runs import Run, add_evaluation, all_runs, find_run, load_model
 from dcnet.training.session import ProgressBar
 from dcnet.training.setup import Execution
+from dcnet.training.state import archive_state, load_archive, load_state, save_state
 from dcnet.training.trainer import Callback, DivergenceError, Trainer
 
 __all__ = [
@@ -28,9 +29,13 @@ __all__ = [
     "Trainer",
     "add_evaluation",
     "all_runs",
+    "archive_state",
     "config_of",
     "find_run",
+    "load_archive",
     "load_model",
+    "load_state",
     "read_record",
     "recipe",
+    "save_state",
 ]

@@ -15,8 +15,9 @@ from dcnet.models import Network, create_model
 from dcnet.models.blocks import MarginNetwork, Normalized, Standardized
 from dcnet.operator import PLAIN
 from dcnet.optim import param_groups
-from dcnet.training.checkpoints import MODEL, read_tensors
 from dcnet.training.config import RunConfig
+from dcnet.training.state import MODEL
+from dcnet.training.tensor_files import read_tensors
 
 # By `standardize`: the arguments of `Standardized`.
 STANDARDIZED: dict[str, dict[str, Any]] = {"image": {}, "channel": {"dims": (2, 3)}, "scale": {"center": False}}

@@ -1,115 +1,32 @@
-"""Checkpoints: one file each, written atomically, with a checksum."""
+"""The checkpoints of a run: one file each, or a folder with a file per process if the weights are sharded."""
 
-import errno
-import json
 import os
 import re
-import zlib
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from dcnet.files import naming, open_regular, write_atomically
-from dcnet.layers import Decoupled
 from dcnet.training.config import RunConfig
 from dcnet.training.identity import some_names
 from dcnet.training.record import Curves, DataDescription, Record
+from dcnet.training.shards import Part, Shards, ShardsError
+from dcnet.training.tensor_files import content_of, parse, write_tensors
 
 KEPT = 2
-# Errors of `open_regular` for a missing file and for a pipe.
-NO_FILE = (errno.ENOENT, errno.EINVAL)
-_FILE = re.compile(r"step-\d+\.safetensors")
+_FILE = re.compile(r"step-\d+(\.safetensors)?")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The tensors of a step by name, and notes: JSON values by name."""
+    """The tensors of a step by name, or the files that have them, and notes: JSON values by name."""
 
     step: int
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Tensor] | Shards
     notes: dict[str, Any]
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
-    """Writes tensors and notes into one file, with a checksum over both."""
-    dense = _unshare({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
-    described = json.dumps(notes, allow_nan=False)
-    # safetensors writes metadata entries in any order; a single entry makes the file deterministic.
-    about = json.dumps({"sum": _sum(dense, described), "notes": described})
-    write_atomically(path, save(dense, {"dcnet": about}))
-
-
-def _unshare(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Clones tensors that share memory, such as tied weights, since safetensors cannot store them."""
-    found: dict[int, str] = {}
-    owner = {name: found.setdefault(value.untyped_storage().data_ptr(), name) for name, value in tensors.items()}
-    return {name: value if owner[name] == name else value.clone() for name, value in tensors.items()}
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Reads a file that `write_tensors` wrote; raises ValueError if it is missing, damaged or another kind of file.
-
-    Raises OSError if the file exists but cannot be read, since it may be undamaged.
-    """
-    try:
-        return _parsed(path, _content(path))
-    except OSError as error:
-        if error.errno not in NO_FILE:
-            raise
-        raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error.strerror}") from None
-
-
-def _content(path: Path) -> bytes:
-    """Reads the file without a memory map, since a disk error in a memory map kills the process."""
-    with naming(path), open_regular(path) as file:
-        return file.read()
-
-
-def _parsed(path: Path, content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    try:
-        tensors = load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        about = _read_json((header.get("__metadata__") or {}).get("dcnet", "{}"))
-    except (SafetensorError, KeyError, ValueError) as error:
-        # KeyError: torch does not have the dtype.
-        raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error}") from None
-    if not isinstance(about.get("notes"), str):
-        raise ValueError(
-            f"{str(path)!r} was not written by dcnet: expected model.safetensors of a run, or one of its checkpoints"
-        )
-    if _sum(tensors, about["notes"]) != about.get("sum"):
-        raise ValueError(f"{str(path)!r} is damaged: the checksum does not match its contents")
-    try:
-        return tensors, _read_json(about["notes"])
-    except ValueError as error:
-        raise ValueError(f"{str(path)!r} has notes that cannot be read: {error}") from None
-
-
-def _read_json(text: str) -> dict[str, Any]:
-    """Parses a JSON object."""
-    try:
-        found = json.loads(text)
-    except RecursionError:
-        raise ValueError("its JSON is nested too deeply") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"expected values by name, as JSON, not a {type(found).__name__}")
-    return found
-
-
-def _sum(tensors: Mapping[str, Tensor], notes: str) -> int:
-    total = zlib.crc32(notes.encode())
-    for name in sorted(tensors):
-        total = zlib.crc32(name.encode(), total)
-        # As bytes, since numpy has no bfloat16.
-        total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
-    return total
 
 
 class Checkpoints:
@@ -122,27 +39,43 @@ class Checkpoints:
         """Writes a checkpoint, then removes older ones, and those of later steps, which are damaged."""
         path = self.folder / f"step-{step:08d}.safetensors"
         write_tensors(path, tensors, notes)
+        self._remove_others(path)
+        return path
+
+    def save_parts(self, step: int, parts: Mapping[str, Part], notes: Mapping[str, Any], is_first: bool) -> Path:
+        """Writes a checkpoint with the parts of all processes, which must call this; removes others as `save` does."""
+        from dcnet.training.shard_storage import save_parts
+
+        path = self.folder / f"step-{step:08d}"
+        save_parts(path, step, parts, notes)
+        if is_first:
+            self._remove_others(path)
+        return path
+
+    def _remove_others(self, path: Path) -> None:
         files = self.files()
         kept = files[: files.index(path) + 1][-KEPT:]
         for old in files:
             if old not in kept:
-                old.unlink(missing_ok=True)
-        return path
+                _remove(old)
 
     def files(self) -> list[Path]:
-        """Returns the checkpoint files, oldest first."""
+        """Returns the checkpoints, oldest first: files, and folders of shards."""
         found = self.folder.iterdir() if self.folder.is_dir() else ()
         return sorted((path for path in found if _FILE.fullmatch(path.name)), key=_step)
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """Returns the newest undamaged checkpoint, and a message for each newer, damaged one.
 
-        Raises OSError if a file cannot be read: it may be undamaged, and the resumed run would overwrite it.
+        Raises OSError if a file cannot be read: it may be undamaged, and the resumed run would overwrite it. Raises
+        ShardsError for the same reason if shards are missing or do not belong together.
         """
         complaints: list[str] = []
         for path in reversed(self.files()):
             try:
-                return Checkpoint(_step(path), *_parsed(path, _content(path))), complaints
+                return _read(path), complaints
+            except ShardsError:
+                raise
             except ValueError as error:
                 complaints.append(str(error))
         return None, complaints
@@ -150,14 +83,34 @@ class Checkpoints:
     def clear(self) -> None:
         """Removes all checkpoints, and their folder if it is empty afterwards."""
         for path in self.files():
-            path.unlink()
+            _remove(path)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 
     def remove_leftovers(self) -> None:
         """Removes the temporary files of writes that were interrupted."""
         for path in self.folder.glob(".step-*.tmp"):
-            path.unlink(missing_ok=True)
+            _remove(path)
+
+
+def _read(path: Path) -> Checkpoint:
+    """Reads a file, or checks the files of a folder of shards."""
+    if path.suffix:
+        return Checkpoint(_step(path), *parse(path, content_of(path)))
+    shards = Shards.in_folder(path)
+    for file in shards.files:
+        file.check_sum()
+    return Checkpoint(_step(path), shards, shards.notes)
+
+
+def _remove(path: Path) -> None:
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    # Renamed first, so that no folder with some of its shards remains if the process is killed.
+    hidden = path if path.name.startswith(".") else path.with_name(f".{path.name}.removed.tmp")
+    path.replace(hidden)
+    shutil.rmtree(hidden)
 
 
 def _step(path: Path) -> int:
@@ -231,69 +184,3 @@ def _check_data(data: DataDescription, notes: dict[str, Any]) -> None:
         raise ValueError(f"the run started with {count} training images, but there are {data.train_images} now")
     if notes.get("fingerprint") and notes["fingerprint"] != data.fingerprint:
         raise ValueError(f"the run started with other data than {data.folder or data.name} has now")
-
-
-MODEL, OPTIMIZER = "model.", "optimizer."
-
-
-def gather(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Returns all tensors of network and optimizer, gathered if they are sharded; all processes must call this."""
-    found = {MODEL + name: whole(value) for name, value in model.state_dict().items()}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                found[f"{OPTIMIZER}{name}.{key}"] = whole(value)
-    return found
-
-
-@torch.no_grad()
-def restore_(model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Copies gathered tensors into network and optimizer, keeping their memory layout and sharding."""
-    load_weights_(model, {name: value for name, value in tensors.items() if name.startswith(MODEL)})
-    for name, parameter in model.named_parameters():
-        start = f"{OPTIMIZER}{name}."
-        kept = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
-        # Parameter names may share a prefix, but names of optimizer state have no dots.
-        own = {key: _placed(value, parameter) for key, value in kept.items() if "." not in key}
-        if own:
-            optimizer.state[parameter] = own
-
-
-@torch.no_grad()
-def load_weights_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copies weights and buffers into the model; names may have the prefix `model.`."""
-    given = {name.removeprefix(MODEL): value for name, value in tensors.items()}
-    for name, layer in model.named_modules():
-        if isinstance(layer, Decoupled):
-            # Files of older versions lack the count of batches.
-            layer.add_missing_count(given, f"{name}." if name else "")
-    own = model.state_dict()
-    if own.keys() != given.keys():
-        missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
-        raise ValueError(f"the weights are of another network: they lack {missing[:3]} and have {unknown[:3]} instead")
-    for name, value in own.items():
-        if value.shape != given[name].shape:
-            raise ValueError(
-                f"{name!r} has the shape {list(value.shape)} in this network, but {list(given[name].shape)} in the file"
-            )
-        value.copy_(_placed(given[name].to(value.dtype), value))
-
-
-def whole(value: Tensor) -> Tensor:
-    """Returns the tensor, gathered if it is sharded; all processes must call this."""
-    gathered = getattr(value.detach(), "full_tensor", None)
-    return value.detach() if gathered is None else gathered()
-
-
-def _placed(value: Tensor, like: Tensor) -> Tensor:
-    """Returns a copy of the tensor on the device of `like`, and sharded like it."""
-    if not hasattr(like, "device_mesh"):
-        # Fused optimizers require the same memory layout.
-        same = value.shape == like.shape
-        return torch.empty_like(like, dtype=value.dtype).copy_(value) if same else value.to(like.device, copy=True)
-    from torch.distributed.tensor import distribute_tensor
-
-    if value.dim() == 0:
-        return value.to(like.device, copy=True)
-    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
-    return distribute_tensor(value.to(like.device), mesh, placements)

@@ -15,12 +15,13 @@ from dcnet.environment import commit, environment
 from dcnet.layers import Decoupled
 from dcnet.operator import Operator, is_plain
 from dcnet.training.build import STATISTICS, build_model, load_run_weights_, operator_of_statistics
-from dcnet.training.checkpoints import MODEL, load_weights_, read_tensors, write_tensors
 from dcnet.training.config import RunConfig
 from dcnet.training.identity import check_buildable, load_run_data
 from dcnet.training.initialization import calibrate_, reset_batch_norm_, training_images
 from dcnet.training.record import Record
 from dcnet.training.runs import Run, find_run
+from dcnet.training.state import MODEL, load_weights_
+from dcnet.training.tensor_files import read_tensors, write_tensors
 
 # The status of a run that was converted and not trained.
 STATUS = "converted"

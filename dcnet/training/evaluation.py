@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from dcnet.data import Dataset, FolderDataset, Split
 from dcnet.losses.margins import mean_centers
 from dcnet.modes import evaluating
-from dcnet.training.checkpoints import read_tensors, whole
+from dcnet.training.state import whole
 from dcnet.training.step import Captured, Meter, Reading, classification_loss, correct
+from dcnet.training.tensor_files import read_tensors
 
 Autocast = Callable[[], AbstractContextManager[object]]
 EVALUATION_BATCH = 1000

@@ -14,10 +14,12 @@ from torch import nn
 
 from dcnet.files import expanded
 from dcnet.training.build import build_model, check_size
-from dcnet.training.checkpoints import Checkpoints, load_weights_, read_tensors
+from dcnet.training.checkpoints import Checkpoints
 from dcnet.training.config import RunConfig
 from dcnet.training.identity import Data, check_buildable, check_same_run, identify
 from dcnet.training.record import UNFINISHED, Evaluation, Record, read_record, write_record
+from dcnet.training.state import load_weights_
+from dcnet.training.tensor_files import read_tensors
 
 ROOT = Path("runs")
 # The number of runs that the message about an ambiguous name lists.

@@ -21,6 +21,7 @@ from dcnet.terminal import print_line, resilient_console, visible
 from dcnet.training.config import RunConfig
 from dcnet.training.identity import Data, from_folder, load_data, load_run_data
 from dcnet.training.initialization import check_weights
+from dcnet.training.processes import LOST, is_lost_connection, reports
 from dcnet.training.record import Point, Record
 from dcnet.training.runs import Run, run_lock
 from dcnet.training.setup import Execution
@@ -217,8 +218,11 @@ class Session:
             # The first process locks the folder for all.
             with run_lock(run.folder) if self.is_first else nullcontext():
                 record = self._finished_record(config, run) or self._train(config, run)
-        except (DivergenceError, ImportError, OSError, ValueError) as error:
-            self._print_error(sentence_of(error), run)
+        except (DivergenceError, ImportError, OSError, RuntimeError, ValueError) as error:
+            if isinstance(error, RuntimeError) and (self.alone or not is_lost_connection(error)):
+                raise
+            if self.alone or reports(run.folder.name, error):
+                self._print_error(LOST if isinstance(error, RuntimeError) else sentence_of(error), run)
             # With several processes, stop: the others may still be training this run.
             self.stopped = not self.alone
             return BAD_INPUT if isinstance(error, ImportError | ValueError) else FAILED
@@ -284,8 +288,6 @@ class Session:
         return found.without(list(bad))
 
     def _print_error(self, text: str, run: Run) -> None:
-        if not self.is_first:
-            return
         print(f"dcnet train: {visible(text)}", file=sys.stderr)
         if files := run.checkpoints.files():
             print(f"dcnet train: the newest checkpoint is {visible(files[-1])}", file=sys.stderr)

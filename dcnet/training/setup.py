@@ -28,7 +28,6 @@ from dcnet.training.build import (
     operator_of_statistics,
     set_learning_rate,
 )
-from dcnet.training.checkpoints import gather, restore_
 from dcnet.training.config import RunConfig
 from dcnet.training.evaluation import Evaluator, Snapshots
 from dcnet.training.identity import Data, describe_data, from_folder, load_data
@@ -41,9 +40,12 @@ from dcnet.training.initialization import (
     reset_batch_norm_,
     reset_mean_norms_,
 )
+from dcnet.training.processes import process_group_options
 from dcnet.training.recipes import command_of
 from dcnet.training.record import DataDescription, Record
+from dcnet.training.shards import Part, Shards
 from dcnet.training.sources import make_source
+from dcnet.training.state import MODEL, OPTIMIZER, gather, parts_of, restore_, restore_parts_
 from dcnet.training.step import Meter, Objective, Reading, Step
 
 CHECKPOINT_SECONDS = 60.0
@@ -90,7 +92,8 @@ def make_accelerator(config: RunConfig, execution: Execution, folder: Path) -> A
     mixed = "bf16" if config.precision == "bfloat16" else "no"
     # By default accelerate also chooses unsupported devices, such as the GPU of a Mac.
     cpu = execution.device == "cpu" or not torch.cuda.is_available()
-    accelerator = Accelerator(mixed_precision=mixed, cpu=cpu, log_with=tracker, project_dir=str(folder))
+    options: dict[str, Any] = {"mixed_precision": mixed, "cpu": cpu, "log_with": tracker, "project_dir": str(folder)}
+    accelerator = Accelerator(**options, kwargs_handlers=process_group_options())
     if execution.device == "cuda" and accelerator.device.type != "cuda":
         raise ValueError("device is 'cuda', but torch finds no GPU: use cpu")
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
@@ -141,7 +144,7 @@ class Setup:
         self.loaded: Loaded | None = None
         self.graph = uses_graph(execution, self.accelerator)
         self.model = self._place(self._build_model() if model is None else model)
-        sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        self.sharded = sharded = self.accelerator.distributed_type == DistributedType.FSDP
         if sharded and config.adversary is not None:
             raise ValueError(f"adversary={config.adversary!r} does not support FSDP (sharded weights): use DDP")
         optimizer = build_optimizer(config, self.model, self.device, sharded)
@@ -155,7 +158,9 @@ class Setup:
         every = config.projection_every
         # A projection in every step is a part of the step, and is captured with it.
         inner = WeightProjection(self.model, every) if every == 1 else None
-        self.step = Step(self.accelerator, network, self.optimizer, objective, self.meter, inner)
+        self.step = Step(
+            self.accelerator, network, self.optimizer, objective, self.meter, inner, len(self.dataset.classes)
+        )
         self.projection = WeightProjection(self.model, every) if every > 1 else None
         share = (self.accelerator.process_index, self.processes)
         self.source = make_source(self.dataset, config, self.device, share, self.graph, execution.workers)
@@ -259,12 +264,24 @@ class Setup:
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns all tensors that training changes; all processes must call this."""
-        kept = {} if self.snapshots is None else self.snapshots.state()
-        return {**gather(self.model, self.optimizer), **self.meter.state(), **kept}
+        return {**gather(self.model, self.optimizer), **self._own_tensors()}
 
-    def restore_(self, step: int, tensors: dict[str, Tensor]) -> None:
-        """Loads the tensors of a checkpoint."""
-        restore_(self.model, self.optimizer, tensors)
+    def parts(self) -> dict[str, Part]:
+        """Returns the parts that this process holds of all tensors that training changes; all must call this."""
+        own = {name: Part.of(value) for name, value in self._own_tensors().items()}
+        return {**parts_of(self.model, self.optimizer), **own}
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        """The tensors of training besides those of network and optimizer, the same in all processes."""
+        return {**self.meter.state(), **({} if self.snapshots is None else self.snapshots.state())}
+
+    def restore_(self, step: int, tensors: dict[str, Tensor] | Shards) -> None:
+        """Loads the tensors of a checkpoint, from any number of processes; all processes must call this."""
+        if isinstance(tensors, Shards):
+            restore_parts_(tensors, self.model, self.optimizer)
+            tensors = {name: tensors.read(name) for name in tensors.sizes if not name.startswith((MODEL, OPTIMIZER))}
+        else:
+            restore_(self.model, self.optimizer, tensors)
         self.meter.restore_(tensors)
         if self.snapshots is not None:
             self.snapshots.restore_(tensors)

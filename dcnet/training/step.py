@@ -15,6 +15,7 @@ from dcnet import regularizers
 from dcnet.optim import WeightProjection
 from dcnet.training.adversarial import Target, as_adversary
 from dcnet.training.config import RunConfig
+from dcnet.training.processes import agree
 
 NAMES = ("totals", "bad_step", "step")
 # Eager calls before a capture.
@@ -135,10 +136,26 @@ def correct(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.argmax(1) == labels).sum()
 
 
+def check_labels(labels: Tensor, classes: int, join: Join | None = None) -> None:
+    """Raises ValueError in all processes if one of them has a label that is not a class; the others would wait."""
+    invalid = labels[(labels < 0) | (labels >= classes)]
+    count = torch.tensor(float(len(invalid)))
+    if (count if join is None else join(count)) == 0:
+        return
+
+    def report() -> None:
+        if len(invalid):
+            number = int(invalid[0])
+            raise ValueError(f"label {number} must be one of the {classes} classes, from 0 to {classes - 1}")
+
+    agree(report)
+
+
 class Step:
     """Trains on a batch without waiting for the device, so that it can be captured as a CUDA graph.
 
-    A projection, if given, is applied in every step.
+    A projection, if given, is applied in every step. If `classes` is given, labels are checked, except on a GPU, where
+    that would wait for the device.
     """
 
     def __init__(
@@ -149,13 +166,17 @@ class Step:
         objective: Objective,
         meter: Meter,
         projection: WeightProjection | None = None,
+        classes: int | None = None,
     ):
         self.accelerator, self.model, self.optimizer = accelerator, model, optimizer
         self.objective, self.meter, self.projection = objective, meter, projection
+        self.classes = classes
         # The weights must stay finite, since they are used to find the failing layer.
         optimizer.found_inf = meter.found_bad  # type: ignore[attr-defined]
 
     def __call__(self, images: Tensor, labels: Tensor) -> None:
+        if self.classes is not None and not labels.is_cuda:
+            check_labels(labels, self.classes, self.meter.join)
         self.optimizer.zero_grad(set_to_none=True)
         loss, logits = self.objective.loss(self.model, images, labels)
         self.objective.backward(loss, self.accelerator)

@@ -13,20 +13,16 @@ from torch.utils._pytree import tree_leaves
 
 from dcnet.files import check_utf8
 from dcnet.interrupts import Interruption, interruptible
-from dcnet.training.checkpoints import (
-    MODEL,
-    Checkpoint,
-    check_room,
-    checkpoint_notes,
-    resume_record,
-    write_tensors,
-)
+from dcnet.training.checkpoints import Checkpoint, check_room, checkpoint_notes, resume_record
 from dcnet.training.config import RunConfig
 from dcnet.training.identity import Data, check_same_run, class_of, identify
+from dcnet.training.processes import agree
 from dcnet.training.record import Point, Record, Results, Timings, finite
 from dcnet.training.runs import Run
 from dcnet.training.setup import Execution, Setup, check_network
+from dcnet.training.state import stream_weights
 from dcnet.training.step import Reading
+from dcnet.training.tensor_files import write_tensors
 
 # Steps between two reads of the meter, by device; on a GPU each read synchronizes.
 READ_EVERY = {"cpu": 1, "cuda": 50}
@@ -290,13 +286,19 @@ class Trainer:
         self.since_time = time.perf_counter()
 
     def save(self) -> None:
-        """Writes a checkpoint; all processes must call this, and the first one writes."""
+        """Writes a checkpoint; all processes must call this, and all raise if one cannot write.
+
+        If weights are sharded, each process writes its shards; otherwise the first one writes.
+        """
         with self.clock.measure("saving"):
-            tensors = self.setup.tensors()
+            checkpoints, is_first = self.folder.checkpoints, self.setup.is_first
+            notes = checkpoint_notes(self.config, self.record, self.clock.seconds)
+            if self.setup.sharded:
+                checkpoints.save_parts(self.done, self.setup.parts(), notes, is_first)
+            else:
+                tensors = self.setup.tensors()
+                agree(lambda: checkpoints.save(self.done, tensors, notes) if is_first else None)
             self.last_saved = time.monotonic()
-            if self.setup.is_first:
-                notes = checkpoint_notes(self.config, self.record, self.clock.seconds)
-                self.folder.checkpoints.save(self.done, tensors, notes)
 
     def _save_is_due(self, evaluated: bool) -> bool:
         """Whether a checkpoint is due; by time, only after an evaluation, and the first process decides for all."""
@@ -315,12 +317,9 @@ class Trainer:
             self.folder.checkpoints.clear()
 
     def _write_weights(self) -> None:
-        tensors = self.setup.tensors()
-        weights = {name: value for name, value in tensors.items() if name.startswith(MODEL)}
-        if self.setup.is_first:
-            write_tensors(self.folder.model_file, weights, {"config": self.config.described()})
-            if self.setup.snapshots is not None:
-                write_tensors(self.folder.features_file, self.setup.snapshots.state(), {})
+        stream_weights(self.folder.model_file, self.setup.model, {"config": self.config.described()})
+        if self.setup.is_first and self.setup.snapshots is not None:
+            write_tensors(self.folder.features_file, self.setup.snapshots.state(), {})
 
     def _remove_replaced(self) -> None:
         """With `again`, removes the old run after the first step of the new one, which may fail before."""

@@ -15,7 +15,7 @@ from dcnet.robustness import subject
 from dcnet.robustness.subject import Effort
 from dcnet.robustness.task import format_epsilon
 from dcnet.training import Run
-from dcnet.training.checkpoints import read_tensors, write_tensors
+from dcnet.training.tensor_files import read_tensors, write_tensors
 
 Capture = pytest.CaptureFixture[str]
 

@@ -17,7 +17,7 @@ from dcnet.robustness import accuracy, attacks, report_card, subject
 from dcnet.robustness.report_card import measurements
 from dcnet.robustness.subject import Effort
 from dcnet.training import Run, load_model
-from dcnet.training.checkpoints import read_tensors, write_tensors
+from dcnet.training.tensor_files import read_tensors, write_tensors
 
 Capture = pytest.CaptureFixture[str]
 QUICK = ("--quick", "--images", "30", "--device", "cpu")

@@ -15,8 +15,8 @@ from PIL import Image
 from dcnet.layers import Decoupled
 from dcnet.training import Run, find_run, load_model, recipe
 from dcnet.training.build import build_model, load_run_weights_
-from dcnet.training.checkpoints import read_tensors, write_tensors
 from dcnet.training.conversion import Source
+from dcnet.training.tensor_files import read_tensors, write_tensors
 
 Capture = pytest.CaptureFixture[str]
 

@@ -11,7 +11,7 @@ from helpers.cli_runs import answer, call, color_run, complaint, trained
 from dcnet.data import load_dataset
 from dcnet.files import write_json
 from dcnet.training import Run, load_model
-from dcnet.training.checkpoints import read_tensors, write_tensors
+from dcnet.training.tensor_files import read_tensors, write_tensors
 
 Capture = pytest.CaptureFixture[str]
 

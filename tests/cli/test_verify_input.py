@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dcnet.models import blocks
 from dcnet.training import Run
-from dcnet.training.checkpoints import read_tensors, write_tensors
+from dcnet.training.tensor_files import read_tensors, write_tensors
 
 Capture = pytest.CaptureFixture[str]
 

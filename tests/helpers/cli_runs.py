@@ -13,8 +13,8 @@ from PIL import Image
 from dcnet.cli.app import main
 from dcnet.training import Execution, Run, RunConfig, Trainer, recipe
 from dcnet.training.build import build_model
-from dcnet.training.checkpoints import write_tensors
 from dcnet.training.record import DataDescription, Record
+from dcnet.training.tensor_files import write_tensors
 
 OPERATORS = ("tanh-cos", "conv")
 # Removed when the process ends.

@@ -35,15 +35,19 @@ def free_port():
         return found.getsockname()[1]
 
 
-def launch(processes, *command, fails=False):
-    """Runs a program with torchrun."""
-    start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
-    place = ["--master-addr=localhost", f"--master-port={free_port()}"]
+def program_environment():
+    """The environment of programs that import `helpers`."""
     found = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(found)}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(found)}
+
+
+def launch(processes, *command, fails=False, options=()):
+    """Runs a program with torchrun."""
+    start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", *options]
+    place = ["--master-addr=localhost", f"--master-port={free_port()}"]
     done = subprocess.run(
         [*start, *place, *map(str, command)],
-        env=environment,
+        env=program_environment(),
         capture_output=True,
         text=True,
         timeout=150,

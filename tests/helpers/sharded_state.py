@@ -8,7 +8,7 @@ from torch.distributed.fsdp import fully_shard
 import dcnet
 from dcnet.interrupts import end_process
 from dcnet.training.build import build_optimizer
-from dcnet.training.checkpoints import gather, restore_
+from dcnet.training.state import gather, restore_
 from helpers.small_runs import tiny
 
 

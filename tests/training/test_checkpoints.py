@@ -1,35 +1,18 @@
 """Checkpoints: round trips, damaged and unreadable files, disk space."""
 
 import errno
-import json
 import os
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from helpers.damage import WAYS, damage
 
 from dcnet.files import open_regular
-from dcnet.training.checkpoints import KEPT, Checkpoints, _sum, check_room, read_tensors, resume_record, write_tensors
+from dcnet.training.checkpoints import KEPT, Checkpoints, check_room, resume_record
 from dcnet.training.record import DataDescription, Record
+from dcnet.training.tensor_files import read_tensors
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b.c": torch.tensor(3), "half": torch.ones(5, dtype=torch.bfloat16)}
-
-
-def test_tensors_and_notes_round_trip(tmp_path):
-    write_tensors(tmp_path / "x.safetensors", TENSORS, {"n": [1, None, 0.1]})
-    tensors, notes = read_tensors(tmp_path / "x.safetensors")
-    assert notes == {"n": [1, None, 0.1]}
-    assert tensors.keys() == TENSORS.keys()
-    for name, value in TENSORS.items():
-        assert torch.equal(tensors[name], value)
-        assert tensors[name].dtype == value.dtype
-
-
-def test_any_memory_layout_can_be_written(tmp_path):
-    tensors = {"last": torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last), "t": torch.randn(3, 4).T}
-    write_tensors(tmp_path / "x.safetensors", tensors, {})
-    found, _ = read_tensors(tmp_path / "x.safetensors")
-    assert all(torch.equal(found[name], value) for name, value in tensors.items())
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path):
@@ -43,18 +26,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert (found.step, found.tensors["x"].item(), complaints) == (100, 100, [])
 
 
-def damage(content, how):
-    if how == "cut":
-        return content[: len(content) // 2]
-    if how == "empty":
-        return b""
-    if how == "cut in the header":
-        return content[:20]
-    place = len(content) - 3 if how == "a byte of a tensor" else content.index(b"notes") + 12
-    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
-
-
-@pytest.mark.parametrize("how", ["cut", "empty", "cut in the header", "a byte of a tensor", "a byte of the notes"])
+@pytest.mark.parametrize("how", WAYS)
 def test_a_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path, how):
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
@@ -87,7 +59,7 @@ def test_an_unreadable_checkpoint_is_not_treated_as_damaged(tmp_path, monkeypatc
             raise OSError(number, os.strerror(number))
         return open_regular(path)
 
-    monkeypatch.setattr("dcnet.training.checkpoints.open_regular", unreadable)
+    monkeypatch.setattr("dcnet.training.tensor_files.open_regular", unreadable)
     for read in (checkpoints.newest, lambda: read_tensors(newest)):
         with pytest.raises(OSError, match=f"{os.strerror(number)}: '{newest}'"):
             read()
@@ -101,46 +73,6 @@ def test_folders_and_broken_links_are_not_treated_as_damaged_checkpoints(tmp_pat
     newest.mkdir() if kind == "folder" else newest.symlink_to("nowhere")
     with pytest.raises(OSError, match=newest.name):
         checkpoints.newest()
-
-
-def test_files_of_other_programs_raise_an_error(tmp_path):
-    save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match=r"x.safetensors' was not written by dcnet: expected model"):
-        read_tensors(tmp_path / "x.safetensors")
-    save_file({"x": torch.ones(2)}, tmp_path / "y.safetensors", {"dcnet": '{"notes": "{}", "sum": 1}'})
-    with pytest.raises(ValueError, match="is damaged"):
-        read_tensors(tmp_path / "y.safetensors")
-    with pytest.raises(ValueError, match="not a whole file of tensors"):
-        read_tensors(tmp_path / "none.safetensors")
-
-
-CRAFTED = {
-    "nested": "[" * 100_000,
-    "a list": "[]",
-    "a number": "1",
-    "no JSON": "{",
-    "notes of another kind": '{"notes": {"a": 1}, "sum": 1}',
-}
-
-
-@pytest.mark.parametrize("metadata", CRAFTED.values(), ids=CRAFTED)
-def test_crafted_metadata_raises_one_sentence(tmp_path, metadata):
-    save_file({"x": torch.ones(2)}, tmp_path / "step-00000001.safetensors", {"dcnet": metadata})
-    with pytest.raises(
-        ValueError, match=r"step-00000001.safetensors' (was not written by dcnet|is not a whole file)"
-    ) as caught:
-        read_tensors(tmp_path / "step-00000001.safetensors")
-    assert len(str(caught.value)) < 1000
-    assert Checkpoints(tmp_path).newest()[0] is None
-
-
-@pytest.mark.parametrize("notes", ["[" * 100_000, "[]", "1", "{"], ids=["nested", "a list", "a number", "no JSON"])
-def test_crafted_notes_raise_one_sentence(tmp_path, notes):
-    tensors, path = {"x": torch.ones(2)}, tmp_path / "x.safetensors"
-    about = {"notes": notes, "sum": _sum(tensors, notes)}
-    save_file(tensors, path, {"dcnet": json.dumps(about)})
-    with pytest.raises(ValueError, match=r"x.safetensors' has notes that cannot be read"):
-        read_tensors(path)
 
 
 @pytest.mark.parametrize("notes", [{}, {"hash": "1", "resumed_at": 5, "curves": {}, "seconds": {}}])

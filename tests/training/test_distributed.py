@@ -1,14 +1,19 @@
-"""Training with two processes: the same losses, resuming, exit, sharded state."""
+"""Training with several processes: the same losses, resuming on other numbers of processes, failures, sharded state."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.processes import launch
+from helpers.moving_runs import STOPPED, the_run
+from helpers.processes import PATIENCE, free_port, launch, program_environment
 from helpers.small_runs import tiny, train
 
 from dcnet.data import load_dataset
 from dcnet.training import Run
+from dcnet.training.processes import LOST
 from dcnet.training.sources import make_source
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -16,8 +21,11 @@ SMALL = ["--train-images", "60", "--batch-size", "20", "--width", "0.25", "--ste
 TRICKS = ["--projection-every", "4", "--orthonormal", "1e-3", "--weight-decay", "1e-3"]
 
 
+ALL = {"steps": 12, "width": 0.25, "norm": "none", "projection_every": 4, "orthonormal": 1e-3, "weight_decay": 1e-3}
+
+
 def the_config():
-    return tiny(steps=12, width=0.25, norm="none", projection_every=4, orthonormal=1e-3, weight_decay=1e-3)
+    return tiny(**ALL)
 
 
 COMMAND = ["train", *SMALL, *TRICKS, "--device", "cpu"]
@@ -76,3 +84,121 @@ def test_sharded_weights_and_moments_are_gathered_and_restored():
 def test_batch_size_must_be_a_multiple_of_the_number_of_processes():
     with pytest.raises(ValueError, match="batch_size must be a multiple of the number of processes, 2"):
         make_source(load_dataset("digits"), tiny(batch_size=21), torch.device("cpu"), (0, 2), False, 0)
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory):
+    """The folder of the program, which has a folder of runs for each launch, and the results of the launches."""
+    folder = tmp_path_factory.mktemp("moved runs")
+    options = {"env": program_environment(), "capture_output": True, "text": True, "timeout": PATIENCE, "check": False}
+    done = subprocess.run([sys.executable, HELPERS / "moving_runs.py", folder], **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder, json.loads((folder / "results.json").read_text())
+
+
+def assert_same_curves(found, expected):
+    """Sums are computed in another order."""
+    for name in ("train_loss", "test_loss"):
+        assert found.curves.get(name) == pytest.approx(expected.curves.get(name), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "processes", "strategy"),
+    [("4 to 1", 1, "NO"), ("4 to 2", 2, "MULTI_CPU"), ("4 to 3", 3, "FSDP"), ("1 to 2", 2, "FSDP")],
+)
+def test_a_run_resumes_on_another_number_of_processes(moved, name, processes, strategy):
+    """Sharded or not, before and after: the losses are those of one process without interruption."""
+    folder, results = moved
+    assert results[f"stopped on {name[0]}"]["codes"] == [130] * int(name[0])
+    assert results[name]["codes"] == [0] * processes
+    whole, run = (Run(the_run(folder / place)).record() for place in ("whole", name))
+    assert (run.execution["processes"], run.execution["strategy"]) == (processes, strategy)
+    assert run.resumed_at == [STOPPED]
+    assert_same_curves(run, whole)
+    assert not Run(the_run(folder / name)).checkpoints.files()
+
+
+def test_a_sharded_run_has_a_shard_per_process(moved):
+    (checkpoint,) = Run(the_run(moved[0] / "sharded")).checkpoints.files()
+    assert checkpoint.name == f"step-{STOPPED:08d}"
+    assert sorted(path.name for path in checkpoint.iterdir()) == [f"shard-{k}-of-4.safetensors" for k in range(4)]
+
+
+def test_a_missing_shard_stops_all_processes_and_nothing_is_written(moved):
+    folder, results = moved
+    found = results["incomplete on 2"]
+    assert found["codes"] == [2, 2]
+    message = "step-00000005/shard-2-of-4.safetensors' is missing: the checkpoint needs all 4 shards\n"
+    assert all(message in error for error in found["errors"] if error)
+    before, after = (the_run(folder / name) for name in ("incomplete", "incomplete on 2"))
+    for path in [path for path in before.rglob("*") if path.is_file()]:
+        assert (after / path.relative_to(before)).read_bytes() == path.read_bytes()
+    assert len([*before.rglob("*")]) == len([*after.rglob("*")])
+
+
+def test_an_invalid_label_in_one_process_stops_all(moved):
+    found = moved[1]["label"]
+    assert found["codes"] == [2, 2]
+    assert sorted(found["errors"]) == ["", "dcnet train: label 99 must be one of the 10 classes, from 0 to 9\n"]
+
+
+def test_a_killed_process_ends_the_others(moved):
+    found = moved[1]["kill"]
+    assert found["codes"] == [1, -9]
+    assert found["errors"][0] == f"dcnet train: {LOST}\n"
+    assert found["seconds"] < 60
+
+
+def test_a_process_that_does_not_answer_in_time_ends_the_others(moved):
+    found = moved[1]["too slow"]
+    assert found["codes"] == [1, 1]
+    for error in filter(None, found["errors"]):
+        assert error == f"dcnet train: {LOST}\n"
+    assert any(found["errors"])
+
+
+def test_a_slow_process_changes_nothing(moved):
+    folder, results = moved
+    assert results["slow"]["codes"] == [0, 0]
+    assert_same_curves(*(Run(the_run(folder / name)).record() for name in ("slow", "whole")))
+
+
+KILLED = [*COMMAND, "--checkpoint-every", "2", "--evaluate-every", "6"]
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_restarted_and_the_losses_are_the_same(tmp_path):
+    """Of two processes; torchrun restarts both, and the run resumes from its checkpoint."""
+    done = launch(2, HELPERS / "killed_command.py", *KILLED, "--runs", tmp_path / "runs", options=["--max-restarts=1"])
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count(LOST) <= 1
+    assert (tmp_path / "killed").exists()
+    assert compare_with_one_process(tmp_path).resumed_at == [4]
+
+
+def compare_with_one_process(root):
+    run = Run(the_run(root / "runs")).record()
+    _, whole = train(tiny(**ALL, evaluate_every=6), root / "whole")
+    assert (run.status, run.hash) == ("done", whole.hash)
+    assert_same_curves(run, whole)
+    return run
+
+
+@pytest.mark.slow
+def test_two_nodes_have_the_loss_curve_of_one_process(tmp_path):
+    """Two launchers with two processes each meet on this machine."""
+    place = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-id=7"]
+    command = [sys.executable, "-m", "torch.distributed.run", *place, f"--rdzv-endpoint=localhost:{free_port()}"]
+    command += ["-m", "dcnet", *COMMAND, "--evaluate-every", "6", "--runs", tmp_path / "runs"]
+    # As the docs advise: otherwise a restart finds the addresses of ended processes in the store.
+    environment = {**program_environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    options = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    nodes = [subprocess.Popen([*map(str, command)], **options) for _ in range(2)]
+    try:
+        outputs = [node.communicate(timeout=PATIENCE)[0] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    run = compare_with_one_process(tmp_path)
+    assert run.execution["processes"] == 4

@@ -9,8 +9,8 @@ from torch import nn
 
 from dcnet.data import load_dataset
 from dcnet.training import Execution, load_model
-from dcnet.training.checkpoints import write_tensors
 from dcnet.training.evaluation import Evaluator, read_history
+from dcnet.training.tensor_files import write_tensors
 
 
 class Merging(nn.Linear):

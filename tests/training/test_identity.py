@@ -13,8 +13,8 @@ from dcnet.experiments.status import RecordIndex
 from dcnet.losses import MarginSoftmax
 from dcnet.models.blocks import MarginNetwork
 from dcnet.training import Run, Trainer, config_of, load_model
-from dcnet.training.checkpoints import read_tensors, write_tensors
 from dcnet.training.identity import with_network
+from dcnet.training.tensor_files import read_tensors, write_tensors
 
 
 class Tied(nn.Module):

@@ -1,4 +1,4 @@
-"""Runs in separate processes: killed, interrupted, out of disk space, and locked."""
+"""Runs in separate processes: killed, interrupted, out of disk space, locked, and how they report failures."""
 
 import itertools
 import multiprocessing
@@ -13,11 +13,12 @@ import time
 import numpy
 import pytest
 import torch
-from helpers.processes import PATIENCE, wait_until
+from helpers.processes import PATIENCE, free_port, wait_until
 from helpers.small_runs import tiny, train
 from PIL import Image
 
 from dcnet.training import Execution, Run, RunConfig, Trainer
+from dcnet.training.processes import agree, is_lost_connection, process_group_options, reports
 from dcnet.training.runs import run_lock
 
 STEPS = 60
@@ -183,3 +184,44 @@ def test_workers_stop_after_an_exception(photos, tmp_path):
     with pytest.raises(RuntimeError, match="expected another size"):
         trainer.run()
     assert not multiprocessing.active_children()
+
+
+def test_one_process_agrees_with_itself():
+    assert agree(lambda: 3) == 3
+    with pytest.raises(ValueError, match="invalid literal"):
+        agree(lambda: int("x"))
+
+
+def test_errors_of_lost_connections_are_recognized():
+    assert is_lost_connection(
+        RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+    )
+    assert is_lost_connection(torch.distributed.DistBackendError("NCCL communicator was aborted"))
+    assert not is_lost_connection(RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"))
+
+
+def test_the_first_process_that_fails_reports_it(monkeypatch):
+    """In each attempt and each run; always if there is no store."""
+    port = free_port()
+    store = torch.distributed.TCPStore("localhost", port, is_master=True, wait_for_workers=False)
+    names = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    assert [reports("run", OSError()) for _ in range(3)] == [True, False, False]
+    assert reports("another run", OSError())
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert [reports("run", OSError()) for _ in range(2)] == [True, False]
+    del store
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    assert [reports("run", OSError()) for _ in range(2)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("restarts", "shared", "machines", "expected"),
+    [("1", "True", "1", 1), ("0", "True", "1", 0), ("1", "False", "1", 0), ("1", "True", "2", 0)],
+)
+def test_restarted_processes_of_one_machine_use_new_names(monkeypatch, restarts, shared, machines, expected):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", shared)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", machines)
+    assert len(process_group_options()) == expected

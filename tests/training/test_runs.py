@@ -27,8 +27,8 @@ from dcnet.training import (
     recipe,
 )
 from dcnet.training.build import build_model, load_run_weights_
-from dcnet.training.checkpoints import read_tensors, write_tensors
 from dcnet.training.runs import run_lock, runs_root
+from dcnet.training.tensor_files import read_tensors, write_tensors
 
 
 def run_with(folder: Path, status: str) -> Run:

@@ -15,9 +15,9 @@ from dcnet.models.blocks import Normalized
 from dcnet.robustness.corruptions import corrupt
 from dcnet.training import Execution, load_model, recipe
 from dcnet.training.build import OPTIMIZERS, build_model, build_optimizer, load_run_weights_
-from dcnet.training.checkpoints import read_tensors
 from dcnet.training.config import CHOICES
 from dcnet.training.setup import Setup
+from dcnet.training.tensor_files import read_tensors
 
 
 def test_training_learns(tmp_path):
