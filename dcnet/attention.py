@@ -106,7 +106,9 @@ class Score(NamedTuple):
 
     def scale_query(self, query: Tensor) -> tuple[Tensor, float]:
         """q h(||q||) / ||q|| as a tensor times a number."""
-        if [type(part) for part in self.op.magnitude.parts] != [Sphere]:
+        first, *others = self.op.magnitude.parts
+        # Not a comparison of lists of types, which torch.compile 2.11 cannot trace.
+        if others or type(first) is not Sphere:
             return _times(query, self.on_query(query)), 1.0
         (unit, number), scale = _normalized(query, self.eps), self.constants["scale"]
         return (_times(unit, scale), number) if isinstance(scale, Tensor) else (unit, number * scale)

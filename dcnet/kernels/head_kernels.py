@@ -156,23 +156,24 @@ def next_share(
     SHARE: constexpr,
     ADVANCED: constexpr,
 ) -> Block:
-    """The share of the margin, also written to `eased`; a, b and c are the numbers of the annealing."""
+    """The share of the margin, also written to `eased`; a, b and c are the numbers of the annealing.
+
+    Every warp reads the state. The barrier keeps the first one from changing it before the last one has read it.
+    """
+    time, share = tl.load(step), tl.load(eased)
+    tl.debug_barrier()
     if SHARE == 1:
-        time = tl.load(step)
         share = 1 / (1 + at_least(a / (1 + b * time.to(tl.float32)), c))
         tl.store(eased, share)
     elif SHARE == 2:
-        share = tl.load(eased)
         allowed = c * tl.minimum(tl.maximum((90 - degrees) / (90 - a), 0.0), 1.0)
         # A batch without a finite angle keeps the share.
         share += b * tl.where((degrees == degrees) & (allowed > share), allowed - share, 0.0)
         tl.store(eased, share)
-    elif SHARE == 3:
-        share = tl.load(eased)
-    else:
+    elif SHARE != 3:
         share = 1.0
     if ADVANCED:
-        tl.store(step, tl.load(step) + 1)
+        tl.store(step, time + 1)
     return share
 
 
