@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcnet.layers import conv2d, linear
@@ -14,6 +15,10 @@ from dcnet.tracing import is_symbolic
 
 # Added to the variance of an image in [0, 1], so that images of one color become zeros.
 FLAT = 1e-6
+# The side of the patches that are whitened.
+PATCH = 2
+# Added to the variances of patches, in units of normalized pixels.
+WHITENING_EPS = 5e-4
 
 
 class Network(nn.Module):
@@ -189,3 +194,37 @@ class Standardized(Normalized):
     def normalize(self, input: Tensor) -> Tensor:
         centered = input - input.mean(self.dims, keepdim=True) if self.center else input
         return centered / (centered.square().mean(self.dims, keepdim=True) + FLAT).sqrt()
+
+
+class Whitening(nn.Module):
+    """A fixed convolution whose outputs for the patches of natural images are uncorrelated, with variance 1.
+
+    Each of the filters is there twice, with both signs, since an activation follows. They are orthonormal until `fit_`
+    computes them from images.
+    """
+
+    weight: Tensor
+
+    def __init__(self, in_channels: int, patch: int = PATCH):
+        super().__init__()
+        self.patch = patch
+        size = in_channels * patch * patch
+        filters = nn.init.orthogonal_(torch.empty(size, size)).view(size, in_channels, patch, patch)
+        # A buffer, since it is not trained.
+        self.register_buffer("weight", torch.cat([filters, -filters]))
+
+    @property
+    def out_channels(self) -> int:
+        return len(self.weight)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[N, C, H, W] -> [N, 2 C p^2, H - p + 1, W - p + 1] for patches of side p."""
+        return F.conv2d(input, self.weight)
+
+    @torch.no_grad()
+    def fit_(self, images: Tensor, eps: float = WHITENING_EPS) -> None:
+        """Sets the filters to v / sqrt(l + eps), with the eigenvectors v and eigenvalues l of E[x x'] of patches x."""
+        patches = F.unfold(images.double(), self.patch).transpose(1, 2).flatten(0, 1)
+        values, vectors = torch.linalg.eigh(patches.mT @ patches / len(patches))
+        filters = (vectors / (values + eps).sqrt()).mT.reshape(-1, *self.weight.shape[1:])
+        self.weight.copy_(torch.cat([filters, -filters]))

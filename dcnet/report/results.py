@@ -58,6 +58,8 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "layers_cuda": speed_tables.layers_cuda,
     "twins_cpu": twin_tables.twins,
     "twins_cuda": twin_tables.twins,
+    "linear_cuda": twin_tables.twins,
+    "one_layer_cuda": speed_tables.layers_cuda,
     "blocks_cuda": speed_tables.blocks,
     "network_cuda": network_tables.network,
     "timm_cuda": network_tables.network,

@@ -19,8 +19,7 @@ from dcnet.data import Dataset, FolderDataset
 from dcnet.files import fingerprint
 from dcnet.layers import Decoupled
 from dcnet.models import Network
-from dcnet.models.blocks import MarginNetwork, Normalized
-from dcnet.models.speednet import Whitening
+from dcnet.models.blocks import MarginNetwork, Normalized, Whitening
 from dcnet.models.timm_models import own_file, with_weights
 from dcnet.operator import PLAIN
 from dcnet.training.build import build_model

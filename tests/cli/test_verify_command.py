@@ -253,8 +253,11 @@ def test_verify_help_names_all_options(capsys: Capture):
     assert "None" not in text
 
 
-def test_report_has_recall_and_precision_if_folders_are_classes(capsys: Capture, run: Run, pairs: Path):
+def test_report_has_recall_and_precision_if_folders_are_classes(
+    capsys: Capture, run: Run, pairs: Path, monkeypatch: pytest.MonkeyPatch
+):
     """In the table, as JSON and in the record; omitted without such folders."""
+    monkeypatch.setenv("COLUMNS", "200")
     test = load_dataset("digits").test
     assert answer(capsys, "verify", run.folder, "--pairs", pairs)["retrieval"] is None
     for place, label in enumerate(test.labels[:IMAGES].tolist()):

@@ -103,7 +103,10 @@ def test_report_is_printed(capsys: Capture, run: Run, people: Path, monkeypatch:
     assert "│ balanced accuracy, " in text
 
 
-def test_thresholds_of_other_people_are_applied(capsys: Capture, run: Run, people: Path, tmp_path: Path):
+def test_thresholds_of_other_people_are_applied(
+    capsys: Capture, run: Run, people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
     report = ("verify", run.folder, "--people")
     assert answer(capsys, *report, people)["calibrated"] is None
     kept = answer(capsys, *report, people, "--calibrate", "--far", "0.05", "--frr", "0.1")

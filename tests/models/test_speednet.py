@@ -8,7 +8,7 @@ from helpers.small_runs import tiny, train
 from torch import nn
 
 import dcnet
-from dcnet.models.speednet import Whitening
+from dcnet.models.blocks import Whitening
 from dcnet.training import Run, load_model
 from dcnet.training.build import build_model
 from dcnet.training.initialization import init_whitening_
