@@ -207,7 +207,7 @@ def test_the_contest_on_corrupted_images():
     for names in (plain, [name for name in configs if name not in plain]):
         assert len({tuple(dataclasses.replace(one, **free) for one in configs[name]) for name in names}) == 1
     for side in found.rules.sides:
-        assert [side.edges(one) for one in side.candidates] == [[], ["rate"], [], ["rate"]]
+        assert [side.edges(one) for one in side.candidates] == [[], ["rate"], ["rate"]]
 
 
 def test_errors_on_corrupted_images(monkeypatch, tmp_path):

@@ -102,8 +102,6 @@ def mean_error(errors: Mapping[str, list[float]], kinds: tuple[str, ...]) -> flo
 
 PLAIN_FAMILY = Family("SGD", {"optimizer": "sgd"}, (0.025, 0.06, 0.15), (1e-3, 1e-3, 1e-3))
 OWN_FAMILY = Family("Adam, projection", {"optimizer": "adam"}, (8e-4, 2e-3, 5e-3), (5e-4, 5e-4, 5e-4))
-# Tried as well, since the highest rates of the families were the best ones of most sides.
-HIGHER = {PLAIN_FAMILY.name: 0.375, OWN_FAMILY.name: 0.0125}
 LIT, IMAGE, CHANNEL, SCALE = (
     {"augmentation": LIT_CROPS},
     *({"standardize": kind} for kind in ("image", "channel", "scale")),
@@ -154,9 +152,9 @@ def _side(name: str, own: Mapping[str, Any]) -> Side:
     plain = own["operator"] == PLAIN
     family = PLAIN_FAMILY if plain else OWN_FAMILY
     settings = {"model": "cnn9-small", "dataset": DATASET, "steps": STEPS, **family.optimizer, **own}
-    recipes = [*family.recipes(128, sweep_decays=False), (HIGHER[family.name], family.decays[1])]
     candidates = [
-        Candidate(family.name, make_config({**settings, "lr": rate, "weight_decay": decay})) for rate, decay in recipes
+        Candidate(family.name, make_config({**settings, "lr": rate, "weight_decay": decay}))
+        for rate, decay in family.recipes(128, sweep_decays=False)
     ]
     return Side(name, tuple(candidates), reference=plain)
 
