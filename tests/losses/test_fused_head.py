@@ -31,7 +31,8 @@ SPECS += [f"a-softmax(m={m})" for m in (1, 2, 3, 2.5, 7)]
 
 @pytest.fixture(autouse=True)
 def _fused_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU, heads use the kernels in the interpreter."""
+    """Heads use the kernels, without a GPU in the interpreter."""
+    monkeypatch.setattr(fused_head, "ENABLED", True)
     if not ON_GPU:
         monkeypatch.setattr(fused_head, "fits", lambda head, *_: head.weight.dtype != torch.float64)
 
@@ -421,8 +422,21 @@ def test_heads_on_a_gpu_are_fused():
         assert not fused_head.fits(head, x, labels)
 
 
+@pytest.mark.parametrize("on", [False, True])
+def test_heads_are_fused_on_request_only(on: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.undo()
+    assert not fused_head.ENABLED
+    monkeypatch.setattr(fused_head, "ENABLED", on)
+    if not ON_GPU:
+        # Tensors of the CPU pretend to be on a GPU.
+        monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (9, 0))
+    assert fused_head.fits(*make()) == on
+
+
 def test_heads_on_a_cpu_are_not_fused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
+    monkeypatch.setattr(fused_head, "ENABLED", True)
     head, x, labels = make()
     assert not fused_head.fits(head.cpu(), x.cpu(), labels.cpu())
     assert "FusedHead" not in type(head(x.cpu(), labels.cpu()).grad_fn).__name__
