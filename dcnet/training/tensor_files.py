@@ -236,7 +236,7 @@ class TensorFile:
         content = torch.empty(shape, dtype=stored.dtype)
         with naming(self.path), open_regular(self.path) as file:
             file.seek(stored.begin + first * row)
-            if file.readinto(_bytes_of(content)) != content.nbytes:  # type: ignore[attr-defined]
+            if file.readinto(_bytes_of(content)) != content.nbytes:
                 raise ValueError(f"{str(self.path)!r} is damaged: it ends before its last tensor")
         for dimension, (start, length) in enumerate(zip(offsets, lengths, strict=True)):
             content = content.narrow(dimension, start, length) if dimension else content
