@@ -37,7 +37,7 @@ package: $(VENV)/.dev
 results: $(VENV)/.dev
 	$(RUN) -m dcnet.report.results
 
-# Take the screenshot of the report page in README with Chromium. Check the picture before you commit it.
+# Take the screenshot of the report page in docs/command_line.md with Chromium. Check the picture before you commit it.
 screenshot: $(VENV)/.dev browser
 	$(RUN) tests/report/screenshot.py
 

@@ -312,7 +312,7 @@ class ContestState:
         by = [f"By {one.measure}: " if self.others else "" for one in self.results]
         verdicts = [f"{prefix}{one.verdict}" for prefix, one in zip(by, self.results, strict=True)]
         found = [self._progress()] if any(self.missing) else verdicts
-        return " ".join([*found, *(self._edge(*edge) for edge in self.edges)])
+        return " ".join([*found, *(self._edge(value) for value in dict.fromkeys(value for _, value in self.edges))])
 
     @property
     def results(self) -> "tuple[ContestState, ...]":
@@ -325,9 +325,10 @@ class ContestState:
         counts = ", ".join(f"{count} {name}" for name, count in zip(STAGES, self.missing, strict=True) if count)
         return f"Stage {stage + 1} of {len(STAGES)} ({STAGES[stage]}) is open; missing runs: {counts}."
 
-    @staticmethod
-    def _edge(recipe: str, value: str) -> str:
-        return f'The {value} of "{recipe}", the best recipe of its side, is at the edge of its range: extend it.'
+    def _edge(self, value: str) -> str:
+        """Returns a sentence about the best recipes that have this value at the edge of its range."""
+        recipes = "; ".join(recipe for recipe, other in self.edges if other == value)
+        return f"Best recipes whose {value} is at the edge of its range, so extend the range: {recipes}."
 
     @property
     def verdict(self) -> str:

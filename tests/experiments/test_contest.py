@@ -239,8 +239,8 @@ def test_edges_are_reported(notebook):
             notebook.write(task.config, error, timings={"training": 1.0})
     state = notebook.state(contest)
     assert state.edges == (("conv: Adam 0.04, decay 0", "rate"), ("tanh-cos: Adam 0.04, decay 0", "rate"))
-    end = 'The rate of "tanh-cos: Adam 0.04, decay 0", the best recipe of its side, is at the edge of its range: '
-    assert str(state).endswith(end + "extend it.")
+    recipes = "conv: Adam 0.04, decay 0; tanh-cos: Adam 0.04, decay 0."
+    assert str(state).endswith(f"Best recipes whose rate is at the edge of its range, so extend the range: {recipes}")
 
 
 # --- the result ---

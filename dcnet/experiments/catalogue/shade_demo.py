@@ -1,4 +1,4 @@
-"""Handwritten digits under uneven light: the experiment of `make demo`, on embedded data, in about a minute.
+"""Handwritten digits under uneven light: the experiment of `make demo`, on embedded data, in a few minutes.
 
 The networks are trained in even light. A shade multiplies each patch by nearly one number, which a layer that depends
 on the direction of a patch only does not see. Pixels of these digits start at 0 and no mean is subtracted from them, so
