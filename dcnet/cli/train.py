@@ -197,7 +197,7 @@ class MachineOptions(options.DataOptions):
     """Skip images of a folder that cannot be read; they are reported, and listed in the record."""
 
     compile: bool = False
-    """Use torch.compile, which takes minutes and pays off in long runs on a GPU."""
+    """Use torch.compile, which takes up to a minute at the start and pays off in long runs on a GPU."""
 
     no_graph: bool = False
     """Do not replay steps as a CUDA graph."""

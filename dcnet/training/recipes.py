@@ -19,7 +19,7 @@ CIFAR_MEAN, CIFAR_STD = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
 
 
 def faces() -> RunConfig:
-    """SphereFace-20 with A-softmax on people of LFW, for verification of other people; a few minutes on a GPU.
+    """SphereFace-20 with A-softmax on people of LFW, for verification of other people; one to two minutes on an H200.
 
     The SphereFace paper uses no batch normalization, but trains on half a million images. With so few images,
     training is much faster with it.
@@ -196,7 +196,7 @@ def finetune() -> RunConfig:
 
 
 def speedrun() -> RunConfig:
-    """ResNet-32 on CIFAR-100 in about a minute on a GPU: Muon, batches of 512, and images that grow."""
+    """Fast training of ResNet-32 on CIFAR-100: Muon, batches of 512, and images that grow."""
     return RunConfig(
         recipe="speedrun",
         dataset="cifar100",
@@ -220,7 +220,7 @@ def speedrun() -> RunConfig:
 
 
 def speedrun_small() -> RunConfig:
-    """A small network, `speednet`, on CIFAR-100 in seconds on a GPU: Muon and batches of 1,024."""
+    """Fast training of a small network, `speednet`, on CIFAR-100: Muon, batches of 1,024, and images that grow."""
     return dataclasses.replace(
         speedrun(),
         recipe="speedrun-small",

@@ -1,4 +1,4 @@
-"""Takes the screenshot of the page for docs/command_line.md with Chromium, from the records in results/ (`make screenshot`)."""
+"""Takes the screenshot of the page for docs/command_line.md with Chromium, from the records in results/."""
 
 import io
 import sys
