@@ -228,8 +228,7 @@ def _robust(found: dict[str, Any]) -> str:
         return f"Every attack leaves at least half of the clean accuracy: {held}."
     if not held:
         return f"No attack leaves half of the clean accuracy: {lost}."
-    verb = "leaves" if len(found["robust_to"]) == 1 else "leave"
-    return f"{held} {verb} at least half of the clean accuracy; not so {lost}."
+    return f"At least half of the clean accuracy remains under {held}, but not under {lost}."
 
 
 def _reach_sentence(found: dict[str, Any], results: Results) -> str:

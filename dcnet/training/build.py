@@ -74,7 +74,7 @@ def _pixels(config: RunConfig, name: str, channels: int) -> tuple[float, ...]:
     if len(values) not in (1, channels):
         raise ValueError(
             f"{name} of the recipe {config.recipe!r} has {len(values)} values, but the images of {config.dataset!r} "
-            f"have {channels} channels: use another recipe, or one value for all channels"
+            f"have {channels} channel{'s' if channels > 1 else ''}: use a recipe for such images"
         )
     return values
 

@@ -81,7 +81,7 @@ def test_finished_measurements_are_not_repeated(tmp_path, capsys):
         (["--tracker", "aim"], "tracker 'aim' is not installed"),
         (
             ["--recipe", "paper-imagenet", "--dataset", "digits", "--image-size", "8", "--operators", "conv"],
-            "pixel_mean of the recipe 'paper-imagenet' has 3 values, but the images of 'digits' have 1 channels",
+            "pixel_mean of the recipe 'paper-imagenet' has 3 values, but the images of 'digits' have 1 channel:",
         ),
     ],
 )

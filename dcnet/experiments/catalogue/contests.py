@@ -127,7 +127,7 @@ def make_contest(name: str, about: str, sides: Iterable[Side], steps: int, part:
         "or two for the best four recipes of a side. "
         f"Test error: the best recipe of a side, {steps:,} steps, other seeds.",
     )
-    return contest_experiment(name, f"Contest: {about}, CIFAR-100, error in %", Contest(tuple(sides), trial), 3, notes)
+    return contest_experiment(name, f"Contest, {about}: CIFAR-100, error in %", Contest(tuple(sides), trial), 3, notes)
 
 
 # Families whose rates are compared, with five rates each.

@@ -162,7 +162,7 @@ def _side(name: str, own: Mapping[str, Any]) -> Side:
 def _contest(name: str, about: str, measures: tuple[Measure, ...], notes: tuple[str, ...]) -> Experiment:
     sides = tuple(_side(side, own) for side, own in SIDES.items())
     rules = Contest(sides, {"dataset": VALIDATION_10, "steps": STEPS // PART}, finalists=2, measures=measures)
-    return contest_experiment(name, f"Contest: {about}, small CNN-9, CIFAR-10, error in %", rules, 3, (*TRIALS, *notes))
+    return contest_experiment(name, f"Contest, {about}: small CNN-9, CIFAR-10, error in %", rules, 3, (*TRIALS, *notes))
 
 
 @register

@@ -62,7 +62,7 @@ def contest_one_step(name: str) -> Experiment:
             cells.append(Cell(side, column, config, metric=metric, factor=100.0, evaluation=NAME))
         cells.append(Cell(side, "training, s", config, metric=("timings", "step_ms"), factor=STEPS / 1000))
     about = "FGSM images alone" if share == 1 else "clean and FGSM images"
-    title = f"Adversarial training in one step: {about}, CIFAR-10, epsilon {255 * EPSILON:g}/255, accuracy in %"
+    title = f"Adversarial training in one step, {about}: CIFAR-10, epsilon {255 * EPSILON:g}/255, accuracy in %"
     notes = (
         f"CNN-9 for attacks, {STEPS:,} steps of 128, first {IMAGES:,} test images. A run has collapsed if its accuracy "
         f"under {PGD} is below {LOW:g} % and below {SHARE:g} times that under FGSM. N-FGSM trains without clean "

@@ -39,7 +39,8 @@ def _overview_row(experiment: Experiment, cells: list[CellResult]) -> list[str]:
     count = "not run" if experiment.not_run else f"{done} of {len(measured)}"
     furthest = furthest_of(one.status for one in cells)
     if furthest is None:
-        return [link, count, "nothing to compare yet", what]
+        compared = any(one.status.cell.paper is not None for one in cells)
+        return [link, count, "nothing to compare yet" if compared else "not in the paper", what]
     return [link, count, f"{distance(experiment, furthest)}: {furthest.cell.row}, {furthest.cell.column}", what]
 
 

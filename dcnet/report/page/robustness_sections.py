@@ -123,7 +123,7 @@ class Measurement:
         how = f", {steps} steps per epsilon" if steps else ""
         within = self.values.get("epsilon") if self.curve.axis == "steps" else None
         budget = f", within {format_epsilon(within)} of each pixel" if isinstance(within, float) else ""
-        return f"{on}{how}{budget}; {self.name!r} in the records." + (f" {QUICK_NOTE}" if self.weak else "")
+        return f"{on}{how}{budget}; evaluation {self.name!r} in the records." + (f" {QUICK_NOTE}" if self.weak else "")
 
     @property
     def weak(self) -> bool:
