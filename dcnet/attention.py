@@ -69,7 +69,7 @@ def _score(query: Tensor, operator: Operator | str, eps: float, stored: Mapping[
 
 
 def default_scale(op: Operator, features: int) -> float:
-    """sqrt(E)^(1 - n), where n counts the norms, of query and key, with which the score grows without bound.
+    """sqrt(E)^(1 - n), where n counts the norms (of query, of key) in which the score is unbounded.
 
     Entries of variance 1 have norms near sqrt(E) and cosines near 1 / sqrt(E): this scale makes scores of about 1.
     """

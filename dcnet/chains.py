@@ -36,7 +36,7 @@ class Match:
         nodes: the calls of the layer, the norm, the addition and the activation.
         addition: the node that adds the residual.
         in_place: whether the addition changes the output of the norm in place.
-        source: the chain whose output is x, which hands on its sums of squares.
+        source: the chain whose output is x, which passes on its sums of squares.
         takers: the chains that take the sums of squares of the output.
         may_change: whether something may change the output in place.
         note: why a part is not in the chain.

@@ -203,7 +203,7 @@ class Network(BenchOptions):
     """Height and width of the images: 32, or 224 if there are networks of timm."""
 
     fuse: bool = True
-    """Fuse the blocks of decoupled networks on cuda, as dcnet.create_model does; --no-fuse times separate modules."""
+    """Time separate modules. By default, blocks of decoupled networks are fused on cuda, as by dcnet.create_model."""
 
     check_batch: Annotated[int | None, options.arg("N", "by network")] = None
     """The number of images to compare with float64: all, or 8 if there are networks of timm. If it is less than the

@@ -87,7 +87,7 @@ class Command(options.JsonOption, options.DeviceOption, PairOptions, options.One
     """Decide whether two images show the same class or person, which need not be in the training set.
 
     First calibrate: dcnet verify RUN --calibrate --people FOLDER sets the thresholds of a run on all pairs of a folder
-    with one folder of images per person. Then dcnet verify RUN a.jpg b.jpg prints the same, different, or too close to
+    with one folder of images per person. Then dcnet verify RUN a.jpg b.jpg prints same, different, or too close to
     call. Without --calibrate, it reports measures on the pairs: accuracy over folds that share no person, AUC, EER,
     TAR@FAR with intervals, how well thresholds transfer, norms as quality, retrieval, and a plot of the ROC curve.
 

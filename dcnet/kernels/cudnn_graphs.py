@@ -75,7 +75,7 @@ _handles = threading.local()
 
 
 def ready(device: torch.device) -> bool:
-    """Whether a graph can run now: during a capture, the thread needs a handle that it made before."""
+    """Whether a graph can run now: during a capture, the thread must already have a handle."""
     return not capturing(device) or device.index in vars(_handles).get("by_device", ())
 
 

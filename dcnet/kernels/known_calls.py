@@ -76,7 +76,7 @@ def recall(key: Signature | None) -> Known | None:
 
 
 def remember(key: Signature | None, known: Known) -> None:
-    """Keeps what a first call found out, if it is valid for all calls of the signature."""
+    """Stores the result of the checks of a first call, if it is valid for all calls of the signature."""
     if key is None or any(isinstance(part, list) for part in key):
         return
     while len(_known) >= MOST_COMPILED:

@@ -42,7 +42,7 @@ def state_memory(count: int, classes: int) -> Memory:
 
 
 class Passes:
-    """The launches of a fused head for one size, and the layout of what they hand on."""
+    """The launches of a fused head for one size, and the layout of their intermediate results."""
 
     def __init__(self, settings: Settings, count: int, classes: int, size: int, half: bool):
         self.settings, self.count, self.classes, self.size = settings, count, classes, size

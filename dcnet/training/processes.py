@@ -15,7 +15,7 @@ from dcnet.losses.sharded import rank_of
 Result = TypeVar("Result")
 # torch does not declare its stores in its types.
 distributed: Any = dist
-# The message of a process that waits for another one which has ended.
+# torch's message in a process that waits for another process that has ended.
 LOST = "the connection to another process was lost: it failed, was killed, or did not answer in time"
 STORE_TIMEOUT = timedelta(seconds=5)
 # The scheme of the addresses that `_meet_again` handles.
@@ -76,7 +76,7 @@ def process_group_options() -> list[InitProcessGroupKwargs]:
     """The options of accelerate with which processes find each other after torchrun has restarted them.
 
     The store of torchrun outlives the processes, and torch would find the addresses of the ended ones in it. On several
-    machines, the launchers count restarts differently; there, torchrun must be told not to share its store.
+    machines, the launchers count restarts differently; there, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
     """
     if restart_count() == "0" or not uses_agent_store() or os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
         return []
@@ -84,7 +84,7 @@ def process_group_options() -> list[InitProcessGroupKwargs]:
 
 
 def _meet_again(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """Finds the processes as torch does by default, but with own names in the store for each restart."""
+    """Finds the processes as torch does by default, but uses separate names in the store for each restart."""
     for store, rank, world in rendezvous("env://", timeout=timeout):
         yield distributed.PrefixStore(f"restart-{restart_count()}", store), rank, world
 

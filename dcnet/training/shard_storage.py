@@ -220,7 +220,7 @@ def _plain_errors() -> Iterator[None]:
     """Raises the error of the first process that failed, instead of an exception with the tracebacks of all."""
     try:
         with warnings.catch_warnings():
-            # With a single process, it says so.
+            # torch warns in a single process, where no torch.distributed is needed.
             warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
             yield
     except CheckpointException as failed:

@@ -82,10 +82,10 @@ class Shards:
         first = files[0]
         for number, file in enumerate(files):
             if file.notes.get("shard") != number or file.notes.get("of") != len(files):
-                raise ShardsError(f"{str(file.path)!r} has another name than it was written with: rename it")
+                raise ShardsError(f"{str(file.path)!r} was renamed after it was written: restore its name")
             steps = f"step {file.notes.get('step')}, but {str(first.path)!r} of step {first.notes.get('step')}"
             if any(file.notes.get(key) != first.notes.get(key) for key in ("step", "save")):
-                raise ShardsError(f"{str(file.path)!r} is of {steps}: all shards must be of one save")
+                raise ShardsError(f"{str(file.path)!r} is of {steps}: all shards must belong to one save")
         return cls(files)
 
     def _add(self, file: TensorFile, name: str) -> None:
@@ -130,12 +130,12 @@ class Shards:
 
 
 def _shard_paths(folder: Path) -> list[Path]:
-    """The files of all shards in a folder; raises ShardsError if there are too few, or of several numbers of shards."""
+    """The files of all shards in a folder; raises ShardsError if some are missing, or if their numbers of shards differ."""
     found = {path.name: match for path in sorted(folder.iterdir()) if (match := _SHARD.fullmatch(path.name))}
     counts = sorted({int(match[2]) for match in found.values()})
     if len(counts) != 1:
         what = "no shards" if not counts else f"shards of {' and of '.join(map(str, counts))} processes"
-        raise ShardsError(f"{str(folder)!r} has {what}: a checkpoint has the shards of one save")
+        raise ShardsError(f"{str(folder)!r} has {what}: a checkpoint must have the shards of one save")
     names = [shard_name(shard, counts[0]) for shard in range(counts[0])]
     if missing := [name for name in names if name not in found]:
         raise ShardsError(f"{str(folder / missing[0])!r} is missing: the checkpoint needs all {counts[0]} shards")

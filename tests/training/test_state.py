@@ -148,7 +148,7 @@ def two_counts(moved, folder):
 def renamed(moved, folder):
     shutil.copytree(moved / "state" / STEP, folder / STEP)
     shutil.copy(folder / STEP / "shard-0-of-4.safetensors", folder / STEP / "shard-1-of-4.safetensors")
-    return "shard-1-of-4.safetensors' has another name than it was written with"
+    return "shard-1-of-4.safetensors' was renamed after it was written"
 
 
 def none_left(moved, folder):
