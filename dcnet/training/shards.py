@@ -130,7 +130,7 @@ class Shards:
 
 
 def _shard_paths(folder: Path) -> list[Path]:
-    """The files of all shards in a folder; raises ShardsError if some are missing, or if their numbers of shards differ."""
+    """The files of all shards in a folder; raises ShardsError if some are missing or their numbers differ."""
     found = {path.name: match for path in sorted(folder.iterdir()) if (match := _SHARD.fullmatch(path.name))}
     counts = sorted({int(match[2]) for match in found.values()})
     if len(counts) != 1:

@@ -249,7 +249,7 @@ def test_verify_help_names_all_options(capsys: Capture):
         "--json",
     ):
         assert f"{option} " in text
-    assert "dcnet verify RUN a.jpg b.jpg prints the same, different, or too close to call" in text
+    assert "dcnet verify RUN a.jpg b.jpg prints same, different, or too close to call" in text
     assert "None" not in text
 
 

@@ -135,14 +135,14 @@ def two_steps(moved, folder):
     name = "shard-3-of-4.safetensors"
     shutil.copy(moved / "state" / f"step-{SAVED - 1:08d}" / name, folder / STEP / name)
     return (
-        rf"{name}' is of step {SAVED - 1}, but '.*shard-0-of-4.safetensors' of step {SAVED}: all shards must be of one"
+        rf"{name}' is of step {SAVED - 1}, but '.*shard-0-of-4.safetensors' of step {SAVED}: all shards must belong to one"
     )
 
 
 def two_counts(moved, folder):
     shutil.copytree(moved / "state" / STEP, folder / STEP)
     shutil.copy(folder / STEP / "shard-0-of-4.safetensors", folder / STEP / "shard-0-of-2.safetensors")
-    return rf"{STEP}' has shards of 2 and of 4 processes: a checkpoint has the shards of one save"
+    return rf"{STEP}' has shards of 2 and of 4 processes: a checkpoint must have the shards of one save"
 
 
 def renamed(moved, folder):
