@@ -142,7 +142,7 @@ def folded_rows(bias: Tensor | None, prelu: Tensor | None, filters: int) -> Tens
 
 
 def folded_block(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The output of a folded block, and its sums of squares over channels if the next block needs them, else none."""
+    """The output of a folded block, and its sums of squares over channels, or an empty tensor if not needed."""
     given = FoldedBlock(*arguments)
     window, passes = given.window, given.passes()
     x, residual = given.x.contiguous(memory_format=window.format), given.residual

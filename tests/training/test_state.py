@@ -134,9 +134,8 @@ def two_steps(moved, folder):
     shutil.copytree(moved / "state" / STEP, folder / STEP)
     name = "shard-3-of-4.safetensors"
     shutil.copy(moved / "state" / f"step-{SAVED - 1:08d}" / name, folder / STEP / name)
-    return (
-        rf"{name}' is of step {SAVED - 1}, but '.*shard-0-of-4.safetensors' of step {SAVED}: all shards must belong to one"
-    )
+    steps = rf"{name}' is of step {SAVED - 1}, but '.*shard-0-of-4.safetensors' of step {SAVED}"
+    return rf"{steps}: all shards must belong to one save"
 
 
 def two_counts(moved, folder):
