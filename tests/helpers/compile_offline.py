@@ -136,6 +136,8 @@ if __name__ == "__main__":
     pretend_multiprocessors(132)
     compile_factors("tanh-cos", True)
     compile_factors("seg(radius=Radius(per_channel=False))-cos", False)
+    for activation in (torch.nn.ReLU6(), torch.nn.SiLU(), torch.nn.Hardswish()):
+        compile_block("tanh-cos", False, activation)
     compile_depthwise("tanh-cos", torch.bfloat16, 5, torch.channels_last)
     compile_head("a-softmax", torch.float32)
     compile_head("a-softmax(m=2.5)", torch.bfloat16, annealing="auto", label_smoothing=0.1, reduction="none")
