@@ -39,10 +39,11 @@ USUAL = frozenset(vars(nn.Module()))
 def fuse(model: Model) -> Model:
     """Runs chains of convolution, batch normalization, addition and activation as one block each on a GPU, in place.
 
-    A chain is a DecoupledConv2d or a folded one, then optionally nn.BatchNorm2d, the addition of a residual, and ReLU
-    or PReLU. Modules, parameters, buffers and their names stay the same. On other devices, under torch.export and
-    torch.fx, and after a change of the network such as a new hook or a replaced layer, the `forward` of each class
-    runs. Call `fuse` again after such a change. `fusion_report` says which layers are fused, and why others are not.
+    A chain is a DecoupledConv2d or a folded one, then optionally nn.BatchNorm2d or BatchNormAct2d of timm, the addition
+    of a residual, and ReLU, PReLU, ReLU6, SiLU or Hardswish (after an addition only ReLU). Modules, parameters, buffers
+    and their names stay the same. On other devices, under torch.export and torch.fx, and after a change of the network
+    such as a new hook or a replaced layer, the `forward` of each class runs. Call `fuse` again after such a change.
+    `fusion_report` says which layers are fused, and why others are not.
     """
     unfuse(model)
     for module, traced in reversed(trace_all(model).traces.items()):
