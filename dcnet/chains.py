@@ -16,6 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from dcnet.convert.selection import is_unmodified
 from dcnet.inlining import IN_PLACE, cause, has_activation, is_changed, is_hooked, is_replaced, trace, varies
 from dcnet.kernels.activations import CODES, follows_residual
+from dcnet.kernels.dispatch import filters_alone
 from dcnet.kernels.plan import has_device_functions
 from dcnet.layers import DecoupledConv2d
 
@@ -142,10 +143,16 @@ def is_layer(module: nn.Module | None) -> TypeGuard[Layer]:
     return isinstance(module, DecoupledConv2d) or (is_folded(module) and module.weight.dim() == 4)
 
 
+def takes_squares(match: Match) -> bool:
+    """Whether the layer needs the sums of squares of its input."""
+    return not match.layer.operator.norm_cancels
+
+
 def obstacle(layer: Layer) -> str:
     """Why a layer cannot be in a chain, or ""."""
     own = "is_folded" in vars(type(layer)) or (isinstance(layer, DecoupledConv2d) and is_unmodified(layer))
     op = layer.operator
+    is_simple = filters_alone(op)
     reasons = {
         f"{type(layer).__name__} overrides methods of DecoupledConv2d": not own,
         "its forward was replaced": is_replaced(layer) or "decoupled" in vars(layer),
@@ -154,7 +161,7 @@ def obstacle(layer: Layer) -> str:
         "it blends with the plain layer": "blend" in layer._buffers,
         f"groups is {layer.groups}, not 1": layer.groups != 1,
         f"padding_mode is {layer.padding_mode!r}, not 'zeros'": layer.padding_mode != "zeros",
-        f"the patch norm cancels in operator {str(op)!r}": op.norm_cancels,
+        f"the patch norm cancels in operator {str(op)!r}": op.norm_cancels and (is_folded(layer) or not is_simple),
         f"operator {str(op)!r} has no device functions": not has_device_functions(op),
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
@@ -271,7 +278,7 @@ class Finder:
             tail = match.nodes[-1]
             match.may_change = self._has_writer(tail, self.nodes[-1])
             for user in tail.users:
-                if user in starts and not self._has_writer(tail, user):
+                if user in starts and takes_squares(starts[user]) and not self._has_writer(tail, user):
                     starts[user].source = match
                     match.takers.append(starts[user])
 

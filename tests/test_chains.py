@@ -179,7 +179,7 @@ ALONE: list[tuple[Callable[[], nn.Module], str]] = [
     (lambda: conv(blend=0.5), "it blends with the plain layer"),
     (lambda: conv(groups=2), "groups is 2, not 1"),
     (lambda: conv(padding_mode="reflect"), "padding_mode is 'reflect', not 'zeros'"),
-    (lambda: conv("linear-cos"), "the patch norm cancels in operator 'linear-cos'"),
+    (lambda: conv("linear-relucos"), "the patch norm cancels in operator 'linear-relucos'"),
     (lambda: conv("tanh&seg-cos"), "operator 'tanh&seg-cos' has no device functions"),
 ]
 
@@ -385,6 +385,18 @@ def test_other_numbers_of_channels_are_left_to_torch(after: nn.Module):
     """torch raises its own error."""
     report = fusion_report(nn.Sequential(conv(), after))
     assert report.left == {"0": f"{type(after).__name__} follows it"}
+
+
+def test_layers_without_patch_norms_take_no_squares(blocks: Blocks):
+    first, second, third = (nn.Sequential(conv(name), nn.ReLU()) for name in ("tanh-cos", "linear-cos", "ball-cos"))
+    model = fuse(nn.Sequential(first, second, third))
+    assert fusion_report(model).fused == {
+        "0.0": "conv + ReLU",
+        "1.0": "conv + ReLU, squares to 2.0",
+        "2.0": "conv + ReLU",
+    }
+    assert_same(model, blocks)
+    assert len(blocks.calls) == 6
 
 
 NORM_ACT: list[tuple[dict[str, Any], str]] = [

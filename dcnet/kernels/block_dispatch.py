@@ -13,6 +13,7 @@ from dcnet.kernels import dispatch
 from dcnet.kernels.activations import code_of, follows_residual
 from dcnet.kernels.convolution import mean_kind
 from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, NO_UPDATE
+from dcnet.kernels.plan import has_device_functions
 from dcnet.operator import Operator
 
 if AVAILABLE:
@@ -90,7 +91,7 @@ def _fits_layer(
     activation: nn.Module | None,
     residual: Tensor | None,
 ) -> bool:
-    if layer.groups != 1 or layer.operator.norm_cancels:
+    if layer.groups != 1 or not has_device_functions(layer.operator):
         return False
     if residual is not None and not follows_residual(activation):
         return False
@@ -249,6 +250,8 @@ def _call(
     hands_on: bool,
 ) -> BlockCall:
     options, op = layer.options(), layer.operator
+    # A layer whose patch norm cancels needs no squares.
+    squares = None if op.norm_cancels else squares
     running = options.get("mean_norm")
     mean = mean_kind(op.decay, running, options.get("training", False))
     tracked = options.get("num_batches_tracked") if running is not None else None

@@ -139,6 +139,22 @@ def test_combinations(operator, residual, activation, norm):
     check(block, x, residual_for(block, x) if residual else None)
 
 
+@pytest.mark.parametrize("operator", ["linear-cos", "linear-cos+linear", "linear(scale=2.0)-cos"])
+@pytest.mark.parametrize(("residual", "norm"), [(False, True), (True, True), (True, None)])
+def test_operators_without_patch_norms(operator, residual, norm):
+    block, x = make_block(operator, norm, bias=norm is None, stride=2), images(2, 3, 5, 6)
+    check(block, x, residual_for(block, x) if residual else None)
+
+
+def test_squares_are_ignored_without_patch_norms():
+    block, x = make_block("linear-cos"), images(2, 3, 4, 5).requires_grad_()
+    squares = torch.full((2, 4, 5), torch.nan, device=DEVICE, requires_grad=True)
+    output, onward = by_kernels(block, x, squares, None)
+    found = torch.autograd.grad(output.sum() + onward.sum(), [x, squares], allow_unused=True)
+    assert found[0].isfinite().all()
+    assert found[1] is None
+
+
 @pytest.mark.parametrize("norm", [True, None])
 @pytest.mark.parametrize("activation", SMOOTH)
 def test_activations(activation, norm):
@@ -445,8 +461,8 @@ def sloped(block):
     block.activation = nn.PReLU()
 
 
-def plainly_linear(block):
-    block.layer = uninitialized(3, FILTERS, operator="linear-cos")
+def without_filters_alone(block):
+    block.layer = uninitialized(3, FILTERS, operator="linear-relucos")
 
 
 def wide(block):
@@ -463,12 +479,16 @@ def test_blocks_that_fit(given):
     assert on_a_fake_gpu(**given)
 
 
+def test_operators_of_filters_alone_fit():
+    assert on_a_fake_gpu(lambda block: setattr(block, "layer", uninitialized(3, FILTERS, operator="linear-cos")))
+
+
 def test_parts_are_optional():
     assert on_a_fake_gpu(sloped)
     assert on_a_fake_gpu(lambda block: setattr(block, "norm", None))
 
 
-@pytest.mark.parametrize("change", [without_count, strided, doubled_norm, plainly_linear, wide])
+@pytest.mark.parametrize("change", [without_count, strided, doubled_norm, without_filters_alone, wide])
 def test_modules_that_do_not_fit(change):
     assert not on_a_fake_gpu(change)
 
