@@ -6,7 +6,7 @@ import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,9 @@ from torch import fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dcnet.convert.selection import is_unmodified
-from dcnet.inlining import IN_PLACE, cause, is_changed, is_hooked, is_replaced, trace, varies
+from dcnet.inlining import IN_PLACE, cause, has_activation, is_changed, is_hooked, is_replaced, trace, varies
+from dcnet.kernels.activations import CODES, follows_residual
+from dcnet.kernels.dispatch import filters_alone
 from dcnet.kernels.plan import has_device_functions
 from dcnet.layers import DecoupledConv2d
 
@@ -25,7 +27,11 @@ Layer: TypeAlias = "DecoupledConv2d | FoldedConv"
 
 ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 IN_PLACE_ADDITIONS = (operator.iadd, "add_")
-RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
+# Functions and methods of activations, and the classes of modules that compute the same.
+FUNCTIONS: dict[Any, type[nn.Module]] = {
+    **dict.fromkeys((F.relu, torch.relu, torch.relu_, "relu", "relu_"), nn.ReLU),
+    **{F.relu6: nn.ReLU6, F.silu: nn.SiLU, F.hardswish: nn.Hardswish},
+}
 
 
 @dataclass(eq=False)
@@ -39,7 +45,6 @@ class Match:
         source: the chain whose output is x, which passes on its sums of squares.
         takers: the chains that take the sums of squares of the output.
         may_change: whether something may change the output in place.
-        note: why a part is not in the chain.
     """
 
     layer: Layer
@@ -47,11 +52,10 @@ class Match:
     norm: nn.BatchNorm2d | None = None
     addition: fx.Node | None = None
     in_place: bool = False
-    activation: nn.ReLU | nn.PReLU | None = None
+    activation: nn.Module | None = None
     source: Match | None = None
     takers: list[Match] = field(default_factory=list)
     may_change: bool = False
-    note: str = ""
 
     @property
     def is_useful(self) -> bool:
@@ -111,7 +115,7 @@ def trace_all(model: nn.Module) -> Traces:
     usable = {module for module in model.modules() if is_layer(module) and not obstacle(module)}
     parents = [module for module in model.modules() if module._modules]
     containers = [module for module in parents if not usable.isdisjoint(module.modules())]
-    inlined = {*containers, *(module for module in model.modules() if type(module) is nn.Identity)}
+    inlined = {*containers, *(module for module in model.modules() if type(module) in (nn.Identity, nn.Sequential))}
     leaves = {module for module in model.modules() if module not in inlined or is_changed(module)}
     traces, failures = dict[nn.Module, Trace](), dict[nn.Module, str]()
     # From the innermost to the outermost, so that failures are leaves of the containers around them.
@@ -139,10 +143,16 @@ def is_layer(module: nn.Module | None) -> TypeGuard[Layer]:
     return isinstance(module, DecoupledConv2d) or (is_folded(module) and module.weight.dim() == 4)
 
 
+def takes_squares(match: Match) -> bool:
+    """Whether the layer needs the sums of squares of its input."""
+    return not match.layer.operator.norm_cancels
+
+
 def obstacle(layer: Layer) -> str:
     """Why a layer cannot be in a chain, or ""."""
     own = "is_folded" in vars(type(layer)) or (isinstance(layer, DecoupledConv2d) and is_unmodified(layer))
     op = layer.operator
+    is_simple = filters_alone(op)
     reasons = {
         f"{type(layer).__name__} overrides methods of DecoupledConv2d": not own,
         "its forward was replaced": is_replaced(layer) or "decoupled" in vars(layer),
@@ -151,7 +161,7 @@ def obstacle(layer: Layer) -> str:
         "it blends with the plain layer": "blend" in layer._buffers,
         f"groups is {layer.groups}, not 1": layer.groups != 1,
         f"padding_mode is {layer.padding_mode!r}, not 'zeros'": layer.padding_mode != "zeros",
-        f"the patch norm cancels in operator {str(op)!r}": op.norm_cancels,
+        f"the patch norm cancels in operator {str(op)!r}": op.norm_cancels and (is_folded(layer) or not is_simple),
         f"operator {str(op)!r} has no device functions": not has_device_functions(op),
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
@@ -223,14 +233,17 @@ class Finder:
 
     def _writes(self, node: fx.Node) -> bool:
         if node.op == "call_module":
-            return any(getattr(module, "inplace", False) for module in self.called[node].modules())
+            called = self.called[node]
+            return not has_activation(called) and any(getattr(part, "inplace", False) for part in called.modules())
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         named = node.op in ("call_method", "call_function") and name.endswith("_") and not name.endswith("__")
         return named or node.target in IN_PLACE or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
 
     def _is_norm(self, match: Match, user: fx.Node) -> bool:
         norm = self.called.get(user)
-        if type(norm) is not nn.BatchNorm2d or is_changed(norm) or not _is_simple(user):
+        if norm is None or is_changed(norm) or not _is_simple(user):
+            return False
+        if type(norm) is not nn.BatchNorm2d and not has_activation(norm):
             return False
         return self.counts[norm] == 1 and norm.num_features == match.layer.out_channels
 
@@ -240,24 +253,24 @@ class Finder:
         inputs, tail = user.all_input_nodes, match.nodes[-1]
         if len(inputs) != 2 or any(node.op == "get_attr" for node in inputs):
             return False
-        if user.target in IN_PLACE_ADDITIONS and user.args[0] is not tail:
-            return False
-        after = [self.called.get(node) for node in user.users]
-        if any(type(module) is nn.PReLU for module in after):
-            match.note = "the addition stays, since PReLU follows it"
-            return False
-        return True
+        return user.target not in IN_PLACE_ADDITIONS or user.args[0] is tail
 
-    def _activation(self, match: Match, user: fx.Node) -> nn.ReLU | nn.PReLU | None:
+    def _activation(self, match: Match, user: fx.Node) -> nn.Module | None:
         module = self.called.get(user)
         if module is None:
-            simple = user.target in RELUS and len(user.args) == 1 and user.kwargs.keys() <= {"inplace"}
-            return nn.ReLU(inplace=self._writes(user)) if simple else None
-        if type(module) not in (nn.ReLU, nn.PReLU) or is_changed(module) or not _is_simple(user):
+            module = self._as_module(user)
+        elif type(module) not in CODES or is_changed(module) or not _is_simple(user):
             return None
-        assert isinstance(module, nn.ReLU | nn.PReLU)
-        fits = isinstance(module, nn.ReLU) or module.num_parameters in (1, match.layer.out_channels)
+        if match.addition is not None and not follows_residual(module):
+            return None
+        fits = not isinstance(module, nn.PReLU) or module.num_parameters in (1, match.layer.out_channels)
         return module if fits else None
+
+    def _as_module(self, call: fx.Node) -> nn.Module | None:
+        """A module that computes the same as the call of a function or method; None if it is no activation."""
+        kind: Any = FUNCTIONS.get(call.target)
+        simple = len(call.args) == 1 and call.kwargs.keys() <= {"inplace"}
+        return kind(inplace=self._writes(call)) if kind is not None and simple else None
 
     def _hand_on_squares(self, matches: Sequence[Match]) -> None:
         starts = {match.nodes[0]: match for match in matches}
@@ -265,7 +278,7 @@ class Finder:
             tail = match.nodes[-1]
             match.may_change = self._has_writer(tail, self.nodes[-1])
             for user in tail.users:
-                if user in starts and not self._has_writer(tail, user):
+                if user in starts and takes_squares(starts[user]) and not self._has_writer(tail, user):
                     starts[user].source = match
                     match.takers.append(starts[user])
 
@@ -280,7 +293,7 @@ class Finder:
             return f"{type(module).__name__} follows it{_why(module)}"
         if user.op == "output":
             return "the forward returns its output"
-        return match.note or f"{getattr(user.target, '__name__', user.target)} follows it"
+        return f"{getattr(user.target, '__name__', user.target)} follows it"
 
 
 def _is_simple(node: fx.Node) -> bool:

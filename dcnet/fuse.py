@@ -23,7 +23,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from dcnet import kernels
 from dcnet.chains import Layer, Match, Trace, is_layer, trace_all
 from dcnet.convert.selection import TEXT_WIDTH
-from dcnet.inlining import FUSED, is_replaced
+from dcnet.inlining import FUSED, NormAlone, has_activation, is_replaced
 from dcnet.table import Column, Table
 from dcnet.tracing import is_symbolic
 
@@ -39,10 +39,11 @@ USUAL = frozenset(vars(nn.Module()))
 def fuse(model: Model) -> Model:
     """Runs chains of convolution, batch normalization, addition and activation as one block each on a GPU, in place.
 
-    A chain is a DecoupledConv2d or a folded one, then optionally nn.BatchNorm2d, the addition of a residual, and ReLU
-    or PReLU. Modules, parameters, buffers and their names stay the same. On other devices, under torch.export and
-    torch.fx, and after a change of the network such as a new hook or a replaced layer, the `forward` of each class
-    runs. Call `fuse` again after such a change. `fusion_report` says which layers are fused, and why others are not.
+    A chain is a DecoupledConv2d or a folded one, then optionally nn.BatchNorm2d or BatchNormAct2d of timm, the addition
+    of a residual, and ReLU, PReLU, ReLU6, SiLU or Hardswish (after an addition only ReLU). Modules, parameters, buffers
+    and their names stay the same. On other devices, under torch.export and torch.fx, and after a change of the network
+    such as a new hook or a replaced layer, the `forward` of each class runs. Call `fuse` again after such a change.
+    `fusion_report` says which layers are fused, and why others are not.
     """
     unfuse(model)
     for module, traced in reversed(trace_all(model).traces.items()):
@@ -126,7 +127,7 @@ def fusion_report(model: nn.Module) -> Fusion:
 def _row(chain: Match | None, reason: str, layer: Layer, names: dict[nn.Module, str]) -> Row:
     if chain is None:
         return Row(names[layer], None, reason)
-    return Row(names[layer], chain.describe(names), chain.note)
+    return Row(names[layer], chain.describe(names))
 
 
 class Chain(nn.Module):
@@ -150,7 +151,8 @@ class Chain(nn.Module):
             return kernels.block(x, squares, *modules, residual, self.hands_on)
         output = self.layer(x)
         if self.norm is not None:
-            output = self.norm(output)
+            # Without the activation that a norm of timm contains.
+            output = nn.BatchNorm2d.forward(self.norm, output)
         if residual is not None:
             output = output.add_(residual) if self.in_place else output + residual
         output = output if self.activation is None else self.activation(output)
@@ -179,11 +181,14 @@ class Plan:
         chained = [module for chain in traced.chains for module in chain.modules()]
         called = list(dict.fromkeys([*traced.inlined, *chained]))
         containers = [module for module in root.modules() if any(map(is_layer, module.modules()))]
+        norms = [module for module in traced.inlined if has_activation(module)]
         self.hooks = tuple(getattr(module, name) for module in called for name in HOOKS)
         self.classes = tuple((module, type(module)) for module in (root, *called))
         self.forwards = tuple((module, vars(module).get(FORWARD)) for module in called)
-        self.children = tuple((module, tuple(module._modules.values())) for module in containers)
-        self.attributes = tuple(each for module in (root, *traced.inlined) for each in _plain_attributes(module))
+        self.children = tuple((module, tuple(module._modules.values())) for module in {*containers, *traced.inlined})
+        # The momentum of a norm may change: its chain reads it at every call.
+        fixed = [root, *(module for module in traced.inlined if module not in norms)]
+        self.attributes = tuple(each for module in fixed for each in _plain_attributes(module))
         self.layers = tuple((chain.layer, chain.layer.operator) for chain in traced.chains)
         self.graph = _fused_graph(root, traced)
 
@@ -280,7 +285,8 @@ def _fused_graph(root: nn.Module, traced: Trace) -> fx.GraphModule:
         modules[node.target] = Attribute(root.get_submodule(owner), attribute)
     for node in graph.find_nodes(op="call_module"):
         if node.target not in modules:
-            modules[str(node.target)] = root.get_submodule(str(node.target))
+            called = root.get_submodule(str(node.target))
+            modules[str(node.target)] = NormAlone(called) if has_activation(called) else called
     return fx.GraphModule(modules, graph)
 
 

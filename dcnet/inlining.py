@@ -7,7 +7,7 @@ import copy
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, fx, nn
@@ -16,6 +16,8 @@ from dcnet.tracing import has_hooks
 
 # An attribute of the `forward` that `dcnet.fuse` gives to modules: this function itself.
 FUSED = "is_fused"
+# The class that `has_activation` knows; timm is not imported.
+TIMM_NORM = ("timm.layers.norm_act", "BatchNormAct2d")
 # operator.iadd, operator.imul, ...
 IN_PLACE = {getattr(operator, name) for name in dir(operator) if name[0] == "i" and hasattr(operator, name[1:])}
 
@@ -76,6 +78,9 @@ class InliningTracer(fx.Tracer):
         return super().create_node(*args, **kwargs)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if has_activation(m) and m in self.leaves:
+            self.inlined[m] = None
+            return m.act(m.drop(super().call_module(m, forward, args, kwargs)))
         if m in self.leaves:
             return super().call_module(m, forward, args, kwargs)
         if m in (self.submodule_paths or {}):
@@ -150,6 +155,27 @@ def is_replaced(module: nn.Module) -> bool:
     # A loaded pickle of a fused module holds the forward of its class.
     own = forward is None or getattr(forward, "__func__", None) is type(module).forward
     return not own and not is_fused(module)
+
+
+def has_activation(module: nn.Module) -> TypeGuard[Any]:
+    """Whether the module is a batch normalization of timm with an activation inside, as in EfficientNet and RegNet.
+
+    A graph has its parts: calls of the module stand for the normalization alone, see `NormAlone`.
+    """
+    kind = type(module)
+    return (kind.__module__, kind.__name__) == TIMM_NORM and not is_changed(module)
+
+
+class NormAlone(nn.Module):
+    """The normalization of a module that also has an activation."""
+
+    def __init__(self, norm: nn.BatchNorm2d):
+        super().__init__()
+        # In a tuple, since the norm is no submodule: the graph may set its activation as an attribute of this one.
+        self.norm = (norm,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.BatchNorm2d.forward(self.norm[0], x)
 
 
 def is_changed(module: nn.Module) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.fused_blocks import Blocks, Net, assert_same, conv, install
+from helpers.packages import timm_or_skip
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 from torch.utils.checkpoint import checkpoint
@@ -71,7 +72,12 @@ FUSED: list[tuple[str, Callable[[Any, Tensor], Any], dict[str, str]]] = [
     ("torch.relu", lambda m, x: torch.relu(m.conv(x)), {"conv": "conv + ReLU"}),
     ("tensor.relu_", lambda m, x: m.norm(m.conv(x)).relu_(), {"conv": "conv + batch norm + ReLU"}),
     ("prelu", lambda m, x: m.prelu(m.conv(x)), {"conv": "conv + PReLU"}),
-    ("norm", lambda m, x: F.silu(m.norm(m.conv(x))), {"conv": "conv + batch norm"}),
+    ("norm", lambda m, x: F.gelu(m.norm(m.conv(x))), {"conv": "conv + batch norm"}),
+    ("F.silu", lambda m, x: F.silu(m.norm(m.conv(x))), {"conv": "conv + batch norm + SiLU"}),
+    ("F.relu6 in place", lambda m, x: F.relu6(m.norm(m.conv(x)), inplace=True), {"conv": "conv + batch norm + ReLU6"}),
+    ("F.hardswish", lambda m, x: F.hardswish(m.conv(x)), {"conv": "conv + Hardswish"}),
+    ("silu of a sum", lambda m, x: F.silu(m.norm(m.conv(x)) + x), {"conv": "conv + batch norm + residual"}),
+    ("prelu of a sum", lambda m, x: m.prelu(m.conv(x) + x), {"conv": "conv + residual"}),
     ("add", lambda m, x: m.relu(x + m.norm(m.conv(x))), {"conv": "conv + batch norm + residual + ReLU"}),
     ("add without norm", lambda m, x: x + m.conv(x), {"conv": "conv + residual"}),
     ("iadd", added, {"conv": "conv + batch norm + residual + ReLU"}),
@@ -83,7 +89,7 @@ FUSED: list[tuple[str, Callable[[Any, Tensor], Any], dict[str, str]]] = [
     ("buffer", lambda m, x: m.norm(m.conv(x)) * m.factor.view(1, 4, 1, 1), {"conv": "conv + batch norm"}),
     ("added to itself", lambda m, x: (lambda y: y + y)(m.norm(m.conv(x))), {"conv": "conv + batch norm"}),
     ("residual changed in place", onto_residual, {"conv": "conv + batch norm"}),
-    ("residual, then PReLU", lambda m, x: m.prelu(m.norm(m.conv(x)) + x), {"conv": "conv + batch norm"}),
+    ("residual, then PReLU", lambda m, x: m.prelu(m.norm(m.conv(x)) + x), {"conv": "conv + batch norm + residual"}),
     ("activation before residual", lambda m, x: x + m.relu(m.norm(m.conv(x))), {"conv": "conv + batch norm + ReLU"}),
     (
         "sum of two chains",
@@ -123,7 +129,7 @@ def test_chains_in_a_forward(run: Any, found: dict[str, str], blocks: Blocks):
 
 
 LEFT: list[tuple[Callable[[Any, Tensor], Any], str]] = [
-    (lambda m, x: F.silu(m.conv(x)), "silu follows it"),
+    (lambda m, x: F.gelu(m.conv(x)), "gelu follows it"),
     (lambda m, x: m.conv(x), "the forward returns its output"),
     (twice, "its output is used 2 times"),
     (lambda m, x: m.relu(m.conv(m.relu(m.conv(x)))), "it is called 2 times"),
@@ -136,7 +142,6 @@ LEFT: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (lambda m, x: m.norm(m.conv(x)) if m.norm.training else m.conv(x), "depends on the training mode"),
     (lambda m, x: nn.Tanh()(m.norm(m.conv(x))), "calls a Tanh that is not one of its modules"),
     (control_flow, "the forward of Net cannot be traced: symbolically traced variables cannot be used"),
-    (lambda m, x: m.prelu(m.conv(x) + x), "the addition stays, since PReLU follows it"),
 ]
 
 
@@ -174,7 +179,7 @@ ALONE: list[tuple[Callable[[], nn.Module], str]] = [
     (lambda: conv(blend=0.5), "it blends with the plain layer"),
     (lambda: conv(groups=2), "groups is 2, not 1"),
     (lambda: conv(padding_mode="reflect"), "padding_mode is 'reflect', not 'zeros'"),
-    (lambda: conv("linear-cos"), "the patch norm cancels in operator 'linear-cos'"),
+    (lambda: conv("linear-relucos"), "the patch norm cancels in operator 'linear-relucos'"),
     (lambda: conv("tanh&seg-cos"), "operator 'tanh&seg-cos' has no device functions"),
 ]
 
@@ -193,7 +198,10 @@ AFTER: list[tuple[Callable[[], list[nn.Module]], str | None, str]] = [
     (lambda: [nn.BatchNorm2d(4), hooked(nn.ReLU())], "conv + batch norm", ""),
     (lambda: [nn.Identity(), nn.PReLU()], "conv + PReLU", ""),
     (lambda: [nn.BatchNorm2d(4, momentum=None), nn.ReLU()], "conv + batch norm + ReLU", ""),
-    (lambda: [nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU6()], "conv + batch norm", ""),
+    (lambda: [nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU6()], "conv + batch norm + ReLU6", ""),
+    (lambda: [nn.BatchNorm2d(4), nn.SiLU(inplace=True)], "conv + batch norm + SiLU", ""),
+    (lambda: [nn.BatchNorm2d(4), nn.ELU(inplace=True)], "conv + batch norm", ""),
+    (lambda: [nn.Hardswish()], "conv + Hardswish", ""),
     (lambda: [nn.BatchNorm2d(4, affine=False), nn.PReLU(4)], "conv + batch norm + PReLU", ""),
 ]
 
@@ -377,3 +385,61 @@ def test_other_numbers_of_channels_are_left_to_torch(after: nn.Module):
     """torch raises its own error."""
     report = fusion_report(nn.Sequential(conv(), after))
     assert report.left == {"0": f"{type(after).__name__} follows it"}
+
+
+def test_layers_without_patch_norms_take_no_squares(blocks: Blocks):
+    first, second, third = (nn.Sequential(conv(name), nn.ReLU()) for name in ("tanh-cos", "linear-cos", "ball-cos"))
+    model = fuse(nn.Sequential(first, second, third))
+    assert fusion_report(model).fused == {
+        "0.0": "conv + ReLU",
+        "1.0": "conv + ReLU, squares to 2.0",
+        "2.0": "conv + ReLU",
+    }
+    assert_same(model, blocks)
+    assert len(blocks.calls) == 6
+
+
+NORM_ACT: list[tuple[dict[str, Any], str]] = [
+    ({}, "conv + batch norm + ReLU"),
+    ({"act_layer": nn.SiLU, "momentum": None}, "conv + batch norm + SiLU"),
+    ({"act_layer": nn.ELU}, "conv + batch norm"),
+    ({"apply_act": False}, "conv + batch norm"),
+    ({"drop_layer": functools.partial(nn.Dropout, 0.0)}, "conv + batch norm"),
+]
+
+
+@pytest.mark.parametrize(("settings", "found"), NORM_ACT)
+def test_norms_of_timm_contain_an_activation(settings: dict[str, Any], found: str, blocks: Blocks):
+    norm = norm_of_timm(4, **settings)
+    model = fuse(nn.Sequential(conv(), norm, nn.Conv2d(4, 4, 1), norm_of_timm(4, **settings)))
+    assert fusion_report(model).fused == {"0": found}
+    assert_same(model, blocks)
+    assert [call.steps for call in blocks.calls] == [found] * 2
+    norm.momentum = 0.5
+    assert_same(model, blocks)
+    assert len(blocks.calls) == 4
+
+
+def norm_of_timm(channels: int, **settings: Any) -> nn.BatchNorm2d:
+    made: nn.BatchNorm2d = timm_or_skip().layers.BatchNormAct2d(channels, **settings)
+    return made
+
+
+def test_a_residual_is_added_after_a_norm_of_timm_only_without_an_activation(blocks: Blocks):
+    for settings, found in (({}, "conv + batch norm + ReLU"), ({"apply_act": False}, "conv + batch norm + residual")):
+        model: Any = Net(lambda m, x: m.inner(m.conv(x)) + x)
+        model.inner = norm_of_timm(4, **settings)
+        assert fusion_report(fuse(model)).fused == {"conv": found}
+        assert_same(model, blocks)
+
+
+def test_changes_of_a_norm_of_timm_are_followed(blocks: Blocks):
+    norm, x = norm_of_timm(4), torch.randn(2, 4, 6, 6)
+    model = fuse(nn.Sequential(conv(), norm))
+    norm.act = nn.Tanh()
+    assert fusion_report(model).state == "changed since dcnet.fuse: call it again"
+    assert model(x).min() < 0
+    assert not blocks.calls
+    hooked(norm)
+    assert fusion_report(fuse(model)).left == {"0": "BatchNormAct2d follows it, which has hooks"}
+    assert_same(model, blocks)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import operator
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeGuard
 
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from dcnet.convert.selection import TWINS, is_unmodified
 from dcnet.fuse import fuse, unfuse
 from dcnet.inference.folded_layers import Layer, PlainLayer, fold_layer
+from dcnet.inlining import has_activation
 from dcnet.layers import Decoupled
 from dcnet.tracing import has_hooks
 
@@ -127,7 +128,7 @@ def _ways_to_call(module: nn.Module) -> list[dict[str, Any]]:
 
 
 def _parents(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if module._modules]
+    return [module for module in model.modules() if module._modules and not has_activation(module)]
 
 
 def _found(parent: nn.Module, graph: fx.Graph, *kinds: str) -> Iterator[nn.Module]:
@@ -163,7 +164,7 @@ def _pair(parent: nn.Module, node: fx.Node) -> Pair | None:
     if len(source.users) != 1 or "stored" in source.meta:
         return None
     layer = parent.get_submodule(str(source.target))
-    if type(norm) not in NORMS or not (_is_decoupled(layer) or _is_plain(layer)):
+    if not (type(norm) in NORMS or has_activation(norm)) or not (_is_decoupled(layer) or _is_plain(layer)):
         return None
     assert isinstance(norm, _BatchNorm)
     has_statistics = norm.running_mean is not None and norm.running_var is not None
@@ -195,10 +196,10 @@ def _fuse(layer: Layer | PlainLayer, norm: _BatchNorm) -> nn.Module:
 
 
 def _removed(module: nn.Module) -> nn.Module:
-    """An nn.Identity with the public attributes of the module, such as `p` of a dropout."""
-    identity = nn.Identity()
-    vars(identity).update({name: value for name, value in vars(module).items() if not name.startswith("_")})
-    return identity
+    """An nn.Identity, or the activation inside of a norm, with the public attributes of the module, such as `p`."""
+    rest = nn.Sequential(OrderedDict(module.named_children())) if has_activation(module) else nn.Identity()
+    vars(rest).update({name: value for name, value in vars(module).items() if not name.startswith("_")})
+    return rest
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[PlainLayer]:

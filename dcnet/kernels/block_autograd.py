@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.library import Library
 
 from dcnet.eager import ConvPatches, Options, decoupled
-from dcnet.kernels.block_passes import BATCH_NORM, PRELU, RELU, RUNNING_NORM, BlockSettings
+from dcnet.kernels.activations import FUNCTIONS, PRELU
+from dcnet.kernels.block_passes import BATCH_NORM, RUNNING_NORM, BlockSettings
 from dcnet.kernels.convolution import Call
 from dcnet.kernels.fused_block import (
     BlockGradients,
@@ -151,7 +152,8 @@ def _output(given: BlockCall, mean: Tensor) -> Tensor:
     if settings.activation == PRELU:
         assert extras.prelu is not None
         return F.prelu(output, extras.prelu.to(output.dtype))
-    return F.relu(output) if settings.activation == RELU else output
+    activation = FUNCTIONS.get(settings.activation)
+    return output if activation is None else activation(output)
 
 
 _CONSTANTS = ", ".join(f"Tensor? constant_{i}" for i in range(MOST_LEARNED))

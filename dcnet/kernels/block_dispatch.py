@@ -10,18 +10,17 @@ from torch import Tensor, nn
 from dcnet.device_functions import AVAILABLE
 from dcnet.eager import Options
 from dcnet.kernels import dispatch
+from dcnet.kernels.activations import code_of, follows_residual
 from dcnet.kernels.convolution import mean_kind
 from dcnet.kernels.passes import BATCH_MEAN, IN_PLACE, NO_UPDATE
+from dcnet.kernels.plan import has_device_functions
 from dcnet.operator import Operator
 
 if AVAILABLE:
     from dcnet.kernels.block_autograd import BlockCall, FusedFunction, arguments_of
     from dcnet.kernels.block_passes import (
         BATCH_NORM,
-        NO_ACTIVATION,
         NO_NORM,
-        PRELU,
-        RELU,
         RUNNING_NORM,
         UPDATED,
         BlockSettings,
@@ -29,8 +28,6 @@ if AVAILABLE:
     from dcnet.kernels.convolution import Call
     from dcnet.kernels.folded_inference import folded_block
     from dcnet.kernels.fused_block import Extras
-
-Activation = nn.ReLU | nn.PReLU
 
 
 class ConvLayer(Protocol):
@@ -77,7 +74,7 @@ def fits_block(
     squares: Tensor | None,
     layer: ConvLayer | FoldedLayer,
     norm: nn.BatchNorm2d | None,
-    activation: Activation | None,
+    activation: nn.Module | None,
     residual: Tensor | None,
 ) -> bool:
     """Whether the kernels support activation(norm(layer(x)) + residual) for these tensors and modes."""
@@ -91,10 +88,12 @@ def _fits_layer(
     squares: Tensor | None,
     layer: ConvLayer,
     norm: nn.BatchNorm2d | None,
-    activation: Activation | None,
+    activation: nn.Module | None,
     residual: Tensor | None,
 ) -> bool:
-    if layer.groups != 1 or layer.operator.norm_cancels or (residual is not None and isinstance(activation, nn.PReLU)):
+    if layer.groups != 1 or not has_device_functions(layer.operator):
+        return False
+    if residual is not None and not follows_residual(activation):
         return False
     if not dispatch.fits(x, layer.weight, layer.bias, layer.padding, 1, layer.options()):
         return False
@@ -113,11 +112,11 @@ def _fits_folded(
     squares: Tensor | None,
     layer: FoldedLayer,
     norm: nn.BatchNorm2d | None,
-    activation: Activation | None,
+    activation: nn.Module | None,
     residual: Tensor | None,
 ) -> bool:
     stride, padding, dilation, groups = layer.window
-    if norm is not None or groups != 1 or (residual is not None and isinstance(activation, nn.PReLU)):
+    if norm is not None or groups != 1 or (residual is not None and not follows_residual(activation)):
         return False
     if not dispatch.fits_folded(x, layer.weight, layer.bias, layer.operator, padding, groups):
         return False
@@ -179,7 +178,7 @@ def block(
     squares: Tensor | None,
     layer: ConvLayer | FoldedLayer,
     norm: nn.BatchNorm2d | None,
-    activation: Activation | None,
+    activation: nn.Module | None,
     residual: Tensor | None,
     hands_on: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -209,17 +208,17 @@ def _folded(
     x: Tensor,
     squares: Tensor | None,
     layer: FoldedLayer,
-    activation: Activation | None,
+    activation: nn.Module | None,
     residual: Tensor | None,
     hands_on: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The block of a folded layer."""
     prelu = activation.weight if isinstance(activation, nn.PReLU) else None
-    code = NO_ACTIVATION if activation is None else RELU if prelu is None else PRELU
     window = dispatch.sizes(layer.weight, *layer.window[:3])
     given = (x, squares, layer.weight, layer.table(), layer.rows(prelu), residual)
     run = folded_block if dispatch.is_plain_eager(x) else torch.ops.dcnet.folded_block.default
-    output, onward = run(*given, layer.is_weighted, str(layer.operator), layer.eps, *window, code, hands_on)
+    settings = (layer.is_weighted, str(layer.operator), layer.eps, *window, code_of(activation), hands_on)
+    output, onward = run(*given, *settings)
     return output, onward if hands_on else None, output
 
 
@@ -246,11 +245,13 @@ def _call(
     squares: Tensor | None,
     layer: ConvLayer,
     norm: nn.BatchNorm2d | None,
-    activation: Activation | None,
+    activation: nn.Module | None,
     residual: Tensor | None,
     hands_on: bool,
 ) -> BlockCall:
     options, op = layer.options(), layer.operator
+    # A layer whose patch norm cancels needs no squares.
+    squares = None if op.norm_cancels else squares
     running = options.get("mean_norm")
     mean = mean_kind(op.decay, running, options.get("training", False))
     tracked = options.get("num_batches_tracked") if running is not None else None
@@ -261,7 +262,7 @@ def _call(
     settings = BlockSettings(
         **_norm_settings(norm),
         bias=layer.bias is not None,
-        activation=NO_ACTIVATION if activation is None else RELU if prelu is None else PRELU,
+        activation=code_of(activation),
         shared=prelu is not None and prelu.numel() == 1 and layer.weight.shape[0] != 1,
         residual=residual is not None,
         given=squares is not None,

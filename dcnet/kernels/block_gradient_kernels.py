@@ -4,7 +4,8 @@ The rows of a block and the codes NORM and ACTIVATION are those of the forward k
 """
 
 from dcnet.device_functions import Block, constexpr, device_function, tl
-from dcnet.kernels.block_kernels import activated, channel_rows, normalized, program_sums
+from dcnet.kernels.activations import activated, through_activation
+from dcnet.kernels.block_kernels import channel_rows, normalized, program_sums, slope_of
 from dcnet.kernels.device_helpers import channel_constants, chunk_of, split, tile
 from dcnet.kernels.pointwise_kernels import (
     gradients,
@@ -29,15 +30,10 @@ def block_gradient(
     HANDED: constexpr,
 ) -> Block:
     """The gradients of the activation's output and input, from that of the output without its sum of squares."""
+    slope = slope_of(rows, CHUNK, ACTIVATION)
     if HANDED:
-        d = d + by_square * activated(v, rows, CHUNK, ACTIVATION)
-    if ACTIVATION == 1:
-        inner = tl.where(v > 0, d, 0.0)
-    elif ACTIVATION == 2:
-        inner = tl.where(v > 0, d, rows[4 * CHUNK + 2] * d)
-    else:
-        inner = d
-    return d, inner
+        d = d + by_square * activated(v, slope, ACTIVATION)
+    return d, through_activation(d, v, slope, ACTIVATION)
 
 
 @device_function

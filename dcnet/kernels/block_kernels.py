@@ -5,11 +5,12 @@ a block have one number per channel: scale and offset in v = scale y + offset, t
 """
 
 from dcnet.device_functions import Block, constexpr, device_function, tl
+from dcnet.kernels.activations import activated
 from dcnet.kernels.device_helpers import channel_constants, chunk_of, keep_means, mean_norm, tile
 from dcnet.kernels.pointwise_kernels import inverse_norm, load_product, load_tile, magnitude_times_angle, store_tile
 
-# NORM is 0 without normalization, 1 with statistics of the batch, 2 with running statistics. ACTIVATION is 0 without
-# one, 1 for ReLU, 2 for PReLU.
+# NORM is 0 without normalization, 1 with statistics of the batch, 2 with running statistics. ACTIVATION is a code of
+# `activations`.
 
 
 @device_function
@@ -35,14 +36,12 @@ def normalized(y: Block, rows: Block, CHUNK: constexpr, AFFINE: constexpr) -> Bl
 
 
 @device_function
-def activated(v: Block, rows: Block, CHUNK: constexpr, ACTIVATION: constexpr) -> Block:
-    if ACTIVATION == 1:
-        x = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    elif ACTIVATION == 2:
-        x = tl.where(v > 0, v, rows[4 * CHUNK + 2] * v)
-    else:
-        x = v
-    return x
+def slope_of(rows: Block, CHUNK: constexpr, ACTIVATION: constexpr) -> Block:
+    """The slope of PReLU; not used by other activations."""
+    slope = 0.0
+    if ACTIVATION == 2:
+        slope = rows[4 * CHUNK + 2]
+    return slope
 
 
 @device_function
@@ -300,7 +299,8 @@ def block_kernel(
             v = normalized(y, known, chunk, AFFINE)
             if RESIDUAL:
                 v = v + load_tile(residual + start + elements, inside, FULL)
-            x = activated(v, known, chunk, ACTIVATION).to(output.dtype.element_ty)
+            slope = slope_of(known, chunk, ACTIVATION)
+            x = activated(v, slope, ACTIVATION).to(output.dtype.element_ty)
             store_tile(output + start + elements, x, inside, FULL)
             square += x.to(tl.float32) * x.to(tl.float32)
         if HANDS_ON:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dcnet.kernels.activations import NO_ACTIVATION, PRELU
 from dcnet.kernels.block_gradient_kernels import block_back_kernel, rows_gradient_kernel, sums_kernel
 from dcnet.kernels.block_kernels import block_kernel, rows_kernel, statistics_kernel
 from dcnet.kernels.launch import Launch, power_of_two
@@ -28,7 +29,6 @@ UPDATED = 32
 
 # Codes that kernels compare with these numbers.
 NO_NORM, BATCH_NORM, RUNNING_NORM = 0, 1, 2
-NO_ACTIVATION, RELU, PRELU = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class BlockSettings:
         update: how the running statistics are updated: NO_UPDATE, RETURNED or IN_PLACE.
         affine: whether the normalization has a weight and a bias.
         bias: whether the convolution has a bias.
-        activation: NO_ACTIVATION, RELU or PRELU.
+        activation: a code of `activations`.
         shared: whether one slope of PReLU serves all channels.
         residual: whether a residual is added before the activation.
         given: whether the sums of squares of the input are given.

@@ -59,7 +59,7 @@ class FusedBlock(Convolution):
         self.plan, self.window, self.block = plan, window, block
         self.passes = passes = BlockPasses(plan, window, settings, block)
         self.state, filters = state_memory(plan, window, block), window.filters
-        squares = 0 if block.given else passes.places
+        squares = 0 if block.given or plan.cancels else passes.places
         partial = (2 * passes.statistic_programs + 1) * filters * (block.norm == BATCH_NORM)
         self.forward_scratch = Memory(squares, passes.norm_sums, partial)
         sums = passes.back_programs * passes.rows * filters
@@ -101,10 +101,13 @@ class FusedBlock(Convolution):
         norm = self.state.places(buffers[0])[0]
         squares, sums, _ = self.forward_scratch.places(buffers[1])
         given = squares if extras.squares is None else extras.squares
-        if extras.squares is None:
+        if extras.squares is None and not self.plan.cancels:
             passes.squares(x, squares, stream=raw_stream(x.device), aligned=ok)
         with side_stream(x.device) as side:
-            passes.norms(given, norm, sums, stream=raw_stream(x.device), aligned=ok)
+            if self.plan.cancels:
+                norm.tensor().fill_(1)
+            else:
+                passes.norms(given, norm, sums, stream=raw_stream(x.device), aligned=ok)
             if self.block.has_rows and self.block.norm != BATCH_NORM:
                 self._make_rows(call.bias, extras, buffers, ok)
         product = self.window.convolve(x, unit)
@@ -222,11 +225,13 @@ class FusedBlock(Convolution):
         size = (self.window.batch, *self.window.size)
         given = torch.empty(size, dtype=torch.float32, device=device) if block.given else None
         into = factor if given is None else given
-        spread = functools.partial(passes.spread, norm, norm_gradient, mean_sums, into, aligned=ok)
+        spread = None
+        if not self.plan.cancels:
+            spread = functools.partial(passes.spread, norm, norm_gradient, mean_sums, into, aligned=ok)
         finish = functools.partial(self.finish, w, None, constants, (table, kept, sums), ok)
 
         def add(gradient: Tensor) -> None:
-            if given is None:
+            if given is None and not self.plan.cancels:
                 passes.add(gradient, x, factor, stream=stream, aligned=ok)
 
         tensors, steps = (product_gradient, x, saved.unit), Steps(spread, finish, add)

@@ -39,6 +39,7 @@ class Plan:
         learned: indices of the constants that a layer stores.
         known: values of the constants that are fixed at compile time; None for learned ones.
         scale: index of the magnitude's scale; -1 without one.
+        cancels: whether the patch norm cancels, see `Operator`.
     """
 
     magnitude: Any
@@ -57,6 +58,7 @@ class Plan:
     known: tuple[float | None, ...]
     scale: int
     decay: float | None
+    cancels: bool
 
     def stored(self, constants: Sequence[Tensor | int]) -> tuple[Any, ...]:
         """Every constant: the tensor that a layer stores or its address, or the fixed value."""
@@ -121,6 +123,7 @@ def _plan_of(spec: str, *changes: int) -> Plan:
         known=(*(None if slot.learned else slot.init for slot in slots), None, None),
         scale=names.index("scale") if "scale" in names[: len(own)] else -1,
         decay=op.decay,
+        cancels=op.norm_cancels,
     )
 
 

@@ -93,11 +93,12 @@ def compile_block(operator, residual, activation):
     """A block, with and without a residual, whose squares are given and handed on."""
     layer = dcnet.DecoupledConv2d(48, 48, 3, padding=1, operator=operator, bias=residual).to(torch.bfloat16)
     x = torch.randn(2, 48, 56, 56, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last).requires_grad_()
-    squares = x.detach().float().square().sum(1).requires_grad_()
+    cancels = dcnet.Operator.parse(operator).norm_cancels
+    squares = None if cancels else x.detach().float().square().sum(1).requires_grad_()
     added = torch.randn_like(x).requires_grad_() if residual else None
     modules = (layer, torch.nn.BatchNorm2d(48), activation)
     output, onward, again = kernels.block(x, squares, *modules, added, True)
-    wanted = [x, squares, *(parameter for module in modules if module is not None for parameter in module.parameters())]
+    wanted = [x, *(() if squares is None else (squares,)), *torch.nn.ModuleList(modules).parameters()]
     torch.autograd.grad([output, onward, again], wanted, [torch.ones_like(y) for y in (output, onward, again)])
 
 
@@ -136,6 +137,9 @@ if __name__ == "__main__":
     pretend_multiprocessors(132)
     compile_factors("tanh-cos", True)
     compile_factors("seg(radius=Radius(per_channel=False))-cos", False)
+    compile_block("linear-cos", True, torch.nn.ReLU())
+    for activation in (torch.nn.ReLU6(), torch.nn.SiLU(), torch.nn.Hardswish()):
+        compile_block("tanh-cos", False, activation)
     compile_depthwise("tanh-cos", torch.bfloat16, 5, torch.channels_last)
     compile_head("a-softmax", torch.float32)
     compile_head("a-softmax(m=2.5)", torch.bfloat16, annealing="auto", label_smoothing=0.1, reduction="none")

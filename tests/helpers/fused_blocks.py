@@ -41,7 +41,8 @@ class Blocks:
         if squares is not None:
             torch.testing.assert_close(squares, sums_of_squares(x))
         output = layer.unhooked(x)
-        output = output if norm is None else norm(output)
+        # A norm of timm also contains an activation.
+        output = output if norm is None else nn.BatchNorm2d.forward(norm, output)
         output = output if residual is None else output + residual
         output = output if activation is None else activation(output)
         return output, sums_of_squares(output) if hands_on else None, output

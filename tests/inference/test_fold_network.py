@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from helpers.folding import error, norms, trained
 from helpers.operators import operator_params
+from helpers.packages import timm_or_skip
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -605,3 +606,14 @@ def test_a_parametrized_radius_folds_and_is_reset():
 def test_only_networks_are_folded():
     with pytest.raises(TypeError, match=r"model must be an nn.Module, not 5"):
         fold(5)
+
+
+@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "lcnet_035"])
+def test_norms_of_timm_are_folded_and_keep_their_activation(name: str):
+    timm_or_skip()
+    model = create_model(f"timm:{name}", "tanh-cos", num_classes=7)
+    trained(model, 3, 32, 32)
+    small = fold(model)
+    assert error(model, small, 3, 32, 32) < 1e-10
+    assert not norms(small)
+    assert [key for key, _ in small.named_modules()] == [key for key, _ in model.named_modules()]

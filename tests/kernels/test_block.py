@@ -28,6 +28,7 @@ import dcnet
 from dcnet import kernels
 
 FILTERS = 5
+SMOOTH = {"relu6": nn.ReLU6(), "silu": nn.SiLU(), "hardswish": nn.Hardswish()}
 
 
 class Modules(nn.Module):
@@ -64,7 +65,7 @@ def make_block(operator="tanh-cos", norm=True, activation="relu", dtype=torch.fl
     settings = {"padding": 1, "bias": False, **settings}
     layer = make_layer(operator, channels, FILTERS, dtype=dtype, **settings)
     norm = batch_norm() if norm is True else norm
-    activations = {"relu": nn.ReLU(), "prelu": nn.PReLU(FILTERS, 0.3), "shared": nn.PReLU(init=0.3)}
+    activations = {"relu": nn.ReLU(), "prelu": nn.PReLU(FILTERS, 0.3), "shared": nn.PReLU(init=0.3), **SMOOTH}
     return Modules(layer, norm, activations.get(activation)).to(DEVICE)
 
 
@@ -136,6 +137,40 @@ def test_every_pair_of_magnitude_angle_and_weighting(operator):
 def test_combinations(operator, residual, activation, norm):
     block, x = make_block(operator, norm, activation, bias=norm is None), images(2, 3, 4, 5)
     check(block, x, residual_for(block, x) if residual else None)
+
+
+@pytest.mark.parametrize("operator", ["linear-cos", "linear-cos+linear", "linear(scale=2.0)-cos"])
+@pytest.mark.parametrize(("residual", "norm"), [(False, True), (True, True), (True, None)])
+def test_operators_without_patch_norms(operator, residual, norm):
+    block, x = make_block(operator, norm, bias=norm is None, stride=2), images(2, 3, 5, 6)
+    check(block, x, residual_for(block, x) if residual else None)
+
+
+def test_squares_are_ignored_without_patch_norms():
+    block, x = make_block("linear-cos"), images(2, 3, 4, 5).requires_grad_()
+    squares = torch.full((2, 4, 5), torch.nan, device=DEVICE, requires_grad=True)
+    output, onward = by_kernels(block, x, squares, None)
+    found = torch.autograd.grad(output.sum() + onward.sum(), [x, squares], allow_unused=True)
+    assert found[0].isfinite().all()
+    assert found[1] is None
+
+
+@pytest.mark.parametrize("norm", [True, None])
+@pytest.mark.parametrize("activation", SMOOTH)
+def test_activations(activation, norm):
+    block, x = make_block("seg-cos", norm, activation), 10 * images(2, 3, 4, 5)
+    if norm:
+        with torch.no_grad():
+            block.norm.weight.fill_(4)
+    check(block, x)
+    values = Modules(block.layer, block.norm)(x)[0]
+    assert values.min() < -3
+    assert values.max() > 6
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_smooth_activation_in_half_precision(dtype):
+    check(make_block(activation="silu", dtype=dtype), images(2, 3, 6, 5, dtype=dtype), None, 2 * TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -253,8 +288,9 @@ def two_blocks(first, second, hands):
     return run
 
 
-def test_squares_are_handed_from_block_to_block():
-    first, second = make_block(), make_block("ball-sqcos", channels=FILTERS)
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_squares_are_handed_from_block_to_block(activation):
+    first, second = make_block(activation=activation), make_block("ball-sqcos", channels=FILTERS)
     x, found = images(2, 3, 4, 5).requires_grad_(), []
     parameters = [x, *first.parameters(), *second.parameters()]
     for hands in (True, False):
@@ -425,8 +461,8 @@ def sloped(block):
     block.activation = nn.PReLU()
 
 
-def plainly_linear(block):
-    block.layer = uninitialized(3, FILTERS, operator="linear-cos")
+def without_filters_alone(block):
+    block.layer = uninitialized(3, FILTERS, operator="linear-relucos")
 
 
 def wide(block):
@@ -443,12 +479,16 @@ def test_blocks_that_fit(given):
     assert on_a_fake_gpu(**given)
 
 
+def test_operators_of_filters_alone_fit():
+    assert on_a_fake_gpu(lambda block: setattr(block, "layer", uninitialized(3, FILTERS, operator="linear-cos")))
+
+
 def test_parts_are_optional():
     assert on_a_fake_gpu(sloped)
     assert on_a_fake_gpu(lambda block: setattr(block, "norm", None))
 
 
-@pytest.mark.parametrize("change", [without_count, strided, doubled_norm, plainly_linear, wide])
+@pytest.mark.parametrize("change", [without_count, strided, doubled_norm, without_filters_alone, wide])
 def test_modules_that_do_not_fit(change):
     assert not on_a_fake_gpu(change)
 
