@@ -133,7 +133,8 @@ class Table:
         padding, widths = self._layout(space)
         wrap_all = self._least_width() > space
         table = rich.table.Table(title=title, caption=notes, caption_justify="left", padding=(0, padding))
-        for column, width in zip(self.columns, widths or [None] * len(self.columns), strict=True):
+        sizes: Sequence[int | None] = widths or [None] * len(self.columns)
+        for column, width in zip(self.columns, sizes, strict=True):
             # Given widths have space for the cells of columns that do not wrap.
             no_wrap = not (widths or wrap_all or column.wraps)
             table.add_column(Text(column.heading), justify=column.align, overflow="fold", no_wrap=no_wrap, width=width)
