@@ -1,7 +1,7 @@
 """Tables that render to the terminal, Markdown and HTML."""
 
 import html
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -146,18 +146,21 @@ class Table:
         return table
 
     def _layout(self, space: int) -> tuple[int, list[int] | None]:
-        """Returns the spaces around a cell, and the widths of columns; None if words do not fit into the space.
+        """Returns the spaces around a cell, and the widths of columns; None if they do not fit into the space."""
+        for padding, widths in self._layouts():
+            if sum(widths) + (2 * padding + 1) * len(widths) + 1 <= space:
+                return padding, widths
+        return 1, None
 
-        The widest columns that wrap are narrowed first. Headings wrap, too.
-        """
+    def _layouts(self) -> Iterator[tuple[int, list[int]]]:
+        """Yields layouts, the best first: the widest columns are narrowed first, and words are broken last."""
         whole, words = self._whole, self._words
         for padding in (1, 0):
-            left = space - (2 * padding + 1) * len(self.columns) - 1
-            for limit in range(max(whole, default=0), -1, -1):
-                widths = [max(few, min(limit, width)) for few, width in zip(words, whole, strict=True)]
-                if sum(widths) <= left:
-                    return padding, widths
-        return 1, None
+            for limit in range(max(whole, default=0), 0, -1):
+                yield padding, [max(few, min(limit, width)) for few, width in zip(words, whole, strict=True)]
+        for limit in range(max(words, default=0), MIN_WRAPPED_WIDTH - 1, -1):
+            wraps = (column.wraps for column in self.columns)
+            yield 0, [min(limit, few) if wrap else few for wrap, few in zip(wraps, words, strict=True)]
 
     @property
     def _whole(self) -> list[int]:
