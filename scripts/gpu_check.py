@@ -39,7 +39,9 @@ class Stage:
 
 def tests(name: str, seconds: float, *files: str) -> Stage:
     # Verbose, since a stage may be stopped.
-    return Stage(f"tests-{name}", seconds, ("-m", "pytest", "-vv", "-p", "no:benchmark", "{workers}", *files))
+    return Stage(
+        f"tests-{name}", seconds, ("-m", "pytest", "-vv", "-m", "not slow", "-p", "no:benchmark", "{workers}", *files)
+    )
 
 
 def kernels(*names: str) -> tuple[str, ...]:

@@ -73,6 +73,8 @@ def test_words_are_broken_only_if_there_is_no_space_for_them():
         assert all(len(line) <= width for line in text.splitlines())
         for word in ("standardized:", "corruptions", "brightness"):
             assert word in text
+    # Without the space around cells, 5 columns are left for the widest ones.
+    assert "12.88 ± 0.17" in printed(table, 43)
     # Only the longest word is broken.
     text = printed(table, 37)
     assert "standardized:" not in text

@@ -613,6 +613,16 @@ def test_the_page_and_the_docs_show_the_sides(notebook):
     assert '"tanh-cos" wins' in text
 
 
+@pytest.mark.usefixtures("registered")
+def test_the_docs_name_a_few_missing_rows_and_count_many(notebook):
+    tasks = plan_tasks([small_contest()], notebook.index)
+    notebook.write(tasks[0].config, 20.0)
+    assert "Without a run so far: 13 of 14 rows." in docs_table("contest_small", notebook.folder)
+    for task in tasks[1:-1]:
+        notebook.write(task.config, 20.0)
+    assert "Without a run so far: tanh-cos: SGD 1, decay 0." in docs_table("contest_small", notebook.folder)
+
+
 # --- the command ---
 
 

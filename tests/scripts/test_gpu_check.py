@@ -73,12 +73,18 @@ def test_a_stage_ends_with_all_its_processes_at_its_limit(script, tmp_path):
     assert not late.exists()
 
 
-def test_stages_without_time_do_not_run(script, tmp_path):
+def test_no_stage_takes_more_than_the_time_left_or_starts_with_too_little(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "LEAST_TIME", 2.0)
     stages = (stage(script, "long", "import time; time.sleep(60)"), stage(script, "other", ""))
-    assert script.main(["--out", str(tmp_path), "--minutes", "0.26"], stages) == 1
+    assert script.main(["--out", str(tmp_path), "--minutes", "0.05"], stages) == 1
     summary = (tmp_path / "summary.txt").read_text()
-    assert "stopped after its limit of 16 s" in summary
+    assert "stopped after its limit of 3 s" in summary
     assert re.search(r"other +0 s  not run: no time was left", summary)
+    # A stage that needs less than the least time is run.
+    monkeypatch.setattr(script, "LEAST_TIME", 60.0)
+    stages = (stage(script, "long", ""), stage(script, "short", "", 20.0))
+    assert script.main(["--out", str(tmp_path), "--minutes", "0.5"], stages) == 1
+    assert re.search(r"long .*not run.*\nshort .*exit code 0", (tmp_path / "summary.txt").read_text())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
