@@ -37,15 +37,11 @@ class Stage:
     command: tuple[str, ...]
 
 
-def tests(name: str, seconds: float, *files: str) -> Stage:
-    # Verbose, since a stage may be stopped.
-    return Stage(
-        f"tests-{name}", seconds, ("-m", "pytest", "-vv", "-m", "not slow", "-p", "no:benchmark", "{workers}", *files)
-    )
-
-
-def kernels(*names: str) -> tuple[str, ...]:
-    return tuple(f"tests/kernels/test_{name}.py" for name in names)
+def tests(name: str, seconds: float, *names: str) -> Stage:
+    """A stage of test files; a name without a folder is one of the kernels. Verbose, since it may be stopped."""
+    files = [name if "/" in name else f"tests/kernels/test_{name}.py" for name in names]
+    words = ("-m", "pytest", "-vv", "-m", "not slow", "-p", "no:benchmark", "{workers}", *files)
+    return Stage(f"tests-{name}", seconds, words)
 
 
 def bench(name: str, seconds: float, command: str, record: str) -> Stage:
@@ -60,13 +56,9 @@ OTHERS = ("tests/training/test_training_on_gpu.py", "tests/bench/test_cuda_meter
 STAGES = (
     tests("heads", 150, "tests/losses/test_fused_head.py"),
     tests("attention", 150, "tests/test_flex_scores.py"),
-    tests("blocks", 180, "tests/test_fuse.py", *kernels("block", "epilogues", "folded_inference")),
-    tests(
-        "layers",
-        300,
-        *kernels("kernels_on_gpu", "convolution", "depthwise", "linear", "filter_products", "device_functions"),
-    ),
-    tests("rest", 300, *OTHERS, *kernels("autograd", "dispatch", "known_calls", "plan_cache", "kernel_compilation")),
+    tests("blocks", 180, "tests/test_fuse.py", "block", "epilogues", "folded_inference"),
+    tests("layers", 300, "kernels_on_gpu", "convolution", "depthwise", "linear", "filter_products", "device_functions"),
+    tests("rest", 300, *OTHERS, "autograd", "dispatch", "known_calls", "plan_cache", "kernel_compilation"),
     bench("inference", 150, "inference --compile --networks resnet32 --operators tanh-cos --repeats 10", "inference"),
     bench("one-layer", 90, f"{LAYERS} tanh-cos --variants eager --repeats 8", "one_layer"),
     bench("linear", 150, f"{LAYERS} {BOTH} --shapes linear pointwise attention", "linear"),
@@ -130,8 +122,8 @@ def run_stage(stage: Stage, out: Path, seconds: float, env: Mapping[str, str]) -
     log, started = out / f"{stage.name}.log", time.monotonic()
     print(f"{stage.name}: at most {seconds:.0f} s, see {log}", flush=True)
     with log.open("wb") as output:
-        command = command_of(stage, out, seconds, env)
-        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT, env=env, start_new_session=True)
+        words = command_of(stage, out, seconds, env)
+        process = subprocess.Popen(words, stdout=output, stderr=output, cwd=ROOT, env=env, start_new_session=True)
         try:
             ended = f"exit code {process.wait(seconds)}"
         except subprocess.TimeoutExpired:
@@ -168,12 +160,17 @@ def run_all(stages: Sequence[Stage], out: Path, minutes: float, env: Mapping[str
 
 
 def parse(words: Sequence[str] | None, stages: Sequence[Stage]) -> argparse.Namespace:
-    names = [stage.name for stage in stages]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="the folder of logs, records and summary.txt")
     parser.add_argument("--minutes", type=float, default=20, help="the limit of all stages together (default: 20)")
     parser.add_argument("--wheels", type=Path, help="a folder with wheels of packages that are not installed")
-    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="only these stages, in their order")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=[one.name for one in stages],
+        metavar="NAME",
+        help="only these stages, in their order",
+    )
     parser.add_argument("--list", action="store_true", help="print the stages and their limits in seconds")
     given = parser.parse_args(words)
     if not given.list and given.out is None:
@@ -196,9 +193,8 @@ def main(words: Sequence[str] | None = None, stages: Sequence[Stage] = STAGES) -
     with tempfile.TemporaryDirectory() as packages:
         outcomes = run_all(chosen, out, given.minutes, environment(Path(packages), given.wheels))
     print((out / "summary.txt").read_text(), end="")
-    if outcomes[-1].ended == "interrupted":
-        return 130
-    return 0 if all(outcome.ended == "exit code 0" for outcome in outcomes) else 1
+    passed = all(outcome.ended == "exit code 0" for outcome in outcomes)
+    return 130 if outcomes[-1].ended == "interrupted" else 0 if passed else 1
 
 
 if __name__ == "__main__":
