@@ -160,17 +160,12 @@ def run_all(stages: Sequence[Stage], out: Path, minutes: float, env: Mapping[str
 
 
 def parse(words: Sequence[str] | None, stages: Sequence[Stage]) -> argparse.Namespace:
+    names = [stage.name for stage in stages]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="the folder of logs, records and summary.txt")
     parser.add_argument("--minutes", type=float, default=20, help="the limit of all stages together (default: 20)")
     parser.add_argument("--wheels", type=Path, help="a folder with wheels of packages that are not installed")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=[one.name for one in stages],
-        metavar="NAME",
-        help="only these stages, in their order",
-    )
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="only these stages, in their order")
     parser.add_argument("--list", action="store_true", help="print the stages and their limits in seconds")
     given = parser.parse_args(words)
     if not given.list and given.out is None:
