@@ -1,7 +1,7 @@
 """Tables that render to the terminal, Markdown and HTML."""
 
 import html
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -124,16 +124,20 @@ class Table:
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self._rich_table(wrap_all=self._min_width() > options.max_width)
+        yield self._rich_table(options.max_width)
 
-    def _rich_table(self, wrap_all: bool) -> rich.table.Table:
+    def _rich_table(self, space: int) -> rich.table.Table:
         """Only long columns wrap, unless the table is too wide even so."""
         title = Text(visible(self.title), style="table.title") if self.title else None
         notes = Text(visible("\n".join(self.notes), kept="\n"), style="table.caption") if self.notes else None
-        table = rich.table.Table(title=title, caption=notes, caption_justify="left")
-        for column in self.columns:
-            no_wrap = not (wrap_all or column.wraps)
-            table.add_column(Text(column.heading), justify=column.align, overflow="fold", no_wrap=no_wrap)
+        padding, widths = self._layout(space)
+        wrap_all = self._least_width() > space
+        table = rich.table.Table(title=title, caption=notes, caption_justify="left", padding=(0, padding))
+        sizes: Sequence[int | None] = widths or [None] * len(self.columns)
+        for column, width in zip(self.columns, sizes, strict=True):
+            # Given widths have space for the cells of columns that do not wrap.
+            no_wrap = not (widths or wrap_all or column.wraps)
+            table.add_column(Text(column.heading), justify=column.align, overflow="fold", no_wrap=no_wrap, width=width)
         for at, row in enumerate(self.rows):
             if at in self.sections:
                 table.add_section()
@@ -141,15 +145,46 @@ class Table:
             table.add_row(*(Text(visible(cell)) for cell in row), style="dim" if at in self.dim else None)
         return table
 
-    def _min_width(self) -> int:
-        """The width with only the wrapping columns wrapped."""
-        lines = [self.headings, *([*map(visible, self._filled(row))] for row in self.rows)]
-        widths = [
-            MIN_WRAPPED_WIDTH if column.wraps else max(cell_len(line[i]) for line in lines)
-            for i, column in enumerate(self.columns)
+    def _layout(self, space: int) -> tuple[int, list[int] | None]:
+        """Returns the spaces around a cell, and the widths of columns; None if they do not fit into the space."""
+        for padding, widths in self._layouts():
+            if sum(widths) + (2 * padding + 1) * len(widths) + 1 <= space:
+                return padding, widths
+        return 1, None
+
+    def _layouts(self) -> Iterator[tuple[int, list[int]]]:
+        """Yields layouts, the best first: the widest columns are narrowed first, and words are broken last."""
+        whole, words = self._whole, self._words
+        for padding in (1, 0):
+            for limit in range(max(whole, default=0), 0, -1):
+                yield padding, [max(few, min(limit, width)) for few, width in zip(words, whole, strict=True)]
+        for limit in range(max(words, default=0), MIN_WRAPPED_WIDTH - 1, -1):
+            wraps = (column.wraps for column in self.columns)
+            yield 0, [min(limit, few) if wrap else few for wrap, few in zip(wraps, words, strict=True)]
+
+    @property
+    def _whole(self) -> list[int]:
+        """The widths of columns that do not wrap at all."""
+        return [max(map(cell_len, cells)) for cells in self._cells()]
+
+    @property
+    def _words(self) -> list[int]:
+        """The widths of columns at which no word is broken, and no cell of a column that does not wrap."""
+        kept = [
+            [*heading.split(), *(word for cell in cells for word in (cell.split() if column.wraps else [cell]))]
+            for column, (heading, *cells) in zip(self.columns, self._cells(), strict=True)
         ]
+        return [max(map(cell_len, words), default=0) for words in kept]
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        """The headings and cells of each column, as the terminal shows them."""
+        return list(zip(self.headings, *([*map(visible, self._filled(row))] for row in self.rows), strict=True))
+
+    def _least_width(self) -> int:
+        """The width with only the wrapping columns wrapped."""
+        whole = zip(self.columns, self._whole, strict=True)
         # A space on both sides of each column, and the lines between columns.
-        return sum(widths) + 3 * len(widths) + 1
+        return sum(MIN_WRAPPED_WIDTH if one.wraps else width for one, width in whole) + 3 * len(self.columns) + 1
 
     def _filled(self, row: Sequence[str]) -> list[str]:
         return [*row, *[""] * (len(self.columns) - len(row))]

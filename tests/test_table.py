@@ -59,7 +59,37 @@ def test_terminal_shows_brackets_literally_and_escapes_control_characters():
 def test_a_narrow_terminal_wraps_only_columns_that_may_wrap():
     table = Table([Column("a", wraps=True), Column("b", "right")], [["long " * 20, "12345678"]])
     assert "12345678 │" in printed(table, 40)
-    assert "12345678" not in printed(table, 18)
+    assert "12345678│" in printed(table, 18)
+    assert "12345678" not in printed(table, 14)
+
+
+def test_words_are_broken_only_if_there_is_no_space_for_them():
+    headings = ("recipe", "all corruptions", "brightness")
+    columns = [Column(heading, wraps=True) for heading in headings]
+    table = Table(columns, [["plain, standardized: SGD 0.15, decay 0.001", "12.88 ± 0.17", "10.41 ± 0.25"]])
+    # The longest words take 13 + 11 + 10, the lines between columns 4, and the space around cells 6, if there is any.
+    for width in (38, 44, 50, 60):
+        text = printed(table, width)
+        assert all(len(line) <= width for line in text.splitlines())
+        for word in ("standardized:", "corruptions", "brightness"):
+            assert word in text
+    # Without the space around cells, 5 columns are left for the widest ones.
+    assert "12.88 ± 0.17" in printed(table, 43)
+    # Only the longest word is broken.
+    text = printed(table, 37)
+    assert "standardized:" not in text
+    assert all(word in text for word in ("corruptions", "brightness"))
+
+
+def test_headings_wrap_even_if_cells_do_not():
+    table = Table([Column("images per second", "right")], [["1 234"]])
+    text = printed(table, 11)
+    assert all(word in text for word in ("images", "per", "second", "1 234"))
+
+
+def test_wide_columns_are_narrowed_before_narrow_ones():
+    columns = [Column("recipe", wraps=True), Column("error", wraps=True)]
+    assert "12.88 ± 0.17" in printed(Table(columns, [["word " * 20, "12.88 ± 0.17"]]), 40)
 
 
 def test_short_rows_are_padded_with_empty_cells():

@@ -3,7 +3,7 @@
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -47,13 +47,27 @@ class Work:
 class LayerShape(ABC):
     """The sizes of a timed layer and of its input; str(shape) is its notation in records."""
 
+    pattern: ClassVar[re.Pattern[str]]
     names: ClassVar[tuple[str, ...]] = ("x",)
     channels_last: ClassVar[bool] = False
 
     @classmethod
-    @abstractmethod
     def read(cls, text: str) -> Self | None:
         """Parses a shape; returns None for other kinds of shapes. ValueError for impossible sizes."""
+        found = cls.pattern.fullmatch(text)
+        if found is None:
+            return None
+        numbers = cls.numbers(found.groups())
+        if min(numbers) < 1:
+            raise ValueError(f"numbers of a shape must be 1 or more, not {text!r}")
+        make: Any = cls
+        shape: Self = make(*numbers)
+        return shape
+
+    @classmethod
+    def numbers(cls, texts: Sequence[str]) -> list[int]:
+        """The numbers of a shape from its parts that `pattern` matches."""
+        return [int(text) for text in texts]
 
     @property
     @abstractmethod
@@ -102,26 +116,36 @@ class LayerShape(ABC):
 
 
 class ConvShape(LayerShape):
-    """A convolution with as many filters as channels, stride 1, same padding and no bias."""
+    """A convolution with as many filters as channels, stride 1, same padding and no bias; `mark` precedes its sizes."""
 
-    pattern: ClassVar[re.Pattern[str]]
+    mark: ClassVar[str] = ""
     batch: int
     channels: int
     kernel: int
     groups: int
 
     @classmethod
-    def read(cls, text: str) -> Self | None:
-        found = cls.pattern.fullmatch(text)
-        if found is None:
-            return None
-        *sizes, kernel, groups = found.groups()
+    def numbers(cls, texts: Sequence[str | None]) -> list[int]:
+        *sizes, kernel, groups = texts
         numbers = [int(size) for size in sizes if size]
         # The last side may be left out if it equals the one before.
-        numbers += numbers[-1:] * (len(sizes) - len(numbers))
-        make: Any = cls
-        shape: Self = make(*numbers, int(kernel or 3), int(groups or 1))
-        return shape.checked(text)
+        return [*numbers, *numbers[-1:] * (len(sizes) - len(numbers)), int(kernel or 3), int(groups or 1)]
+
+    @classmethod
+    def read(cls, text: str) -> Self | None:
+        shape = super().read(text)
+        if shape is not None and shape.kernel % 2 == 0:
+            raise ValueError(f"the filter size after K must be odd to keep the image size, not {text!r}")
+        if shape is not None and shape.channels % shape.groups:
+            raise ValueError(f"the groups after G must divide the channels after C, not {text!r}")
+        return shape
+
+    def __str__(self) -> str:
+        *sizes, last = self.sizes
+        shown = "x".join(map(str, sizes if sizes[-1:] == [last] else self.sizes))
+        kernel = "" if self.kernel == 3 else f"xK{self.kernel}"
+        groups = "" if self.groups == 1 else f"xG{self.groups}"
+        return f"N{self.batch}xC{self.channels}x{self.mark}{shown}{kernel}{groups}"
 
     @property
     @abstractmethod
@@ -155,23 +179,6 @@ class ConvShape(LayerShape):
         layer: nn.Module = build(*sizes, padding=self.kernel // 2, groups=self.groups, bias=False, operator=operator)
         return layer
 
-    def checked(self, text: str) -> Self:
-        """The shape itself; ValueError with the text for impossible sizes."""
-        _check_positive(text, (*self.images, self.groups))
-        if self.kernel % 2 == 0:
-            raise ValueError(f"the filter size after K must be odd to keep the image size, not {text!r}")
-        if self.channels % self.groups:
-            raise ValueError(f"the groups after G must divide the channels after C, not {text!r}")
-        return self
-
-    def _ending(self) -> str:
-        kernel = "" if self.kernel == 3 else f"xK{self.kernel}"
-        return kernel + ("" if self.groups == 1 else f"xG{self.groups}")
-
-
-def _square(height: int, width: int) -> str:
-    return f"{height}" if height == width else f"{height}x{width}"
-
 
 ENDING = r"(?:xK(\d+))?(?:xG(\d+))?"
 
@@ -201,15 +208,13 @@ class Shape(ConvShape):
     def sizes(self) -> tuple[int, ...]:
         return self.height, self.width
 
-    def __str__(self) -> str:
-        return f"N{self.batch}xC{self.channels}x{_square(*self.sizes)}{self._ending()}"
-
 
 @dataclass(frozen=True)
 class SequenceShape(ConvShape):
     """A convolution of sequences, compared with nn.Conv1d."""
 
     pattern = re.compile(rf"N(\d+)xC(\d+)xL(\d+){ENDING}", re.IGNORECASE)
+    mark = "L"
     batch: int
     channels: int
     length: int
@@ -220,15 +225,13 @@ class SequenceShape(ConvShape):
     def sizes(self) -> tuple[int, ...]:
         return (self.length,)
 
-    def __str__(self) -> str:
-        return f"N{self.batch}xC{self.channels}xL{self.length}{self._ending()}"
-
 
 @dataclass(frozen=True)
 class VolumeShape(ConvShape):
     """A convolution of volumes, compared with nn.Conv3d."""
 
     pattern = re.compile(rf"N(\d+)xC(\d+)xD(\d+)x(\d+)(?:x(\d+))?{ENDING}", re.IGNORECASE)
+    mark = "D"
     batch: int
     channels: int
     depth: int
@@ -241,10 +244,6 @@ class VolumeShape(ConvShape):
     def sizes(self) -> tuple[int, ...]:
         return self.depth, self.height, self.width
 
-    def __str__(self) -> str:
-        sides = _square(self.height, self.width)
-        return f"N{self.batch}xC{self.channels}xD{self.depth}x{sides}{self._ending()}"
-
 
 @dataclass(frozen=True)
 class LinearShape(LayerShape):
@@ -254,15 +253,6 @@ class LinearShape(LayerShape):
     rows: int
     in_features: int
     out_features: int
-
-    @classmethod
-    def read(cls, text: str) -> Self | None:
-        found = cls.pattern.fullmatch(text)
-        if found is None:
-            return None
-        sizes = [int(number) for number in found.groups()]
-        _check_positive(text, sizes)
-        return cls(*sizes)
 
     def __str__(self) -> str:
         return f"M{self.rows}x{self.in_features}-{self.out_features}"
@@ -304,15 +294,6 @@ class AttentionShape(LayerShape):
     heads: int
     tokens: int
     features: int
-
-    @classmethod
-    def read(cls, text: str) -> Self | None:
-        found = cls.pattern.fullmatch(text)
-        if found is None:
-            return None
-        sizes = [int(number) for number in found.groups()]
-        _check_positive(text, sizes)
-        return cls(*sizes)
 
     def __str__(self) -> str:
         return f"B{self.batch}xH{self.heads}xT{self.tokens}xD{self.features}"
@@ -374,8 +355,3 @@ def expand_shapes(texts: Iterable[str], device: str) -> list[str]:
     """The shapes as records write them, without duplicates; the name of a set stands for its shapes."""
     whole = [one for text in texts for one in (SETS[text][device] if text in SETS else (text,))]
     return list(dict.fromkeys(str(parse_shape(text)) for text in whole))
-
-
-def _check_positive(text: str, sizes: Iterable[int]) -> None:
-    if min(sizes) < 1:
-        raise ValueError(f"numbers of a shape must be 1 or more, not {text!r}")

@@ -46,7 +46,8 @@ class Command(options.DeviceOption, options.JsonOption):
     """The number of runs in parallel; auto is 1, or more on a GPU that processes share by MPS."""
 
     status: bool = False
-    """Only report results over all seeds with a record, missing cells, and differences from the paper."""
+    """Only report results over all seeds with a record, missing cells, and differences from the paper; of all, one
+    line per experiment."""
 
     smoke: bool = False
     """Run small versions of everything on the digits, in seconds per run; the numbers are meaningless."""
@@ -126,7 +127,7 @@ class Command(options.DeviceOption, options.JsonOption):
             print(json.dumps(work.to_json() | drawn, indent=2))
         elif not stopped:
             # After an interruption, do not print tables, which would hide its message.
-            _show_tables(work)
+            _show_tables(work, compact=self.status and "all" in self.names)
             print("".join(f"{name}: {text}\n" for name, text in drawn.items()), end="")
         return code or output.code
 
@@ -146,9 +147,12 @@ class Command(options.DeviceOption, options.JsonOption):
         return texts
 
 
-def _show_tables(work: Reproduction) -> None:
+def _show_tables(work: Reproduction, compact: bool) -> None:
     # Titles, notes and names may have brackets, such as "[0, 1]", which are not markup.
     console = Console(markup=False, emoji=False)
+    if compact:
+        console.print(report.experiment_tables.overview(work.statuses()))
+        return
     for experiment, found in work.statuses():
         for table in report.experiment_tables.experiment_tables(experiment, found):
             console.print(table)

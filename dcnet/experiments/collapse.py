@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcnet.experiments.contest import SIGNIFICANT, Standing, holm, welch_p
+from dcnet.experiments.contest_result import SIGNIFICANT, Standing, holm, welch_p
 from dcnet.experiments.experiment import Experiment
 from dcnet.experiments.status import CellStatus
 

@@ -7,7 +7,7 @@ from itertools import combinations, groupby
 from typing import Any
 
 from dcnet.experiments.collapse import CollapseCount, find_collapses
-from dcnet.experiments.contest import ContestState, find_contest
+from dcnet.experiments.contest_result import ContestState, find_contest
 from dcnet.experiments.experiment import ERROR, NOT_CONVERGED, Experiment
 from dcnet.experiments.status import DIGITS, CellStatus, pooled_deviation
 

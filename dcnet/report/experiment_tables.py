@@ -1,16 +1,20 @@
 """Tables and summaries of experiments."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from dcnet.experiments.contest import ContestState, Standing, find_contest
+from dcnet.experiments.contest import HELD_OUT
+from dcnet.experiments.contest_result import ContestState, Standing, find_contest
 from dcnet.experiments.experiment import NOT_CONVERGED, Experiment, get_experiment
-from dcnet.experiments.findings import findings_of
+from dcnet.experiments.findings import FAR, find_closeness, findings_of
 from dcnet.experiments.status import UNMEASURED, CellStatus, RecordIndex, status_of
 from dcnet.table import Column, Table
 
+# The largest number of rows without a run that the docs name.
+MAX_NAMED = 12
 LEGEND = "ours (the paper's, the difference)"
 
 
@@ -23,10 +27,30 @@ def experiment_table(experiment: Experiment, found: Sequence[CellStatus]) -> Tab
 
 
 def experiment_tables(experiment: Experiment, found: Sequence[CellStatus]) -> list[Table]:
-    """Returns the table of an experiment, and that of the sides if it is a finished contest."""
+    """Returns the table of an experiment; for a contest, that of its trials, and that of its final runs."""
     state = find_contest(experiment, found)
-    sides = [contest_table(state)] if state is not None and state.standings else []
-    return [experiment_table(experiment, found), *sides]
+    if state is None:
+        return [experiment_table(experiment, found)]
+    finals = [cell for cell in experiment.cells if cell.column != HELD_OUT]
+    trials = [cell for cell in experiment.cells if cell.column == HELD_OUT]
+    so_far = dataclasses.replace(experiment, cells=tuple(finals), title="The final runs so far", notes=())
+    results = [contest_table(state)] if state.standings else [experiment_table(so_far, found)] if finals else []
+    return [experiment_table(dataclasses.replace(experiment, cells=tuple(trials)), found), *results]
+
+
+def overview(statuses: Iterable[tuple[Experiment, Sequence[CellStatus]]]) -> Table:
+    """Returns a table with one row per experiment: cells that are done and missing, and how many are near the paper."""
+    rows = []
+    for experiment, found in statuses:
+        states = Counter(one.state for one in found)
+        near = find_closeness(experiment, found)
+        missing = "not run" if experiment.not_run else str(states["missing"])
+        compared = f"{near.near} of {near.cells}" if near else ""
+        rows.append([experiment.name, str(states["done"]), str(states["partial"]), missing, compared])
+    headings = ("experiment", "cells done", "with fewer seeds", "missing", f"within {FAR:.2f} of the paper")
+    columns = [Column(heading, "right" if rank else "left", wraps=True) for rank, heading in enumerate(headings)]
+    notes = ["Name an experiment for its table, as in dcnet reproduce table3 --status."]
+    return Table(columns, rows, "All experiments", notes)
 
 
 def contest_table(state: ContestState) -> Table:
@@ -34,29 +58,38 @@ def contest_table(state: ContestState) -> Table:
     cells = _standing_cells(state)
     columns = [Column(heading, "left" if heading in ("side", "recipe") else "right", wraps=True) for heading in cells]
     rows = [[cell(one) for cell in cells.values()] for one in state.standings]
-    notes = [
+    note = (
         "p: the probability of such a difference from the reference by chance, by Welch's t-test, with Holm's "
-        "correction for the number of challengers, times the number of references if the reference is ahead; seconds "
-        "of training, which runs in parallel share, also of runs that diverged."
-        + (f" Sorted by {state.measure}, which p is for." if state.others else "")
-    ]
-    return Table(columns, rows, "The best recipe of each side", notes)
+        "correction for the number of challengers, times the number of references if the reference is ahead"
+    )
+    more = (
+        f". Sorted by {state.measure}, which p is for."
+        if state.others
+        else "; seconds of training, which runs in parallel share, also of runs that diverged."
+    )
+    title = "The best recipe of each side" + (", errors in %" if state.others else "")
+    return Table(columns, rows, title, [note + more])
 
 
 def _standing_cells(state: ContestState) -> dict[str, Callable[[Standing], str]]:
     """Returns the cells of a side by the heading of their column."""
-    cells: dict[str, Callable[[Standing], str]] = {
+
+    def p(one: Standing) -> str:
+        return "reference" if one.side == state.reference else "" if one.p is None else f"{one.p:.2g}"
+
+    if state.others:
+        # Few and narrow columns, so that the table fits into a terminal.
+        errors = {found.measure: partial(_standing_error, found) for found in state.results}
+        return {"side": lambda one: f"{one.side}: {one.recipe}", **errors, "p": p}
+    return {
         "side": lambda one: one.side,
         "recipe": lambda one: one.recipe,
-        **{f"{found.measure}, %": partial(_standing_error, found) for found in state.results},
+        f"{state.measure}, %": partial(_standing_error, state),
         "seeds": lambda one: str(len(one.errors) + one.diverged),
-        "p": lambda one: "reference" if one.side == state.reference else "" if one.p is None else f"{one.p:.2g}",
+        "p": p,
         "s per final run": lambda one: f"{one.seconds:,.0f}",
         "s of all runs": lambda one: f"{one.all_seconds:,.0f}",
     }
-    # With several errors, all columns would be too wide for a terminal; the table of all trials has the recipes.
-    left_out = ("recipe", "s per final run") if state.others else ()
-    return {heading: cell for heading, cell in cells.items() if heading not in left_out}
 
 
 def _standing_error(state: ContestState, side: Standing) -> str:
@@ -78,7 +111,8 @@ def docs_table(name: str, results: Path) -> str:
     later = _rows_without_numbers(experiment, found)
     kept = dataclasses.replace(experiment, cells=tuple(cell for cell in experiment.cells if cell.row not in later))
     shown = [table.markdown() for table in experiment_tables(kept, [one for one in found if one.cell.row not in later])]
-    missing = [f"Without a run so far: {'; '.join(later)}."] if later else []
+    named = "; ".join(later) if len(later) <= MAX_NAMED else f"{len(later)} of {len(experiment.rows)} rows"
+    missing = [f"Without a run so far: {named}."] if later else []
     return "\n\n".join([about, *shown, *missing, *([findings] if findings else [])])
 
 

@@ -19,7 +19,7 @@ from dcnet.experiments.catalogue import attack_tables, corruption_contest, speed
 from dcnet.experiments.catalogue.attack_tables import source_of
 from dcnet.experiments.catalogue.imagenet_table import top_5_of
 from dcnet.experiments.experiment import NOT_CONVERGED, Cell
-from dcnet.experiments.status import RecordIndex
+from dcnet.experiments.status import RecordIndex, cell_records
 from dcnet.losses.margins import as_margin
 from dcnet.robustness import uncertainty
 from dcnet.robustness.corruptions import corrupt, registry
@@ -195,7 +195,7 @@ def test_sides_of_the_contests():
 
 
 def test_the_contest_on_corrupted_images():
-    """Sides differ in operator, augmentation and standardization only; rates and decays are the same by family."""
+    """Sides differ in operator, augmentation and standardization only; all of them try the same recipes."""
     found = get_experiment(CORRUPTED)
     assert {cell.config.dataset for cell in found.cells} == {"cifar10-validation"}
     configs = {side.name: [one.config for one in side.candidates] for side in found.rules.sides}
@@ -204,10 +204,25 @@ def test_the_contest_on_corrupted_images():
     assert plain == ["plain", "plain, augmented", "plain, standardized", "plain, by channel", "plain, scaled"]
     assert [side.name for side in found.rules.sides if side.reference] == plain
     free = {"operator": "conv", "augmentation": Augmentation(), "standardize": "none"}
-    for names in (plain, [name for name in configs if name not in plain]):
-        assert len({tuple(dataclasses.replace(one, **free) for one in configs[name]) for name in names}) == 1
+    same = {"projection_every": 0, "orthonormal": 0.0}
+    assert len({tuple(dataclasses.replace(one, **free, **same) for one in own) for own in configs.values()}) == 1
+    assert all(one.projection_every == 100 for name, own in configs.items() if name not in plain for one in own)
     for side in found.rules.sides:
-        assert [side.edges(one) for one in side.candidates] == [[], ["rate"], ["rate"]]
+        assert [one.config.optimizer for one in side.candidates] == 4 * ["sgd"] + 4 * ["adam"]
+        assert [side.edges(one) for one in side.candidates] == 2 * [["rate"], [], [], ["rate"]]
+        assert {one.family for one in side.candidates} == (
+            {"SGD", "Adam"} if side.reference else {"SGD, projection", "Adam, projection"}
+        )
+    assert "SGD with rates 0.025 0.06 0.15 0.375 and decay 0.001" in found.notes[1]
+
+
+def test_all_records_of_the_contest_on_corrupted_images_count(tmp_path):
+    """Also those from before the sides had more recipes."""
+    index = RecordIndex(tmp_path / "runs", [ROOT / "results/corruptions"])
+    found = get_experiment(CORRUPTED).at(index.record)
+    used = {record.run_name for _, records in cell_records(found, index) for record in records}
+    assert used == set(index.imported)
+    assert len(used) == 88
 
 
 def test_errors_on_corrupted_images(monkeypatch, tmp_path):

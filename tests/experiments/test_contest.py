@@ -1,6 +1,7 @@
 """Contests: stages from records, choices in plain loops, edges of ranges, the t test against scipy, and whole runs."""
 
 import dataclasses
+import io
 import json
 import statistics
 
@@ -8,29 +9,25 @@ import pytest
 from helpers.fake_records import bring, small
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from scipy import stats
 
 from dcnet.cli.app import main
 from dcnet.experiments import experiments
 from dcnet.experiments.contest import (
     HELD_OUT,
-    NO_VERDICT,
     TEST,
     TRIAL_SEEDS,
     Candidate,
     Contest,
-    ContestState,
     Measure,
     Side,
-    Standing,
     contest_experiment,
-    find_contest,
-    holm,
-    welch_p,
 )
+from dcnet.experiments.contest_result import NO_VERDICT, ContestState, Standing, find_contest, holm, welch_p
 from dcnet.experiments.reproduction import Reproduction
 from dcnet.experiments.status import RecordIndex, plan_tasks, status_of
-from dcnet.report.experiment_tables import contest_table, docs_table
+from dcnet.report.experiment_tables import contest_table, docs_table, experiment_tables
 from dcnet.report.page import paper_sections
 from dcnet.report.page.page_sources import Sources
 from dcnet.training import Execution
@@ -239,8 +236,80 @@ def test_edges_are_reported(notebook):
             notebook.write(task.config, error, timings={"training": 1.0})
     state = notebook.state(contest)
     assert state.edges == (("conv: Adam 0.04, decay 0", "rate"), ("tanh-cos: Adam 0.04, decay 0", "rate"))
-    recipes = "conv: Adam 0.04, decay 0; tanh-cos: Adam 0.04, decay 0."
-    assert str(state).endswith(f"Best recipes whose rate is at the edge of its range, so extend the range: {recipes}")
+    assert str(state).endswith(
+        " The best recipes of 2 sides are at the edge of their ranges, so extend: the rate of "
+        '"Adam 0.04, decay 0" (2 sides).'
+    )
+    one = dataclasses.replace(state, edges=state.edges[1:])
+    end = 'The rate of "tanh-cos: Adam 0.04, decay 0", the best recipe of its side, is at the edge of its range: '
+    assert str(one).endswith(end + "extend it.")
+
+
+def test_edges_are_grouped_by_recipe():
+    """Also if a side has two of them."""
+    edges = (("a: SGD 1, decay 0", "rate"), ("b: SGD 1, decay 0", "rate"), ("c: Adam 1, decay 1", "rate"))
+    state = ContestState((1, 0, 0), (*edges, ("c: Adam 1, decay 1", "decay")), (), None)
+    assert str(state).partition(" trials. ")[2] == (
+        "The best recipes of 3 sides are at the edge of their ranges, so extend: "
+        'the rate of "SGD 1, decay 0" (2 sides), the rate of "Adam 1, decay 1" (1 side), '
+        'the decay of "Adam 1, decay 1" (1 side).'
+    )
+
+
+# --- more recipes for a contest with records ---
+
+
+def with_a_higher_rate(contest):
+    """The contest with one more recipe on each side."""
+    sides = []
+    for one in contest.rules.sides:
+        config = small(one.candidates[0].config.operator, lr=0.08, steps=STEPS)
+        sides.append(dataclasses.replace(one, candidates=(*one.candidates, Candidate("Adam", config))))
+    rules = dataclasses.replace(contest.rules, sides=tuple(sides))
+    return contest_experiment("contest_small", "Digits, error in %", rules, seeds=2)
+
+
+def test_records_still_count_after_new_recipes(notebook):
+    """Final runs and second seeds stay in the tables, and only the new trials are run, but there is no verdict."""
+    contest = small_contest()
+    for _ in range(3):
+        fill_stage(notebook, contest)
+    before = status_of(notebook.experiment(contest), notebook.index)
+    larger = with_a_higher_rate(contest)
+    after = status_of(notebook.experiment(larger), notebook.index)
+    values = {(one.cell.row, one.cell.column): one.values for one in after}
+    assert {place: found for place, found in values.items() if found} == {
+        (one.cell.row, one.cell.column): one.values for one in before
+    }
+    state = notebook.state(larger)
+    assert (state.missing, state.edges, state.standings) == ((2, 4, 4), (), ())
+    assert {task.config.lr for task in plan_tasks([notebook.experiment(larger)], notebook.index)} == {0.08}
+    assert fill_stage(notebook, larger) == 2
+    # The new recipe is not among the best, so the result is the same as before.
+    assert notebook.state(larger).missing == (0, 0, 0)
+    assert notebook.state(larger).verdict == notebook.state(contest).verdict
+
+
+def test_a_better_new_recipe_replaces_the_earlier_one(notebook):
+    contest = small_contest()
+    for _ in range(3):
+        fill_stage(notebook, contest)
+    larger = with_a_higher_rate(contest)
+    for task in plan_tasks([notebook.experiment(larger)], notebook.index):
+        notebook.write(task.config, 1.0)
+    # The second seed of the new recipe is missing; the other finalist has one.
+    assert notebook.state(larger).missing == (0, 2, 4)
+    assert [cell.row for cell in notebook.experiment(larger).cells if cell.column == TEST] == [
+        "conv: Adam 0.02, decay 0",
+        "tanh-cos: Adam 0.02, decay 0",
+    ]
+    for task in plan_tasks([notebook.experiment(larger)], notebook.index):
+        assert (task.config.lr, task.config.seed) == (0.08, 1)
+        notebook.write(task.config, 1.0)
+    finals = [cell for cell in notebook.experiment(larger).cells if cell.column == TEST]
+    assert [cell.config.lr for cell in finals] == [0.08, 0.08]
+    assert notebook.state(larger).missing == (0, 0, 4)
+    assert [value for _, value in notebook.state(larger).edges] == ["rate", "rate"]
 
 
 # --- the result ---
@@ -493,11 +562,37 @@ def test_verdicts_by_two_measures(notebook):
     assert [one.all_seconds for one in state.standings] == [pytest.approx(9 * 50 + 20), pytest.approx(9 * 75 + 20)]
     found = contest_table(state)
     assert [column.heading for column in found.columns] == [
-        "side", "corrupted error, %", "clean error, %", "seeds", "p", "s of all runs"
+        "side", "corrupted error", "clean error", "p"
     ]  # fmt: skip
-    assert found.rows[0][:4] == ["conv", "30.05 ± 0.01", "20.05 ± 0.01", "2"]
+    assert found.rows[0] == ["conv: Adam 0.02, decay 0", "30.05 ± 0.01", "20.05 ± 0.01", "reference"]
     assert state.to_json()["others"][0]["verdict"] == other.verdict
     assert contest.rules.small(lambda config: config).measures == contest.rules.measures
+
+
+def test_tables_of_a_contest_fit_into_a_terminal(notebook):
+    """First the trials alone, then the final runs so far, or the sides by all measures; no word is broken."""
+    names = ("contrast and brightness", "shade", "all corruptions", "clean")
+    rules = dataclasses.replace(
+        small_contest().rules,
+        sides=tuple(dataclasses.replace(one, name=f"{one.name}, standardized") for one in small_contest().rules.sides),
+        measures=tuple(Measure(name) for name in names),
+    )
+    contest = contest_experiment("contest_small", "Digits, error in %", rules, seeds=2)
+    for _ in range(3):
+        fill_stage(notebook, contest)
+    finished, larger = (notebook.experiment(one) for one in (contest, with_a_higher_rate(contest)))
+    for experiment, title in (
+        (finished, "The best recipe of each side, errors in %"),
+        (larger, "The final runs so far"),
+    ):
+        trials, finals = experiment_tables(experiment, status_of(experiment, notebook.index))
+        assert trials.headings == ["", HELD_OUT]
+        assert len(trials.rows) == len([cell for cell in experiment.cells if cell.column == HELD_OUT])
+        assert (finals.title, finals.headings[1:5], len(finals.rows)) == (title, [*names], 2)
+        console = Console(file=io.StringIO(), width=80)
+        console.print(finals)
+        words = {word for row in [finals.headings, *finals.rows] for cell in row for word in cell.split()}
+        assert words <= set(console.file.getvalue().split())
 
 
 @pytest.fixture
@@ -516,6 +611,16 @@ def test_the_page_and_the_docs_show_the_sides(notebook):
     assert "| tanh-cos | Adam 0.02, decay 0 | 19.10 ± 0.10 | 3 |" in text
     assert "| conv | Adam 0.02, decay 0 | 20.10 ± 0.10 | 3 | reference | 100 | 750 |" in text
     assert '"tanh-cos" wins' in text
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_docs_name_a_few_missing_rows_and_count_many(notebook):
+    tasks = plan_tasks([small_contest()], notebook.index)
+    notebook.write(tasks[0].config, 20.0)
+    assert "Without a run so far: 13 of 14 rows." in docs_table("contest_small", notebook.folder)
+    for task in tasks[1:-1]:
+        notebook.write(task.config, 20.0)
+    assert "Without a run so far: tanh-cos: SGD 1, decay 0." in docs_table("contest_small", notebook.folder)
 
 
 # --- the command ---

@@ -180,6 +180,20 @@ def test_after_an_interruption_no_table_is_printed(tmp_path, capsys, monkeypatch
     assert seen.err.startswith("interrupted with 3 of 10 tasks left")
 
 
+def test_the_status_of_all_has_one_line_per_experiment(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for column, error in (("cos", 22.0), ("sqcos", 28.0)):
+        bring(tmp_path / "results", get_experiment("table4").cell("tanh", column).config, error)
+    code, seen = run_command(capsys, "reproduce", "all", "--status", "--runs", tmp_path / "runs")
+    assert code == 0
+    rows = [[part.strip() for part in line.split("│")[1:-1]] for line in seen.out.splitlines() if line[:1] == "│"]
+    assert [row[0] for row in rows] == [experiment.name for experiment in select_experiments(["all"])]
+    assert ["table4", "2", "0", "20", "1 of 2"] in rows
+    assert ["table6", "0", "0", "not run", ""] in rows
+    assert "figure3: can be drawn" in seen.out
+    assert json.loads(run_command(capsys, "reproduce", "all", "--status", "--json")[1].out)["table4"]["cells"]
+
+
 def test_status_uses_all_seeds_by_default(tmp_path, capsys):
     cell = get_experiment("table1").cell("weight projection", "tanh-cos")
     for config, error in zip(cell.configs(3), (21.0, 22.0, 23.0), strict=True):

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from dcnet.experiments import CellStatus, Experiment
-from dcnet.experiments.contest import find_contest
+from dcnet.experiments.contest_result import find_contest
 from dcnet.experiments.experiment import NOT_CONVERGED
 from dcnet.experiments.findings import FAR, findings_of
 from dcnet.report.experiment_tables import contest_table, distance, furthest_of
