@@ -304,7 +304,8 @@ class ShardedMarginSoftmax(MarginSoftmax):
         count = self._bounds(rank + 1) - self._bounds(rank)
         shape = (count * (len(held) // self.held_classes), *held.shape[1:])
         rows = held.detach() if rank == self.rank else held.new_empty(shape, requires_grad=False)
-        dist.broadcast(rows, group_src=rank, group=self.group)
+        if self.world > 1:
+            dist.broadcast(rows, group_src=rank, group=self.group)
         return rows
 
     def full_weight(self) -> Tensor:
@@ -330,7 +331,6 @@ class ShardedMarginSoftmax(MarginSoftmax):
         return found
 
 
-def divided_heads(model: nn.Module) -> dict[str, ShardedMarginSoftmax]:
-    """The heads of a network, by name, whose classes are divided among several processes."""
-    heads = {name: head for name, head in model.named_modules() if isinstance(head, ShardedMarginSoftmax)}
-    return {name: head for name, head in heads.items() if head.world > 1}
+def sharded_heads(model: nn.Module) -> dict[str, ShardedMarginSoftmax]:
+    """The sharded heads of a network by name, even if one process holds all classes."""
+    return {name: head for name, head in model.named_modules() if isinstance(head, ShardedMarginSoftmax)}

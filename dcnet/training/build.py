@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from dcnet.filter_optimizers import OTHER_RATE, Muon, SphereSGD
 from dcnet.losses import MarginSoftmax, ShardedMarginSoftmax
 from dcnet.losses.annealing import BY_MARGIN
-from dcnet.losses.sharded import divided_heads
+from dcnet.losses.sharded import sharded_heads
 from dcnet.models import Network, create_model
 from dcnet.models.blocks import MarginNetwork, Normalized, Standardized
 from dcnet.operator import PLAIN
@@ -127,7 +127,7 @@ def shards_head(config: RunConfig, asked: bool | None, processes: int, fsdp: boo
 
 def exclude_from_ddp_(model: nn.Module) -> None:
     """Makes DDP ignore sharded heads: the processes hold different classes, and the gradients are exact already."""
-    heads = [(name, (*head.named_parameters(), *head.named_buffers())) for name, head in divided_heads(model).items()]
+    heads = [(name, (*head.named_parameters(), *head.named_buffers())) for name, head in sharded_heads(model).items()]
     names = [f"{name}.{inner}".removeprefix(".") for name, tensors in heads for inner, _ in tensors]
     if names:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from dcnet.environment import commit, default_workers, environment
 from dcnet.fuse import fuse
-from dcnet.losses.sharded import divided_heads
+from dcnet.losses.sharded import sharded_heads
 from dcnet.modes import search_convolutions
 from dcnet.network_norms import sync_norms
 from dcnet.optim import WeightedGradients, WeightProjection
@@ -158,7 +158,7 @@ class Setup:
             raise ValueError(f"adversary={config.adversary!r} does not support FSDP (sharded weights): use DDP")
         self.model = self._place(self._build_model(fsdp) if model is None else model)
         # Whether the processes hold different weights.
-        self.sharded = fsdp or bool(divided_heads(self.model))
+        self.sharded = fsdp or any(head.world > 1 for head in sharded_heads(self.model).values())
         exclude_from_ddp_(self.model)
         optimizer = build_optimizer(config, self.model, self.device, fsdp)
         prepared, wrapped = self.accelerator.prepare(self.model, optimizer)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from dcnet.checks import check_whole
 from dcnet.layers import Decoupled
 from dcnet.losses.collectives import rank_of
-from dcnet.losses.sharded import ShardedMarginSoftmax, divided_heads
+from dcnet.losses.sharded import ShardedMarginSoftmax, sharded_heads
 from dcnet.training.processes import agree
 from dcnet.training.shards import Part, Shards, check_parts
 from dcnet.training.tensor_files import TensorFile, stream_tensors
@@ -94,7 +94,7 @@ def _placed(value: Tensor, like: Tensor) -> Tensor:
 
 def _owners(model: nn.Module) -> dict[str, ShardedMarginSoftmax]:
     """The sharded heads, by the names of their parameters that are divided among processes."""
-    heads = divided_heads(model).items()
+    heads = sharded_heads(model).items()
     return {f"{name}.{inner}".removeprefix("."): head for name, head in heads for inner in head.divided}
 
 
