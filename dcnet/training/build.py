@@ -121,7 +121,9 @@ def shards_head(config: RunConfig, asked: bool | None, processes: int, fsdp: boo
         if value := getattr(config, name):
             raise ValueError(f"{what} does not support {name}={value!r}: omit one of them")
     if fsdp:
-        raise ValueError(f"{what} does not support FSDP (sharded weights): use DDP, or omit it")
+        raise ValueError(
+            f"{what} does not support FSDP (sharded weights): use DDP{'' if sampled else ', or shard_head=False'}"
+        )
     return True
 
 
