@@ -1,6 +1,5 @@
 """Networks and optimizers from a config."""
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -137,8 +136,10 @@ def exclude_from_ddp_(model: nn.Module) -> None:
 
 def count_parameters(model: nn.Module) -> int:
     """The number of values of all parameters, in all processes together."""
-    parts = parts_of(model)
-    return sum(math.prod(parts[MODEL + name].size) for name, _ in model.named_parameters())
+    heads = sharded_heads(model).values()
+    divided = [(head.get_parameter(name), rows) for head in heads for name, (_, rows) in head.divided.items()]
+    others = sum((rows - len(value)) * value[0].numel() for value, rows in divided)
+    return others + sum(parameter.numel() for parameter in model.parameters())
 
 
 def build_optimizer(config: RunConfig, model: nn.Module, device: torch.device, sharded: bool = False) -> Optimizer:

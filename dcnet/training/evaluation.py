@@ -96,7 +96,7 @@ class Snapshots:
         hook = self.network.embedding.register_forward_hook(lambda module, inputs, output: found.append(output))
         with hook, evaluating(self.model):
             for pixels in self.pixels.split(500):
-                outputs_of(self.model, pixels)
+                self.model(pixels)
         self.steps.append(step)
         self.points.append(torch.cat(found).float().cpu())
         # A copy, since training changes the weights.

@@ -177,7 +177,7 @@ class Setup:
         self.projection = WeightProjection(self.model, every) if every > 1 else None
         share = (self.accelerator.process_index, self.processes)
         self.source = make_source(self.dataset, config, self.device, share, self.graph, execution.workers)
-        self.evaluator = Evaluator(self.model, self.device, graph=self.graph)
+        self.evaluator = Evaluator(self.model, self.device, self.accelerator.autocast, self.graph)
         count = config.feature_snapshots
         self.snapshots = Snapshots(self.model, self.dataset, count, self.device) if count else None
         if config.weighted_gradients != "none":

@@ -142,7 +142,10 @@ def correct(predictions: Tensor, labels: Tensor) -> Tensor:
 
 
 def outputs_of(model: nn.Module, images: Tensor) -> Any:
-    """Returns the output of the network; for a sharded head its input, since logits would need the weights of all."""
+    """Returns the output of the network; for a sharded head its input, since logits would need the weights of all.
+
+    The caller turns on autocast, which `accelerate` does in `forward` only.
+    """
     return model(images) if head_of_shards(model) is None else model.features(images)  # type: ignore[operator]
 
 

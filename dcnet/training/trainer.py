@@ -205,8 +205,10 @@ class Trainer:
         """Waits for the device, and reports progress; raises DivergenceError if a step was not finite."""
         reading = self.setup.meter.read()
         if reading.bad_step is not None:
+            with self.setup.accelerator.autocast():
+                own = find_bad_layer(self.setup.model, self.setup.source.images(reading.bad_step))
             # Each process has other images, and possibly other weights.
-            found = gather_objects(find_bad_layer(self.setup.model, self.setup.source.images(reading.bad_step)))
+            found = gather_objects(own)
             where = next((text for text in found if text != LOSS_ITSELF), LOSS_ITSELF)
             self._write("diverged")
             raise DivergenceError(

@@ -184,9 +184,9 @@ def heads(folder):
         resume(f"4 to {world}", world, "sharded")
     start("stopped on 1", 1, "one", "stop")
     resume("1 to 2", 2, "one", options=SHARDED)
-    softmax = ["--margin", "softmax", "--annealing", "none", "--margin-scale", "norm"]
-    start("softmax", 1, "softmax", options=softmax)
-    start("softmax on 3", 3, "softmax on 3", options=[*softmax, *SHARDED])
+    softmax = ["--margin", "softmax", "--annealing", "none", "--margin-scale", "norm", "--precision", "bfloat16"]
+    start("softmax", 3, "softmax", options=softmax)
+    start("sharded softmax", 3, "sharded softmax", options=[*softmax, *SHARDED])
     pretrained = ["--pretrained", the_run(folder / "whole"), "--optimizer", "sgd"]
     start("pretrained", 1, "pretrained", options=pretrained)
     start("pretrained on 3", 3, "pretrained on 3", options=[*pretrained, *SHARDED])

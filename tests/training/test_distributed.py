@@ -219,10 +219,11 @@ def test_the_checkpoint_of_a_sharded_head_has_the_state_of_an_unsharded_one(head
     assert_close_tensors(found, read_tensors(file)[0])
 
 
-def test_a_sharded_head_with_biases_and_weight_norms_trains_as_an_unsharded_one(heads):
+def test_a_sharded_head_in_bfloat16_trains_as_under_ddp(heads):
+    """With biases and weight norms; bfloat16 rounds differently in one process."""
     folder, results = heads
-    assert results["softmax on 3"]["codes"] == [0, 0, 0]
-    assert_same_training(*(Run(the_run(folder / name)) for name in ("softmax on 3", "softmax")))
+    assert results["sharded softmax"]["codes"] == [0, 0, 0]
+    assert_same_training(*(Run(the_run(folder / name)) for name in ("sharded softmax", "softmax")))
 
 
 def test_a_sharded_head_starts_from_the_weights_of_a_run(heads):
