@@ -4,6 +4,7 @@ With the argument "heads", the runs have heads whose classes are divided among t
 is much faster than starting them. The exit codes and messages are in `results.json`.
 """
 
+import errno
 import json
 import math
 import os
@@ -24,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 
 from dcnet.cli.app import main
 from dcnet.data import load_dataset
-from dcnet.training import setup
+from dcnet.training import setup, tensor_files
 from dcnet.training.step import Step
 from dcnet.training.trainer import Trainer
 from helpers.processes import free_port
@@ -85,6 +86,18 @@ def at_one_step(action):
     Step.__call__ = changed
 
 
+def fill_disk():
+    """The first process cannot write after the first rows of a head."""
+    bytes_of = tensor_files._bytes_of
+
+    def fails_after(value):
+        if os.environ["RANK"] == "0" and value.shape == (5, 6):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return bytes_of(value)
+
+    tensor_files._bytes_of = fails_after
+
+
 def give_up_early():
     """Processes wait for others for one second only."""
     options = [InitProcessGroupKwargs(timeout=timedelta(seconds=1))]
@@ -94,6 +107,7 @@ def give_up_early():
 ACTIONS = {
     "give up early": give_up_early,
     "shard": shard,
+    "fill disk": fill_disk,
     "stop": stop,
     "label": lambda: at_one_step(lambda labels, _: labels[1:2].fill_(99)),
     "slow": lambda: at_one_step(lambda *_: time.sleep(2)),
@@ -195,6 +209,7 @@ def heads(folder):
     start("stopped sample", 2, "stopped sample", "stop", options=sample)
     resume("resumed sample", 2, "stopped sample")
     start("nan", 2, "nan", "nan", options=SHARDED)
+    start("full", 2, "full", "fill disk", options=SHARDED)
     start("fsdp", 2, "fsdp", "shard", options=SHARDED)
     return runs.results
 

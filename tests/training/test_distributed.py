@@ -261,6 +261,15 @@ def test_a_sharded_head_under_fsdp_is_an_error_in_all_processes(heads):
     assert any(found["errors"])
 
 
+def test_a_full_disk_while_a_sharded_head_is_written_stops_all_processes(heads):
+    found = heads[1]["full"]
+    assert found["codes"] == [1, 1]
+    assert any(found["errors"])
+    for error in filter(None, found["errors"]):
+        assert "No space left on device" in error
+        assert error.count("\n") == 1
+
+
 def test_a_gradient_of_one_shard_that_is_not_finite_stops_all_processes(heads):
     found = heads[1]["nan"]
     assert found["codes"] == [1, 1]
