@@ -198,7 +198,7 @@ def heads(folder):
         resume(f"4 to {world}", world, "sharded")
     start("stopped on 1", 1, "one", "stop")
     resume("1 to 2", 2, "one", options=SHARDED)
-    softmax = ["--margin", "softmax", "--annealing", "none", "--margin-scale", "norm", "--precision", "bfloat16"]
+    softmax = ["--margin", "l2-softmax", "--annealing", "none", "--precision", "bfloat16"]
     start("softmax", 3, "softmax", options=softmax)
     start("sharded softmax", 3, "sharded softmax", options=[*softmax, *SHARDED])
     pretrained = ["--pretrained", the_run(folder / "whole"), "--optimizer", "sgd"]
