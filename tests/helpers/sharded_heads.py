@@ -127,7 +127,8 @@ def check_scores():
 
 def check_sampled_predictions():
     """They are classes of the sample, and among them the one with the largest cosine."""
-    head = ShardedMarginSoftmax(FEATURES, 1000, "arcface", sample=0.01).double()
+    # As many classes in each process.
+    head = ShardedMarginSoftmax(FEATURES, 1200, "arcface", sample=0.01).double()
     x, labels = batch(dist.get_rank(), 0)
     x = x.requires_grad_()
     loss, found = head.loss_and_predictions(x, labels)
