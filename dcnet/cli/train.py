@@ -71,6 +71,9 @@ class NetworkOptions:
     interclass_filtering_threshold: Decimal = None
     """The loss of the margin head ignores other classes with a cosine above this number, in (0, 1]."""
 
+    sample_classes: Decimal = None
+    """The margin head uses this fraction of its classes in each step: those of the batch, and others at random."""
+
     features: Whole = None
     """The number of features of the margin head; 2 or 3 can be drawn."""
 
@@ -208,6 +211,9 @@ class MachineOptions(options.DataOptions):
     tracker: Annotated[str | None, options.arg("NAME")] = None
     """A tracker of accelerate, such as tensorboard or wandb."""
 
+    shard_head: Annotated[bool | None, options.arg("{True,False}", "False, or as the run was started")] = None
+    """Divide the classes of the margin head among the processes of torchrun, for many classes."""
+
     refresh_batches: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """Also evaluate with the statistics of batch normalization recomputed from N training batches, for curves."""
 
@@ -332,6 +338,7 @@ class Command:
             workers=machine.chosen_workers(),
             checkpoint_every=machine.checkpoint_every,
             tracker=machine.tracker,
+            shard_head=machine.shard_head,
             refresh_batches=machine.refresh_batches,
         )
 

@@ -148,15 +148,13 @@ class MarginSoftmax(AnnealedMargin):
         """The number of classes whose weights this head holds."""
         return num_classes
 
-    def _generator(self) -> torch.Generator | None:
-        """The generator for the initial weights; None for the global one."""
-        return None
+    def _init_weight(self, deviation: float) -> None:
+        nn.init.normal_(self.weight, std=deviation)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self.scale.reset_parameters()
-        deviation = (2 / (self.num_classes + self.in_features)) ** 0.5
-        nn.init.normal_(self.weight, std=deviation, generator=self._generator())
+        self._init_weight((2 / (self.num_classes + self.in_features)) ** 0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         if self.offset is not None:
@@ -176,6 +174,10 @@ class MarginSoftmax(AnnealedMargin):
             return fused_head.fused_loss(self, features, labels)
         with without_autocast(features):
             return self._loss(*directions(features, self._dtype), labels)
+
+    def loss_and_predictions(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and the logits without a margin; a sharded head predicts classes [N] instead."""
+        return self(features, labels), self.logits(features)
 
     def _loss(self, unit: Tensor, norms: Tensor, labels: Tensor) -> Tensor:
         kept, places = self._places(labels)

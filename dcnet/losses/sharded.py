@@ -1,112 +1,48 @@
 """Heads for many classes: each process holds some of the classes, and the softmax is over all of them."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dcnet.checks import check_number
 from dcnet.losses.annealing import BY_MARGIN, AnyAnnealing
+from dcnet.losses.collectives import Gathered, Group, OwnRows, Shared, Summed, gather_rows, largest, rank_of, reduce_
 from dcnet.losses.cosine import directions
 from dcnet.losses.head import IGNORED, MarginSoftmax, Scale, without_autocast
 from dcnet.losses.margins import Margin
 
-Group = Any
+# Weight rows that are drawn at once; a multiple of 16, which torch draws together on a CPU.
+DRAWN_ROWS = 2**14
+# Logits of a process that `score` computes at once.
+SCORED_LOGITS = 2**26
 
 
-def rank_of(group: Group) -> tuple[int, int]:
-    """The rank of this process in its group and the size of the group; 0 and 1 without torch.distributed."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return 0, 1
-    return dist.get_rank(group), dist.get_world_size(group)
+class Joint(NamedTuple):
+    """The joint batch of N samples, and its cosines with the C classes that this process uses.
 
-
-def reduce_(value: Tensor, group: Group, by: Any = dist.ReduceOp.SUM) -> Tensor:
-    """Reduces the value over all processes, in place."""
-    if rank_of(group)[1] > 1:
-        dist.all_reduce(value, by, group=group)
-    return value
-
-
-class Gathered(torch.autograd.Function):
-    """The rows of all processes, concatenated.
-
-    The gradient is the sum over the processes, each of which uses all rows, times the number of processes: the network
-    before it is under DistributedDataParallel, which averages gradients as if each process had its own loss.
+    `own` [N] marks samples with a label among these classes, and `places` are the columns of the labels.
     """
 
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: Group) -> Tensor:
-        ctx.group, ctx.count = group, len(rows)
-        return gather_rows(rows, group)
+    norms: Tensor
+    size: Tensor
+    kept: Tensor
+    own: Tensor
+    places: Tensor
+    classes: Tensor
+    cos: Tensor
+    of_label: Tensor
+    weight_norms: Tensor
+    bias: Tensor | None
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        rank, world = rank_of(ctx.group)
-        gradient = reduce_(gradient.contiguous().clone(), ctx.group)
-        return gradient[rank * ctx.count : (rank + 1) * ctx.count] * world, None
-
-
-class OwnRows(torch.autograd.Function):
-    """The rows of this process, from the concatenated rows of all processes.
-
-    The gradient is that of the mean, over the processes, of the value that each computes from its own rows.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        rank, world = rank_of(group)
-        count = len(rows) // world
-        return rows[rank * count : (rank + 1) * count].clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gather_rows(gradient, ctx.group) / rank_of(ctx.group)[1], None
-
-
-class Summed(torch.autograd.Function):
-    """The sum over the processes, which all continue with it: the gradient of each term is that of the sum."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, group: Group) -> Tensor:
-        # Detached: torch 2.11 compiles an output that was changed in place without a gradient.
-        return reduce_(value.clone(), group).detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-class Shared(torch.autograd.Function):
-    """A value that all processes hold and each uses for its own classes: the gradients are summed."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return reduce_(gradient.contiguous().clone(), ctx.group), None
-
-
-def gather_rows(rows: Tensor, group: Group) -> Tensor:
-    """The rows of all processes, concatenated; all have the same number of rows."""
-    _, world = rank_of(group)
-    if world == 1:
-        return rows
-    found = [torch.empty_like(rows) for _ in range(world)]
-    dist.all_gather(found, rows.contiguous(), group=group)
-    return torch.cat(found)
-
-
-def largest(value: Tensor, group: Group) -> Tensor:
-    """The elementwise maximum over the processes, without a gradient."""
-    return reduce_(value.detach().clone(), group, dist.ReduceOp.MAX)
+    @property
+    def hidden(self) -> Tensor:
+        """The entries of the labels, bool [N, C]."""
+        columns = torch.arange(self.cos.shape[1], device=self.cos.device)
+        return self.own[:, None] & (columns == self.places[:, None])
 
 
 class ShardedMarginSoftmax(MarginSoftmax):
@@ -115,8 +51,9 @@ class ShardedMarginSoftmax(MarginSoftmax):
     Each process passes its own features and labels, equally many, and gets the mean loss over the joint batch. The
     gradients of features are those that DistributedDataParallel expects. The gradients of weights are exact: do not
     wrap the head. `logits`, `cosines` and `diagnose` use the features of the process and the gathered weights of all
-    classes, without a gradient for the weights; all processes must also call them together. Without torch.distributed
-    it is a MarginSoftmax with the option `sample`.
+    classes, without a gradient for the weights; all processes must also call them together. `score` gathers no weights.
+    On CPUs, and from the same seed in all processes, the initial weights are those of a MarginSoftmax. Without
+    torch.distributed it is a MarginSoftmax with the option `sample`.
 
     Args:
         in_features: the number of features of a sample, as in `MarginSoftmax`.
@@ -133,6 +70,8 @@ class ShardedMarginSoftmax(MarginSoftmax):
         ignore_index: samples with this label are ignored, as in `MarginSoftmax`.
         interclass_filtering_threshold: as in `MarginSoftmax`.
     """
+
+    group: Group
 
     def __init__(
         self,
@@ -174,27 +113,84 @@ class ShardedMarginSoftmax(MarginSoftmax):
             raise ValueError(f"num_classes must be at least the number of processes, {world}, not {num_classes}")
         return (rank + 1) * num_classes // world - rank * num_classes // world
 
-    def _generator(self) -> torch.Generator | None:
-        """A generator with another seed in each process, so that their weights differ."""
-        if self.weight.is_meta:
-            return None
-        # One draw from the global generator, which advances it: the next head gets other weights.
-        drawn = int(torch.randint(2**62, (), device="cpu"))
-        return torch.Generator(self.weight.device).manual_seed(drawn + 7919 * rank_of(self.group)[0])
+    @torch.no_grad()
+    def _init_weight(self, deviation: float) -> None:
+        """Draws the weights of all classes in blocks and keeps its own: processes do not change the result."""
+        rows = self.margin.centers()
+        first, total = self._bounds(rank_of(self.group)[0]) * rows, self.num_classes * rows
+        starts = range(0, max(total - DRAWN_ROWS, 0) + 1, DRAWN_ROWS)
+        for start in starts:
+            end = total if start == starts[-1] else start + DRAWN_ROWS
+            block = nn.init.normal_(self.weight.new_empty(end - start, self.in_features), std=deviation)
+            begin, stop = max(start, first), min(end, first + len(self.weight))
+            if begin < stop:
+                self.weight[begin - first : stop - first] = block[begin - start : stop - start]
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         self._check_rank()
         if self.world == 1 and self.sample == 1:
             return super().forward(features, labels)
-        labels = self._checked(features, labels)
-        self._check_counts(labels)
-        return self.joint_loss(features, labels)
+        return self.joint_loss(features, self._checked_batch(features, labels))
 
     def joint_loss(self, features: Tensor, labels: Tensor) -> Tensor:
         """The loss of the joint batch, from the features and labels of this process; `forward` checks them first."""
         with without_autocast(features):
-            joint = Gathered.apply(features.to(self._dtype), self.group)
-            return self._shared_loss(joint, gather_rows(labels, self.group), features.dtype)
+            return self._shared_loss(self._gathered(features, labels))
+
+    def loss_and_predictions(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and the predicted classes [N] without a margin: of all classes, or of those that the step uses."""
+        self._check_rank()
+        if self.world == 1 and self.sample == 1:
+            return super().loss_and_predictions(features, labels)
+        labels = self._checked_batch(features, labels)
+        with without_autocast(features):
+            joint = self._gathered(features, labels)
+            # The scale is positive, so without weight norms and biases the largest cosine has the largest logit.
+            plain = self.margin.unit_weights and joint.bias is None
+            found = self._predicted(joint, joint.cos.detach() if plain else self._plain_logits(joint))
+            return self._shared_loss(joint), found[self.rank * len(labels) : (self.rank + 1) * len(labels)]
+
+    @torch.no_grad()
+    def score(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross entropy without a margin and predicted classes, both [N], of a batch that is the same in all processes.
+
+        All processes must call this together; the features of the first one count. No process holds the weights of
+        another one.
+        """
+        labels, features = self._checked(features, labels), features.clone()
+        if self.world > 1:
+            dist.broadcast(features, group_src=0, group=self.group)
+        count = max(SCORED_LOGITS // (self.num_classes // self.world), 1)
+        with without_autocast(features):
+            parts = zip(features.split(count), labels.split(count), strict=True)
+            losses, classes = zip(*(self._scored(*part) for part in parts), strict=True)
+        return torch.cat(losses), torch.cat(classes)
+
+    def _scored(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        joint = self._joint(features, labels, features.dtype)
+        logits = self._plain_logits(joint)
+        of_label = logits.gather(1, joint.places[:, None])[:, 0].masked_fill(~joint.own, 0.0)
+        classes = self._predicted(joint, logits)
+        others = logits.masked_fill_(joint.hidden, -math.inf)
+        return self._shared_softmax(others, Summed.apply(of_label, self.group)), classes
+
+    @torch.no_grad()
+    def _plain_logits(self, joint: Joint) -> Tensor:
+        """The logits [N, C] without a margin."""
+        return self._logits(joint.cos, joint.size, joint.weight_norms, joint.bias)
+
+    @torch.no_grad()
+    def _predicted(self, joint: Joint, values: Tensor) -> Tensor:
+        """The class with the largest value for each sample; of equal ones the first, as `argmax` returns."""
+        highest, column = values.max(1)
+        elsewhere = highest < largest(highest, self.group)
+        return reduce_(joint.classes[column].masked_fill(elsewhere, self.num_classes), self.group, dist.ReduceOp.MIN)
+
+    def _checked_batch(self, features: Tensor, labels: Tensor) -> Tensor:
+        """The labels of this process in int64; raises ValueError in all processes if one has an invalid batch."""
+        labels = self._checked(features, labels)
+        self._check_counts(labels)
+        return labels
 
     def _first_invalid(self, labels: Tensor) -> int | None:
         """The first invalid label of any process: all processes must raise, or the others would wait forever."""
@@ -223,28 +219,37 @@ class ShardedMarginSoftmax(MarginSoftmax):
                 f"all processes must have the same batch size, not {given}: drop the last batch, or pad it"
             )
 
-    def _shared_loss(self, features: Tensor, labels: Tensor, given: torch.dtype) -> Tensor:
+    def _gathered(self, features: Tensor, labels: Tensor) -> Joint:
+        """The joint batch, from the features and labels of this process."""
+        joint = Gathered.apply(features.to(self._dtype), self.group)
+        return self._joint(joint, gather_rows(labels, self.group), features.dtype)
+
+    def _joint(self, features: Tensor, labels: Tensor, given: torch.dtype) -> Joint:
+        """The joint batch, from features and labels of all processes; `given` is the dtype of the features before."""
         unit, norms = directions(features, self._dtype, given)
         size = self.scale(norms)
         if self.scale.log is not None:
             size = Shared.apply(size, self.group)
         kept = labels != self.ignore_index
         own = kept & (labels >= self.first) & (labels < self.first + self.held_classes)
-        weight, bias, places = self._used((labels - self.first).clamp(0, self.held_classes - 1), own)
-        cos, chosen, weight_norms = self._class_cosines(unit, weight, places)
-        chosen = chosen * own
-        of_labels = Summed.apply(chosen, self.group)
+        classes, weight, bias, places = self._used((labels - self.first).clamp(0, self.held_classes - 1), own)
+        cos, of_label, weight_norms = self._class_cosines(unit, weight, places)
+        return Joint(norms, size, kept, own, places, self.first + classes, cos, of_label * own, weight_norms, bias)
+
+    def _shared_loss(self, joint: Joint) -> Tensor:
+        norms, size, kept, own, cos = joint.norms, joint.size, joint.kept, joint.own, joint.cos
+        of_labels = Summed.apply(joint.of_label, self.group)
         share, batch = self._next_share(of_labels, kept), self._next_batch(of_labels, norms, kept)
         # Entries of classes that other processes hold are multiplied by zero.
-        held = self._target_logits(self._target(chosen, share, batch) * size, weight_norms, bias, places)
+        scaled = self._target(joint.of_label, share, batch) * size
+        held = self._target_logits(scaled, joint.weight_norms, joint.bias, joint.places)
         target = Summed.apply(held * own, self.group)
-        logits = self._logits(self._others(cos, share, batch), size, weight_norms, bias)
+        logits = self._logits(self._others(cos, share, batch), size, joint.weight_norms, joint.bias)
         logits = self._without_duplicates(logits, cos)
-        hidden = own[:, None] & (torch.arange(cos.shape[1], device=logits.device) == places[:, None])
         if self.margin.binary:
-            losses = self._shared_binary(logits, target, hidden, size.detach())
+            losses = self._shared_binary(logits, target, joint.hidden, size.detach())
         else:
-            losses = self._shared_softmax(logits.masked_fill(hidden, -math.inf), target)
+            losses = self._shared_softmax(logits.masked_fill(joint.hidden, -math.inf), target)
         penalty = self.margin.penalty(norms)
         if penalty is not None:
             # Only the process that holds the label adds it: its gradient must count once.
@@ -268,17 +273,17 @@ class ShardedMarginSoftmax(MarginSoftmax):
         of_own, of_others = self.margin.loss_weights(size)
         return of_own * own + of_others * others
 
-    def _used(self, places: Tensor, own: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Weights and biases of the classes used in this step, and the places of the labels among them."""
+    def _used(self, places: Tensor, own: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """The classes of this process used in this step, their weights and biases, and the labels among them."""
         if self.sample == 1 or not self.training:
-            return self.weight, self.bias, places
+            return torch.arange(self.held_classes, device=places.device), self.weight, self.bias, places
         chance = torch.rand(self.held_classes, device=places.device)
         chance[places[own]] = 2.0
         wanted = max(math.ceil(self.sample * self.held_classes), int((chance == 2).sum()), 1)
         chosen = chance.topk(wanted).indices.sort().values
         where = torch.searchsorted(chosen, places).clamp(max=wanted - 1)
         weight = self._by_class(self.weight)[chosen].flatten(0, 1)
-        return weight, None if self.bias is None else self.bias[chosen], where
+        return chosen, weight, None if self.bias is None else self.bias[chosen], where
 
     def _by_class(self, weight: Tensor) -> Tensor:
         """Weights as [classes, centers, in_features]."""
@@ -293,6 +298,15 @@ class ShardedMarginSoftmax(MarginSoftmax):
             for name, value in (("weight", self.weight), ("bias", self.bias))
             if value is not None
         }
+
+    def rows_of(self, rank: int, held: Tensor) -> Tensor:
+        """The weights or biases `held` by another process; all processes must call it together."""
+        count = self._bounds(rank + 1) - self._bounds(rank)
+        shape = (count * (len(held) // self.held_classes), *held.shape[1:])
+        rows = held.detach() if rank == self.rank else held.new_empty(shape, requires_grad=False)
+        if self.world > 1:
+            dist.broadcast(rows, group_src=rank, group=self.group)
+        return rows
 
     def full_weight(self) -> Tensor:
         """The weights of all classes, which are in memory once; all processes must call it together."""
@@ -309,10 +323,14 @@ class ShardedMarginSoftmax(MarginSoftmax):
         if self.world == 1:
             return held
         found = held.new_empty(self.num_classes, *held.shape[1:])
-        group: Group = self.group
         for rank in range(self.world):
             rows = found[self._bounds(rank) : self._bounds(rank + 1)]
             if rank == self.rank:
                 rows.copy_(held)
-            dist.broadcast(rows, group_src=rank, group=group)
+            dist.broadcast(rows, group_src=rank, group=self.group)
         return found
+
+
+def sharded_heads(model: nn.Module) -> dict[str, ShardedMarginSoftmax]:
+    """The sharded heads of a network by name, even if one process holds all classes."""
+    return {name: head for name, head in model.named_modules() if isinstance(head, ShardedMarginSoftmax)}

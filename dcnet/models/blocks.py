@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcnet.layers import conv2d, linear
-from dcnet.losses import MarginSoftmax
+from dcnet.losses import MarginSoftmax, ShardedMarginSoftmax
 from dcnet.models.settings import Initializer, Settings
 from dcnet.operator import PLAIN, Operator
 from dcnet.tracing import is_symbolic
@@ -141,11 +141,14 @@ class MarginNetwork(nn.Module):
         return self.embedding(self.body(input))
 
     def forward(self, input: Tensor, labels: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """The logits without a margin; with labels, the loss with the margin, and the logits."""
+        """The logits without a margin; with labels, the loss with the margin, and the logits.
+
+        With labels, a sharded head returns the predicted classes instead of the logits.
+        """
         features = self.features(input)
         if labels is None:
             return self.head.logits(features)
-        return self.head(features, labels), self.head.logits(features)
+        return self.head.loss_and_predictions(features, labels)
 
 
 class Normalized(nn.Module):
@@ -170,6 +173,13 @@ class Normalized(nn.Module):
     def features(self, input: Tensor) -> Tensor:
         """The input of the classifier."""
         return self.network.features(self.normalize(input))  # type: ignore[operator]
+
+
+def head_of_shards(model: nn.Module) -> ShardedMarginSoftmax | None:
+    """The head of a network whose classes are divided among several processes; None for all other networks."""
+    network = model.network if isinstance(model, Normalized) else model
+    head = network.head if isinstance(network, MarginNetwork) else None
+    return head if isinstance(head, ShardedMarginSoftmax) and head.world > 1 else None
 
 
 class Standardized(Normalized):

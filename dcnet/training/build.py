@@ -6,17 +6,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dcnet.filter_optimizers import OTHER_RATE, Muon, SphereSGD
-from dcnet.losses import MarginSoftmax
+from dcnet.losses import MarginSoftmax, ShardedMarginSoftmax
 from dcnet.losses.annealing import BY_MARGIN
+from dcnet.losses.sharded import sharded_heads
 from dcnet.models import Network, create_model
 from dcnet.models.blocks import MarginNetwork, Normalized, Standardized
 from dcnet.operator import PLAIN
 from dcnet.optim import param_groups
 from dcnet.training.config import RunConfig
-from dcnet.training.state import MODEL
+from dcnet.training.state import MODEL, parts_of
 from dcnet.training.tensor_files import read_tensors
 
 # By `standardize`: the arguments of `Standardized`.
@@ -29,8 +31,10 @@ USUAL_WIDTH, USUAL_COUNT = 8.0, 10_000
 STATISTICS = "statistics"
 
 
-def build_model(config: RunConfig, num_classes: int, channels: int, image_size: int) -> Normalized:
-    """Builds the network of a config; its inputs are pixels in [0, 1]."""
+def build_model(
+    config: RunConfig, num_classes: int, channels: int, image_size: int, sharded: bool = False
+) -> Normalized:
+    """Builds the network of a config; its inputs are pixels in [0, 1]. `sharded` is the result of `shards_head`."""
     mean, std = (_pixels(config, name, channels) for name in ("pixel_mean", "pixel_std"))
     network = create_model(
         config.model,
@@ -45,7 +49,7 @@ def build_model(config: RunConfig, num_classes: int, channels: int, image_size: 
         norm_momentum=config.norm_momentum,
         init_variance=config.init_variance,
     )
-    ended = network if config.margin is None else _with_head(config, network, num_classes)
+    ended = network if config.margin is None else _with_head(config, network, num_classes, sharded)
     if config.standardize == "none":
         return Normalized(ended, mean, std)
     return Standardized(ended, mean, std, **STANDARDIZED[config.standardize])
@@ -79,21 +83,63 @@ def _pixels(config: RunConfig, name: str, channels: int) -> tuple[float, ...]:
     return values
 
 
-def _with_head(config: RunConfig, network: Network, num_classes: int) -> MarginNetwork:
+def _with_head(config: RunConfig, network: Network, num_classes: int, sharded: bool) -> MarginNetwork:
     """Returns the network with the margin head of the config instead of a classifier."""
     assert config.margin is not None
     annealing = {None: BY_MARGIN, "none": None}.get(config.annealing, config.annealing)
     count = config.features or network.num_features
-    head = MarginSoftmax(
+    own: dict[str, Any] = {"sample": config.sample_classes or 1.0} if sharded else {}
+    if not sharded:
+        own["label_smoothing"] = config.label_smoothing
+    head = (ShardedMarginSoftmax if sharded else MarginSoftmax)(
         count,
         num_classes,
         config.margin,
         config.margin_scale,
         annealing,
-        config.label_smoothing,
         interclass_filtering_threshold=config.interclass_filtering_threshold,
+        **own,
     )
     return MarginNetwork(network, head, config.features)
+
+
+def shards_head(config: RunConfig, asked: bool | None, processes: int, fsdp: bool) -> bool:
+    """Whether training uses a sharded head, which divides the classes among the processes and can sample them.
+
+    Raises ValueError if this is impossible. `asked` is the value of `Execution.shard_head`.
+    """
+    if asked and config.margin is None:
+        raise ValueError("shard_head=True needs a head with a margin: give a margin, such as a-softmax")
+    sampled = config.sample_classes is not None
+    if processes == 1 or not (asked or sampled):
+        return sampled
+    what = "shard_head=True" if asked else f"sample_classes={config.sample_classes} on {processes} processes"
+    if asked is False:
+        raise ValueError(f"{what} needs a sharded head, not shard_head=False: omit it")
+    for name in ("label_smoothing", "adversary"):
+        if value := getattr(config, name):
+            raise ValueError(f"{what} does not support {name}={value!r}: omit one of them")
+    if fsdp:
+        raise ValueError(
+            f"{what} does not support FSDP (sharded weights): use DDP{'' if sampled else ', or shard_head=False'}"
+        )
+    return True
+
+
+def exclude_from_ddp_(model: nn.Module) -> None:
+    """Makes DDP ignore sharded heads: the processes hold different classes, and the gradients are exact already."""
+    heads = [(name, (*head.named_parameters(), *head.named_buffers())) for name, head in sharded_heads(model).items()]
+    names = [f"{name}.{inner}".removeprefix(".") for name, tensors in heads for inner, _ in tensors]
+    if names:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """The number of values of all parameters, in all processes together."""
+    heads = sharded_heads(model).values()
+    divided = [(head.get_parameter(name), rows) for head in heads for name, (_, rows) in head.divided.items()]
+    others = sum((rows - len(value)) * value[0].numel() for value, rows in divided)
+    return others + sum(parameter.numel() for parameter in model.parameters())
 
 
 def build_optimizer(config: RunConfig, model: nn.Module, device: torch.device, sharded: bool = False) -> Optimizer:
@@ -161,8 +207,9 @@ def load_run_weights_(model: nn.Module, pretrained: str) -> list[str]:
     deviation are not copied.
     """
     weights = _weights(Path(pretrained))
-    own = {name: value for name, value in model.state_dict().items() if name not in PIXELS}
-    fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
+    own = {name.removeprefix(MODEL): part for name, part in parts_of(model).items()}
+    own = {name: part for name, part in own.items() if name not in PIXELS}
+    fitting = {name: value for name, value in weights.items() if name in own and own[name].size == tuple(value.shape)}
     # The last one belongs to the classifier, which may have another number of classes.
     *filters, _ = [name for name, value in model.named_parameters() if value.dim() > 1]
     if missing := [name for name in filters if name not in fitting]:

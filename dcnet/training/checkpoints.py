@@ -1,5 +1,6 @@
 """The checkpoints of a run: one file each, or a folder with a file per process if the weights are sharded."""
 
+import math
 import os
 import re
 import shutil
@@ -14,7 +15,8 @@ from dcnet.training.config import RunConfig
 from dcnet.training.identity import some_names
 from dcnet.training.record import Curves, DataDescription, Record
 from dcnet.training.shards import Part, Shards, ShardsError
-from dcnet.training.tensor_files import content_of, parse, write_tensors
+from dcnet.training.state import parts_of
+from dcnet.training.tensor_files import TensorFile, write_tensors
 
 KEPT = 2
 _FILE = re.compile(r"step-\d+(\.safetensors)?")
@@ -22,10 +24,10 @@ _FILE = re.compile(r"step-\d+(\.safetensors)?")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The tensors of a step by name, or the files that have them, and notes: JSON values by name."""
+    """The file or files with the tensors of a step, and notes: JSON values by name."""
 
     step: int
-    tensors: dict[str, Tensor] | Shards
+    shards: Shards
     notes: dict[str, Any]
 
 
@@ -94,13 +96,18 @@ class Checkpoints:
 
 
 def _read(path: Path) -> Checkpoint:
-    """Reads a file, or checks the files of a folder of shards."""
+    """Checks a file, or the files of a folder of shards; the tensors are read later."""
     if path.suffix:
-        return Checkpoint(_step(path), *parse(path, content_of(path)))
-    shards = Shards.in_folder(path)
+        # A broken link may point to a disk that is not mounted: it is not a damaged file.
+        path.stat()
+        shards = Shards([TensorFile(path)])
+        notes = shards.files[0].notes
+    else:
+        shards = Shards.in_folder(path)
+        notes = shards.notes
     for file in shards.files:
         file.check_sum()
-    return Checkpoint(_step(path), shards, shards.notes)
+    return Checkpoint(_step(path), shards, notes)
 
 
 def _remove(path: Path) -> None:
@@ -120,7 +127,8 @@ def _step(path: Path) -> int:
 def check_room(folder: Path, model: nn.Module) -> None:
     """Raises OSError if the disk lacks space for the checkpoints; the folder may not exist yet."""
     # Weights and two moments per checkpoint; one more file exists while it is written.
-    needed = 3 * (KEPT + 1) * sum(value.nbytes for value in model.state_dict().values())
+    values = ((part.local.element_size(), part.size) for part in parts_of(model).values())
+    needed = 3 * (KEPT + 1) * sum(size * math.prod(shape) for size, shape in values)
     status = os.statvfs(next(place for place in (folder, *folder.parents) if place.exists()))
     free = status.f_bavail * status.f_frsize
     if free < needed:

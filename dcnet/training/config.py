@@ -69,6 +69,8 @@ class RunConfig:
         margin_scale: a number, "norm" or "learned"; None for the default of the margin.
         annealing: "auto" or "none"; None for the default of the margin.
         interclass_filtering_threshold: other classes with a cosine above it are left out of the loss of the head.
+        sample_classes: fraction of the classes that the head uses in a step: those of the batch, and others at random;
+            with several processes, of the classes of each. None for all classes.
         features: size of a linear layer between network and head; None for no such layer.
         feature_snapshots: number of test images whose features are stored at each evaluation; needs 2 or 3 features.
         adversary: a spec such as "fgsm" or "pgd(epsilon=8/255,steps=7)" for adversarial training.
@@ -118,6 +120,7 @@ class RunConfig:
     margin_scale: float | str | None = None
     annealing: str | None = None
     interclass_filtering_threshold: float | None = None
+    sample_classes: float | None = None
     features: int | None = None
     feature_snapshots: int = 0
     adversary: str | None = None
@@ -215,7 +218,7 @@ class RunConfig:
             raise ValueError(f"feature_snapshots={count} needs 2 or 3 features, not {self.features}: give features=2")
         if self.annealing is not None:
             check_choice("annealing", self.annealing, ANNEALINGS)
-        names = ("margin_scale", "annealing", "interclass_filtering_threshold", "features")
+        names = ("margin_scale", "annealing", "interclass_filtering_threshold", "sample_classes", "features")
         given = {name: getattr(self, name) for name in names}
         if self.margin is None:
             if needless := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
@@ -226,8 +229,12 @@ class RunConfig:
         threshold = self.interclass_filtering_threshold
         if threshold is not None:
             check_number("interclass_filtering_threshold", threshold, above=0, most=1)
+        if self.sample_classes is not None:
+            check_number("sample_classes", self.sample_classes, above=0, most=1)
+            # All classes are no sample.
+            object.__setattr__(self, "sample_classes", None if self.sample_classes == 1 else self.sample_classes)
         # The loss of the margin ignores these values, which may come from the recipe.
-        unsmoothed = margin.binary or threshold is not None
+        unsmoothed = margin.binary or threshold is not None or self.sample_classes is not None
         for name in ("log_floor", "label_smoothing") if unsmoothed else ("log_floor",):
             object.__setattr__(self, name, 0.0)
         if self.classifier is not None:

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from dcnet.data import Dataset, FolderDataset, Split
+from dcnet.losses import ShardedMarginSoftmax
 from dcnet.losses.margins import mean_centers
+from dcnet.models.blocks import head_of_shards
 from dcnet.modes import evaluating
 from dcnet.training.state import whole
-from dcnet.training.step import Captured, Meter, Reading, classification_loss, correct
+from dcnet.training.step import Captured, Meter, Reading, classification_loss, correct, outputs_of
 from dcnet.training.tensor_files import read_tensors
 
 Autocast = Callable[[], AbstractContextManager[object]]
@@ -25,6 +27,7 @@ class Evaluator:
 
     def __init__(self, model: nn.Module, device: torch.device, autocast: Autocast = nullcontext, graph: bool = False):
         self.model, self.autocast, self.meter = model, autocast, Meter(device)
+        self.head = head_of_shards(model)
         # The third batch is captured. It is a full one, even if the test set has one full and one smaller batch.
         self.add: Callable[[Tensor, Tensor], None] = Captured(self._add, warmup=2) if graph else self._add
 
@@ -42,8 +45,13 @@ class Evaluator:
         if pixels.is_cuda:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
         with self.autocast():
-            logits = self.model(pixels)
-        self.meter.add(classification_loss(logits, labels), correct(logits, labels), len(labels))
+            output = outputs_of(self.model, pixels)
+        if self.head is None:
+            loss, predictions = classification_loss(output, labels), output
+        else:
+            losses, predictions = self.head.score(output, labels)
+            loss = losses.mean()
+        self.meter.add(loss, correct(predictions, labels), len(labels))
 
 
 def batches_of(split: Split, size: int = EVALUATION_BATCH) -> list[tuple[Tensor, Tensor]]:
@@ -93,7 +101,8 @@ class Snapshots:
         self.points.append(torch.cat(found).float().cpu())
         # A copy, since training changes the weights.
         head = self.network.head
-        centers = mean_centers(whole(head.weight), head.num_classes)
+        weight = head.full_weight() if isinstance(head, ShardedMarginSoftmax) else whole(head.weight)
+        centers = mean_centers(weight, head.num_classes)
         self.directions.append(centers.to("cpu", torch.float32, copy=True))
 
     def state(self) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -209,3 +210,22 @@ def check_classes(dataset: Data, record: Record) -> None:
             f"{dataset.name} has {len(found)} classes ({some_names(found)}), but the run was trained on "
             f"{len(known)} ({some_names(known)}): give the folder of its images with --data-dir"
         )
+
+
+def check_network(model: nn.Module | None, config: RunConfig, shard_head: bool | None = None) -> None:
+    """Raises TypeError or ValueError if a custom network cannot be trained with the config."""
+    if model is None:
+        return
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, not {model!r}")
+    for name, value in (("shard_head", shard_head), ("sample_classes", config.sample_classes)):
+        if value:
+            raise ValueError(f"{name}={value} does not apply to a custom network, which has its own head: omit it")
+    if config.margin is not None:
+        try:
+            inspect.signature(model.forward).bind("images", "labels")
+        except TypeError:
+            raise ValueError(
+                f"margin={config.margin!r} needs a network whose forward takes images and labels and returns loss and "
+                f"logits, which {type(model).__name__} does not: omit margin, or train a MarginNetwork"
+            ) from None

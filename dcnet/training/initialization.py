@@ -66,11 +66,14 @@ class Loaded:
 
 
 def build_pretrained(
-    config: RunConfig, dataset: Dataset | FolderDataset, image_size: int, device: torch.device
+    config: RunConfig, dataset: Dataset | FolderDataset, image_size: int, device: torch.device, sharded: bool = False
 ) -> tuple[nn.Module, Loaded]:
-    """Builds the network of a config with pretrained weights; a decoupled one is calibrated on training images."""
+    """Builds the network of a config with pretrained weights; a decoupled one is calibrated on training images.
+
+    `sharded` is that of `build_model`.
+    """
     shape = (len(dataset.classes), dataset.channels, image_size)
-    model = build_model(dataclasses.replace(config, operator=PLAIN), *shape)
+    model = build_model(dataclasses.replace(config, operator=PLAIN), *shape, sharded)
     loaded = _load_(model, config, *shape[1:])
     if not config.decoupled:
         return model, loaded

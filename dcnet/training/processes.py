@@ -10,7 +10,7 @@ import torch.distributed as dist
 from accelerate.utils import InitProcessGroupKwargs
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
-from dcnet.losses.sharded import rank_of
+from dcnet.losses.collectives import rank_of
 
 Result = TypeVar("Result")
 # torch does not declare its stores in its types.
@@ -25,19 +25,24 @@ SCHEME = "dcnet-restart"
 def agree(work: Callable[[], Result], group: Any = None) -> Result:
     """Calls `work` in all processes; if it raises OSError or ValueError in one of them, all raise its error."""
     result: Any = None
-    errors: list[Any] = [None]
+    failure: Exception | None = None
     try:
         result = work()
     except (OSError, ValueError) as error:
-        errors = [error]
-    if (world := rank_of(group)[1]) > 1:
-        own, errors = errors[0], [None] * world
-        dist.all_gather_object(errors, own, group=group)
-    for found in errors:
+        failure = error
+    for found in gather_objects(failure, group):
         if found is not None:
             found.agreed = True
             raise found
     return result
+
+
+def gather_objects(own: Any, group: Any = None) -> list[Any]:
+    """The objects of all processes, which must call this."""
+    found: list[Any] = [own] * rank_of(group)[1]
+    if len(found) > 1:
+        dist.all_gather_object(found, own, group=group)
+    return found
 
 
 def is_lost_connection(error: RuntimeError) -> bool:

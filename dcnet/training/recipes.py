@@ -296,8 +296,9 @@ def _with_pixels(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
 def _check_effect(config: RunConfig, asked: dict[str, Any]) -> None:
     """Raises ValueError for given values that would have no effect."""
     if (smoothing := asked.get("label_smoothing")) and not config.label_smoothing:
-        threshold = config.interclass_filtering_threshold
-        what = f"margin {config.margin!r}" if threshold is None else f"interclass_filtering_threshold={threshold!r}"
+        names = ("interclass_filtering_threshold", "sample_classes")
+        given = [f"{name}={value!r}" for name in names if (value := getattr(config, name)) is not None]
+        what = given[0] if given else f"margin {config.margin!r}"
         raise ValueError(f"{what} does not support label_smoothing (got {smoothing!r}): omit one of them")
     if (floor := asked.get("log_floor")) and not config.log_floor:
         raise ValueError(f"margin {config.margin!r} has no log_floor (got {floor!r}): omit one of them")

@@ -1,6 +1,5 @@
 """Setup of a run: creates data, network, optimizer and training step from a config and the machine."""
 
-import inspect
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,15 +17,19 @@ from torch.optim import Optimizer
 
 from dcnet.environment import commit, default_workers, environment
 from dcnet.fuse import fuse
+from dcnet.losses.sharded import sharded_heads
 from dcnet.modes import search_convolutions
 from dcnet.network_norms import sync_norms
 from dcnet.optim import WeightedGradients, WeightProjection
 from dcnet.training.build import (
     build_model,
     build_optimizer,
+    count_parameters,
+    exclude_from_ddp_,
     load_run_weights_,
     operator_of_statistics,
     set_learning_rate,
+    shards_head,
 )
 from dcnet.training.config import RunConfig
 from dcnet.training.evaluation import Evaluator, Snapshots
@@ -46,7 +49,7 @@ from dcnet.training.record import DataDescription, Record
 from dcnet.training.shards import Part, Shards
 from dcnet.training.sources import make_source
 from dcnet.training.state import MODEL, OPTIMIZER, gather, parts_of, restore_, restore_parts_
-from dcnet.training.step import Meter, Objective, Reading, Step
+from dcnet.training.step import Meter, Objective, Reading, Step, outputs_of
 
 CHECKPOINT_SECONDS = 60.0
 # In runs of so many steps or images, a long search for the fastest convolutions pays off.
@@ -66,6 +69,8 @@ class Execution:
         checkpoint_every: steps between checkpoints; None to save at the first evaluation after `checkpoint_seconds`.
         checkpoint_seconds: least seconds between checkpoints, if `checkpoint_every` is None.
         tracker: one of accelerate's trackers, such as "tensorboard".
+        shard_head: divide the classes of the margin head among the processes; None for False, or for the value with
+            which a resumed run was started. With one process it has no effect.
         refresh_batches: also evaluate with running statistics recomputed from this many training batches;
             0 for no such evaluation. Training and its results stay the same.
     """
@@ -78,6 +83,7 @@ class Execution:
     checkpoint_every: int | None = None
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     tracker: str | None = None
+    shard_head: bool | None = None
     refresh_batches: int = 0
 
 
@@ -107,11 +113,15 @@ def make_accelerator(config: RunConfig, execution: Execution, folder: Path) -> A
     return accelerator
 
 
-def uses_graph(execution: Execution, accelerator: Accelerator) -> bool:
+def uses_graph(config: RunConfig, execution: Execution, accelerator: Accelerator) -> bool:
     """Whether steps are captured as a CUDA graph; raises ValueError if this is requested but impossible."""
-    possible = accelerator.device.type == "cuda" and accelerator.num_processes == 1
+    # The number of sampled classes depends on the labels of the batch.
+    possible = accelerator.device.type == "cuda" and accelerator.num_processes == 1 and config.sample_classes is None
     if execution.graph and not possible:
-        raise ValueError("graph is True, but a CUDA graph of the step needs a single process with a GPU: omit it")
+        raise ValueError(
+            "graph is True, but a CUDA graph of the step needs a single process with a GPU, and no sample_classes: "
+            "omit it"
+        )
     return possible if execution.graph is None else execution.graph
 
 
@@ -142,12 +152,15 @@ class Setup:
         self.dataset = dataset or load_data(config, execution.data_dir)
         self.image_size = config.image_size or self.dataset.image_size
         self.loaded: Loaded | None = None
-        self.graph = uses_graph(execution, self.accelerator)
-        self.model = self._place(self._build_model() if model is None else model)
-        self.sharded = sharded = self.accelerator.distributed_type == DistributedType.FSDP
-        if sharded and config.adversary is not None:
+        self.graph = uses_graph(config, execution, self.accelerator)
+        fsdp = self.accelerator.distributed_type == DistributedType.FSDP
+        if fsdp and config.adversary is not None:
             raise ValueError(f"adversary={config.adversary!r} does not support FSDP (sharded weights): use DDP")
-        optimizer = build_optimizer(config, self.model, self.device, sharded)
+        self.model = self._place(self._build_model(fsdp) if model is None else model)
+        # Whether the processes hold different weights.
+        self.sharded = fsdp or any(head.world > 1 for head in sharded_heads(self.model).values())
+        exclude_from_ddp_(self.model)
+        optimizer = build_optimizer(config, self.model, self.device, fsdp)
         prepared, wrapped = self.accelerator.prepare(self.model, optimizer)
         self.optimizer: Optimizer = wrapped.optimizer
         self.rate = float("nan")
@@ -164,7 +177,7 @@ class Setup:
         self.projection = WeightProjection(self.model, every) if every > 1 else None
         share = (self.accelerator.process_index, self.processes)
         self.source = make_source(self.dataset, config, self.device, share, self.graph, execution.workers)
-        self.evaluator = Evaluator(self.model, self.device, graph=self.graph)
+        self.evaluator = Evaluator(self.model, self.device, self.accelerator.autocast, self.graph)
         count = config.feature_snapshots
         self.snapshots = Snapshots(self.model, self.dataset, count, self.device) if count else None
         if config.weighted_gradients != "none":
@@ -174,7 +187,7 @@ class Setup:
             images = self.total_steps * config.batch_size
             search_convolutions(all_plans=self.total_steps >= LONG or images >= MANY_IMAGES)
 
-    def _build_model(self) -> nn.Module:
+    def _build_model(self, fsdp: bool) -> nn.Module:
         """Builds the network of the config; for a new run, loads its pretrained weights."""
         config, data = self.config, self.dataset
         if config.network is not None:
@@ -183,10 +196,11 @@ class Setup:
         if len(data.classes) < 2:
             only = ", ".join(data.classes)
             raise ValueError(f"{data.name} has only one class, {only!r}: expected two or more")
+        sharded = shards_head(config, self.execution.shard_head, self.processes, fsdp)
         if config.weights and not config.pretrained and self.fresh:
-            model, self.loaded = build_pretrained(config, data, self.image_size, self.device)
+            model, self.loaded = build_pretrained(config, data, self.image_size, self.device, sharded)
             return model
-        network = build_model(config, len(data.classes), data.channels, self.image_size)
+        network = build_model(config, len(data.classes), data.channels, self.image_size, sharded)
         if self.fresh:
             init_whitening_(network, data, self.image_size)
         if config.pretrained and self.fresh:
@@ -233,7 +247,7 @@ class Setup:
         """Runs the training batch of a step through the network, at its size in that step or at the full size."""
         torch.manual_seed(self.config.seed)
         with self.accelerator.autocast():
-            self.model(self.source.images(step, full_size))
+            outputs_of(self.model, self.source.images(step, full_size))
 
     def train_step(self, step: int, losses: Sequence[float]) -> None:
         """Runs a training step; `losses` are the training losses of all evaluations so far, for the schedule."""
@@ -275,12 +289,13 @@ class Setup:
         """The tensors of training besides those of network and optimizer, the same in all processes."""
         return {**self.meter.state(), **({} if self.snapshots is None else self.snapshots.state())}
 
-    def restore_(self, step: int, tensors: dict[str, Tensor] | Shards) -> None:
+    def restore_(self, step: int, shards: Shards) -> None:
         """Loads the tensors of a checkpoint, from any number of processes; all processes must call this."""
-        if isinstance(tensors, Shards):
-            restore_parts_(tensors, self.model, self.optimizer)
-            tensors = {name: tensors.read(name) for name in tensors.sizes if not name.startswith((MODEL, OPTIMIZER))}
+        if self.sharded or len(shards.files) > 1:
+            restore_parts_(shards, self.model, self.optimizer)
+            tensors = {name: shards.read(name) for name in shards.sizes if not name.startswith((MODEL, OPTIMIZER))}
         else:
+            tensors = {name: shards.read(name) for name in shards.sizes}
             restore_(self.model, self.optimizer, tensors)
         self.meter.restore_(tensors)
         if self.snapshots is not None:
@@ -304,13 +319,14 @@ class Setup:
             weights=None if self.loaded is None else self.loaded.described(),
             steps=self.total_steps,
             steps_per_epoch=self.source.steps_per_epoch,
-            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            parameters=count_parameters(self.model),
             execution={
                 "device": self.device.type,
                 "graph": self.graph,
                 "compile": self.execution.compile,
                 "processes": self.processes,
                 "strategy": self.accelerator.distributed_type.value,
+                **({"shard_head": True} if self.execution.shard_head else {}),
                 **({"refresh_batches": count} if (count := self.execution.refresh_batches) else {}),
             },
             network_class=network_class,
@@ -326,19 +342,3 @@ def _command(config: RunConfig, data: DataDescription) -> str | None:
     if data.folder:
         words += ["--data-dir", shlex.quote(data.folder)]
     return " ".join([*words, "--skip-bad-images"] if data.skipped else words)
-
-
-def check_network(model: nn.Module | None, config: RunConfig) -> None:
-    """Raises TypeError or ValueError if a custom network cannot be trained with the config."""
-    if model is None:
-        return
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, not {model!r}")
-    if config.margin is not None:
-        try:
-            inspect.signature(model.forward).bind("images", "labels")
-        except TypeError:
-            raise ValueError(
-                f"margin={config.margin!r} needs a network whose forward takes images and labels and returns loss and "
-                f"logits, which {type(model).__name__} does not: omit margin, or train a MarginNetwork"
-            ) from None

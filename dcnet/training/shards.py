@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcnet.losses.sharded import rank_of
+from dcnet.losses.collectives import rank_of
 from dcnet.training.processes import agree
 from dcnet.training.tensor_files import TensorFile
 
@@ -39,6 +39,11 @@ class Part:
         if rows is None:
             return cls(value, (0,) * len(shape), shape)
         return cls(value, (first, *[0] * (len(shape) - 1)), (rows, *shape[1:]))
+
+    def copy_(self, whole: Tensor) -> None:
+        """Copies the values of this part from the whole tensor."""
+        lengths = zip(self.offsets, self.local.shape, strict=True)
+        self.local.copy_(whole[tuple(slice(offset, offset + length) for offset, length in lengths)])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 
 from dcnet.checks import check_whole
 from dcnet.layers import Decoupled
-from dcnet.losses.sharded import ShardedMarginSoftmax, rank_of
+from dcnet.losses.collectives import rank_of
+from dcnet.losses.sharded import ShardedMarginSoftmax, sharded_heads
 from dcnet.training.processes import agree
 from dcnet.training.shards import Part, Shards, check_parts
 from dcnet.training.tensor_files import TensorFile, stream_tensors
@@ -91,10 +92,15 @@ def _placed(value: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(value.to(like.device), mesh, placements)
 
 
+def _owners(model: nn.Module) -> dict[str, ShardedMarginSoftmax]:
+    """The sharded heads, by the names of their parameters that are divided among processes."""
+    heads = sharded_heads(model).items()
+    return {f"{name}.{inner}".removeprefix("."): head for name, head in heads for inner in head.divided}
+
+
 def _divided(model: nn.Module) -> dict[str, tuple[int, int]]:
     """The names of parameters of sharded heads, with their first row and the rows of all processes."""
-    heads = [(name, module) for name, module in model.named_modules() if isinstance(module, ShardedMarginSoftmax)]
-    return {f"{name}.{inner}".removeprefix("."): rows for name, head in heads for inner, rows in head.divided.items()}
+    return {name: head.divided[name.rpartition(".")[2]] for name, head in _owners(model).items()}
 
 
 def parts_of(model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, Part]:
@@ -178,26 +184,31 @@ def _check_network(shards: Shards, model: nn.Module) -> None:
 
 
 def stream_weights(path: Path, model: nn.Module, notes: Mapping[str, Any]) -> None:
-    """Writes the weights into one file, gathered tensor by tensor; all processes must call this, the first one writes.
+    """Writes the weights into one file; all processes must call this, the first one writes.
 
-    If the first process cannot write, all raise its error.
+    They are gathered tensor by tensor, those of sharded heads process by process. If the first process cannot write,
+    all raise its error.
     """
-    values = {MODEL + name: value for name, value in model.state_dict().items()}
-    layout = {name: (value.dtype, tuple(value.shape)) for name, value in values.items()}
-    left = sorted(values)
+    values, owners = model.state_dict(), _owners(model)
+    layout = {name: (part.local.dtype, part.size) for name, part in parts_of(model).items()}
+    left = [(name, rank) for name in sorted(values) for rank in range(owners[name].world if name in owners else 1)]
 
-    def next_value(name: str) -> Tensor:
-        left.remove(name)
-        return whole(values[name])
+    def next_piece() -> Tensor:
+        name, rank = left.pop(0)
+        return owners[name].rows_of(rank, values[name]) if name in owners else whole(values[name])
+
+    def pieces_of(name: str) -> Iterator[Tensor]:
+        while left and MODEL + left[0][0] == name:
+            yield next_piece()
 
     def work() -> None:
         try:
             if rank_of(None)[0] == 0:
-                stream_tensors(path, layout, next_value, notes)
+                stream_tensors(path, layout, pieces_of, notes)
         finally:
             # The others wait for this process.
-            for name in [*left]:
-                next_value(name)
+            while left:
+                next_piece()
 
     agree(work)
 
@@ -288,7 +299,7 @@ def archive_state(folder: Path | str, file: Path | str) -> Path:
     shards.check_sums()
     names = {name.removeprefix(MODEL): name for name in shards.sizes if name.startswith(MODEL)}
     layout = {short: (shards.dtypes[name], shards.sizes[name]) for short, name in names.items()}
-    stream_tensors(Path(file), layout, lambda short: shards.read(names[short]), {"step": steps[-1]})
+    stream_tensors(Path(file), layout, lambda short: [shards.read(names[short])], {"step": steps[-1]})
     return Path(file)
 
 

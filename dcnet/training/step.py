@@ -1,6 +1,7 @@
-"""One training step: forward, loss, backward, optimizer and metrics, captured as a CUDA graph."""
+"""One training step: forward, loss, backward, optimizer and metrics, captured as a CUDA graph; values not finite."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,10 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from dcnet import regularizers
+from dcnet.models.blocks import head_of_shards
 from dcnet.optim import WeightProjection
 from dcnet.training.adversarial import Target, as_adversary
 from dcnet.training.config import RunConfig
@@ -20,6 +23,7 @@ from dcnet.training.processes import agree
 NAMES = ("totals", "bad_step", "step")
 # Eager calls before a capture.
 WARMUP = 3
+LOSS_ITSELF = "all outputs and gradients of layers are finite, so it is the loss itself"
 # Sums a tensor over all processes.
 Join = Callable[[Tensor], Tensor]
 
@@ -106,7 +110,7 @@ class Objective:
         self.adversary = None if config.adversary is None else as_adversary(config.adversary)
 
     def loss(self, network: Call, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns loss and logits, with adversarial images if the config has an adversary."""
+        """Returns loss and logits, or predicted classes, with adversarial images if the config has an adversary."""
         if self.adversary is None:
             return self._plain_loss(network, images, labels)
         # Attacks call the module itself: DDP would wait for gradients of other processes.
@@ -115,7 +119,7 @@ class Objective:
         return self.adversary.loss(self._plain_loss, target, images, labels)
 
     def _plain_loss(self, network: Call, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns loss and logits of the margin head, or the classification loss and logits."""
+        """Returns loss and predictions of the margin head, or the classification loss and logits."""
         if self.config.margin is not None:
             return network(images, labels)
         logits = network(images)
@@ -131,9 +135,18 @@ class Objective:
 
 
 @torch.no_grad()
-def correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the number of correct predictions."""
-    return (logits.argmax(1) == labels).sum()
+def correct(predictions: Tensor, labels: Tensor) -> Tensor:
+    """Returns the number of correct predictions, which are logits [N, C] or classes [N]."""
+    classes = predictions if predictions.dim() == 1 else predictions.argmax(1)
+    return (classes == labels).sum()
+
+
+def outputs_of(model: nn.Module, images: Tensor) -> Any:
+    """Returns the output of the network; for a sharded head its input, since logits would need the weights of all.
+
+    The caller turns on autocast, which `accelerate` does in `forward` only.
+    """
+    return model(images) if head_of_shards(model) is None else model.features(images)  # type: ignore[operator]
 
 
 def check_labels(labels: Tensor, classes: int, join: Join | None = None) -> None:
@@ -178,9 +191,9 @@ class Step:
         if self.classes is not None and not labels.is_cuda:
             check_labels(labels, self.classes, self.meter.join)
         self.optimizer.zero_grad(set_to_none=True)
-        loss, logits = self.objective.loss(self.model, images, labels)
+        loss, predictions = self.objective.loss(self.model, images, labels)
         self.objective.backward(loss, self.accelerator)
-        self.meter.add(loss, correct(logits, labels), len(labels), self._largest_gradient())
+        self.meter.add(loss, correct(predictions, labels), len(labels), self._largest_gradient())
         self.optimizer.step()
         if self.projection is not None:
             self.projection.project_()
@@ -228,3 +241,43 @@ class Captured:
         with torch.cuda.stream(self.side):
             self.call(*tensors)
         torch.cuda.current_stream().wait_stream(self.side)
+
+
+@torch.no_grad()
+def find_bad_layer(model: nn.Module, images: Tensor) -> str:
+    """Describes the first layer whose weights, output for these images, or gradient are not finite."""
+    # Even if a weight is not finite: layers may wait for other processes, whose sharded heads have other weights.
+    outputs = _bad_outputs(model, images)
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            return f"the parameter {name!r} has values that are not finite"
+    if outputs:
+        return f"the output of the layer {outputs[0]!r} is the first that is not finite"
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            return f"all outputs are finite, but the gradient of {name!r} is not"
+    return LOSS_ITSELF
+
+
+def _bad_outputs(model: nn.Module, images: Tensor) -> list[str]:
+    """Returns the names of the modules with an output that is not finite, in the order of their calls."""
+    found: list[str] = []
+    with ExitStack() as hooks:
+        # Containers are checked as well, since their forward may compute something between their children.
+        # Each module has its own hook, since torch.compile fails with one hook for all.
+        for name, module in model.named_modules():
+            hook = _record_bad_output(name or type(module).__name__, found)
+            hooks.enter_context(module.register_forward_hook(hook))
+        outputs_of(model, images)
+    return found
+
+
+def _record_bad_output(name: str, found: list[str]) -> Callable[[nn.Module, object, object], None]:
+    """Returns a hook that appends the name to `found` if the output of its module is not finite."""
+
+    def check(module: nn.Module, inputs: object, output: object) -> None:
+        tensors = (value for value in tree_leaves(output) if isinstance(value, Tensor))
+        if not all(value.isfinite().all() for value in tensors):
+            found.append(name)
+
+    return check

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -50,21 +50,21 @@ BLOCK = 1 << 22
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
     """Writes tensors and notes into one file, with a checksum over both."""
     layout = {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
-    stream_tensors(path, layout, tensors.__getitem__, notes)
+    stream_tensors(path, layout, lambda name: [tensors[name]], notes)
 
 
 def stream_tensors(
     path: Path,
     layout: Mapping[str, tuple[torch.dtype, Sequence[int]]],
-    value_of: Callable[[str], Tensor],
+    pieces_of: Callable[[str], Iterable[Tensor]],
     notes: Mapping[str, Any],
 ) -> None:
-    """Writes the file of `write_tensors` with one tensor in memory at a time.
+    """Writes the file of `write_tensors` with one piece of a tensor in memory at a time.
 
     Args:
         path: the file, which is replaced at the end.
         layout: dtype and shape by name.
-        value_of: returns the tensor of a name; called once for each name, in sorted order.
+        pieces_of: returns the rows of a tensor in one or several pieces; called once for each name, in sorted order.
         notes: JSON values by name.
     """
     described = json.dumps(notes, allow_nan=False)
@@ -72,10 +72,11 @@ def stream_tensors(
     places, total = _places(layout), zlib.crc32(described.encode())
     with atomic_file(path) as file:
         for name in sorted(layout):
-            content = _bytes_of(value_of(name))
-            total = zlib.crc32(content, zlib.crc32(name.encode(), total))
+            total = zlib.crc32(name.encode(), total)
             file.seek(start + places[name][0])
-            file.write(content)
+            for content in map(_bytes_of, pieces_of(name)):
+                total = zlib.crc32(content, total)
+                file.write(content)
         file.seek(0)
         file.write(_header(layout, total, described, start))
 

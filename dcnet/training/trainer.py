@@ -2,26 +2,24 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from dcnet.files import check_utf8
 from dcnet.interrupts import Interruption, interruptible
 from dcnet.training.checkpoints import Checkpoint, check_room, checkpoint_notes, resume_record
 from dcnet.training.config import RunConfig
-from dcnet.training.identity import Data, check_same_run, class_of, identify
-from dcnet.training.processes import agree
+from dcnet.training.identity import Data, check_network, check_same_run, class_of, identify
+from dcnet.training.processes import agree, gather_objects
 from dcnet.training.record import Point, Record, Results, Timings, finite
 from dcnet.training.runs import Run
-from dcnet.training.setup import Execution, Setup, check_network
+from dcnet.training.setup import Execution, Setup
 from dcnet.training.state import stream_weights
-from dcnet.training.step import Reading
+from dcnet.training.step import LOSS_ITSELF, Reading, find_bad_layer
 from dcnet.training.tensor_files import write_tensors
 
 # Steps between two reads of the meter, by device; on a GPU each read synchronizes.
@@ -52,44 +50,6 @@ class Callback:
 
 class DivergenceError(ArithmeticError):
     """The loss or a gradient was not finite; the message names the step and the layer."""
-
-
-@torch.no_grad()
-def find_bad_layer(model: nn.Module, images: Tensor) -> str:
-    """Describes the first layer whose weights, output for these images, or gradient are not finite."""
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            return f"the parameter {name!r} has values that are not finite"
-    if bad := _bad_outputs(model, images):
-        return f"the output of the layer {bad[0]!r} is the first that is not finite"
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and not parameter.grad.isfinite().all():
-            return f"all outputs are finite, but the gradient of {name!r} is not"
-    return "all outputs and gradients of layers are finite, so it is the loss itself"
-
-
-def _bad_outputs(model: nn.Module, images: Tensor) -> list[str]:
-    """Returns the names of the modules with an output that is not finite, in the order of their calls."""
-    found: list[str] = []
-    with ExitStack() as hooks:
-        # Containers are checked as well, since their forward may compute something between their children.
-        # Each module has its own hook, since torch.compile fails with one hook for all.
-        for name, module in model.named_modules():
-            hook = _record_bad_output(name or type(module).__name__, found)
-            hooks.enter_context(module.register_forward_hook(hook))
-        model(images)
-    return found
-
-
-def _record_bad_output(name: str, found: list[str]) -> Callable[[nn.Module, object, object], None]:
-    """Returns a hook that appends the name to `found` if the output of its module is not finite."""
-
-    def check(module: nn.Module, inputs: object, output: object) -> None:
-        tensors = (value for value in tree_leaves(output) if isinstance(value, Tensor))
-        if not all(value.isfinite().all() for value in tensors):
-            found.append(name)
-
-    return check
 
 
 class Clock:
@@ -146,17 +106,20 @@ class Trainer:
         again: bool = False,
         model_name: str | None = None,
     ):
-        check_network(model, config)
+        self.execution = execution or Execution()
+        check_network(model, config, self.execution.shard_head)
         known = run.record_or_none()
         own_data = None if dataset is None or _lacks_fingerprint(known, config, dataset) else dataset
         given, config = config, identify(config, model, own_data, model_name)
-        self.config, self.folder, self.execution = config, run, execution or Execution()
+        self.config, self.folder = config, run
         self.callback, self.stopped = callback or Callback(), False
         for folder in (run.folder, self.execution.data_dir):
             check_utf8(folder or Path())
         found, problems = (None, []) if again else run.checkpoints.newest()
         if known is not None and found is None:
             check_same_run(known, config, run.folder)
+        if known is not None and found is not None and self.execution.shard_head is None:
+            self.execution = dataclasses.replace(self.execution, shard_head=known.execution.get("shard_head"))
         self.setup = Setup(config, run.folder, self.execution, dataset, model, fresh=found is None)
         self.record = self.setup.new_record(None if model is None else class_of(model))
         self.total, self.done, self.started_at = self.setup.total_steps, 0, 0
@@ -184,7 +147,7 @@ class Trainer:
 
     def _resume(self, checkpoint: Checkpoint, given: str) -> None:
         self.clock = Clock(resume_record(self.record, checkpoint.notes, checkpoint.step, given))
-        self.setup.restore_(checkpoint.step, checkpoint.tensors)
+        self.setup.restore_(checkpoint.step, checkpoint.shards)
         self.done = self.started_at = checkpoint.step
 
     def run(self) -> Record:
@@ -242,7 +205,11 @@ class Trainer:
         """Waits for the device, and reports progress; raises DivergenceError if a step was not finite."""
         reading = self.setup.meter.read()
         if reading.bad_step is not None:
-            where = find_bad_layer(self.setup.model, self.setup.source.images(reading.bad_step))
+            with self.setup.accelerator.autocast():
+                own = find_bad_layer(self.setup.model, self.setup.source.images(reading.bad_step))
+            # Each process has other images, and possibly other weights.
+            found = gather_objects(own)
+            where = next((text for text in found if text != LOSS_ITSELF), LOSS_ITSELF)
             self._write("diverged")
             raise DivergenceError(
                 f"{self.config.name}: the loss or a gradient of step {reading.bad_step + 1} is not finite: {where}; "

@@ -75,6 +75,7 @@ def test_finished_measurements_are_not_repeated(tmp_path, capsys):
         (["--margin", "sphereface2", "--label-smoothing", "0.1"], "does not support label_smoothing (got 0.1)"),
         (["--momentum", "0.5"], "optimizer 'adam' has no momentum (got 0.5)"),
         (["--norm", "none", "--norm-momentum", "0.5"], "norm 'none' has no norm_momentum (got 0.5)"),
+        (["--shard-head", "True"], "shard_head=True needs a head with a margin: give a margin, such as a-softmax"),
         (["--features", "2"], "features=2 needs a head with a margin"),
         (["--seeds", "-1"], "seed must be a whole number, 0 or more, not -1"),
         (["--image-size", "16"], "image_size=16 does not match digits, whose images have the size 8"),

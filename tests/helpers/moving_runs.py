@@ -1,9 +1,12 @@
 """Program: `dcnet train` on several numbers of processes, stopped, resumed on other numbers, and with failures.
 
-It forks processes, which is much faster than starting them. The exit codes and messages are in `results.json`.
+With the argument "heads", the runs have heads whose classes are divided among the processes. It forks processes, which
+is much faster than starting them. The exit codes and messages are in `results.json`.
 """
 
+import errno
 import json
+import math
 import os
 import shutil
 import signal
@@ -22,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 
 from dcnet.cli.app import main
 from dcnet.data import load_dataset
-from dcnet.training import setup
+from dcnet.training import setup, tensor_files
 from dcnet.training.step import Step
 from dcnet.training.trainer import Trainer
 from helpers.processes import free_port
@@ -30,6 +33,9 @@ from helpers.processes import free_port
 SIZES = ["--train-images", "60", "--batch-size", "24", "--width", "0.1", "--steps", "8", "--norm", "none"]
 TRICKS = ["--projection-every", "4", "--evaluate-every", "4", "--device", "cpu"]
 COMMAND = ["train", *SIZES, *TRICKS]
+# A learned scale and the share of the margin depend on all classes.
+HEAD = ["--margin", "arcface", "--annealing", "auto", "--margin-scale", "learned", "--features", "6"]
+DECAY, SHARDED = ["--weight-decay", "1e-3"], ["--shard-head", "True"]
 STOPPED = 5
 # Steps are numbered from 0.
 FAILS_AT = 2
@@ -68,16 +74,28 @@ def stop():
 
 
 def at_one_step(action):
-    """Calls the action in the second process, at one step, with the labels of its batch."""
+    """Calls the action in the second process, at one step, with the labels of its batch and the network."""
     call, seen = Step.__call__, []
 
     def changed(self, images, labels):
         seen.append(labels)
         if len(seen) == FAILS_AT + 1 and os.environ["RANK"] == "1":
-            action(labels)
+            action(labels, self.objective.model)
         call(self, images, labels)
 
     Step.__call__ = changed
+
+
+def fill_disk():
+    """The first process cannot write after the first rows of a head."""
+    bytes_of = tensor_files._bytes_of
+
+    def fails_after(value):
+        if os.environ["RANK"] == "0" and value.shape == (5, 6):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return bytes_of(value)
+
+    tensor_files._bytes_of = fails_after
 
 
 def give_up_early():
@@ -89,10 +107,12 @@ def give_up_early():
 ACTIONS = {
     "give up early": give_up_early,
     "shard": shard,
+    "fill disk": fill_disk,
     "stop": stop,
-    "label": lambda: at_one_step(lambda labels: labels[1:2].fill_(99)),
-    "slow": lambda: at_one_step(lambda labels: time.sleep(2)),
-    "kill": lambda: at_one_step(lambda labels: os.kill(os.getpid(), signal.SIGKILL)),
+    "label": lambda: at_one_step(lambda labels, _: labels[1:2].fill_(99)),
+    "slow": lambda: at_one_step(lambda *_: time.sleep(2)),
+    "kill": lambda: at_one_step(lambda *_: os.kill(os.getpid(), signal.SIGKILL)),
+    "nan": lambda: at_one_step(lambda _, model: model.network.head.weight.register_hook(lambda x: x * math.nan)),
 }
 
 
@@ -131,21 +151,26 @@ def the_run(folder):
     return found
 
 
-def main_program(folder):
-    torch.set_num_threads(1)
-    # Imports scikit-learn before the processes are forked.
-    load_dataset("digits")
-    results = {}
+class Launches:
+    """Launches of a command, and their results by name."""
 
-    def start(name, world, runs, *actions):
-        results[name] = launch(name, world, folder, [*COMMAND, "--runs", folder / runs], *actions)
+    def __init__(self, folder, command):
+        self.folder, self.command, self.results = folder, command, {}
 
-    def resume(name, world, source, *actions):
-        shutil.copytree(folder / source, folder / name)
-        results[name] = launch(
-            name, world, folder, ["train", "--resume", the_run(folder / name), "--device", "cpu"], *actions
-        )
+    def start(self, name, world, runs, *actions, options=()):
+        words = [*self.command, *options, "--runs", self.folder / runs]
+        self.results[name] = launch(name, world, self.folder, words, *actions)
 
+    def resume(self, name, world, source, *actions, options=()):
+        shutil.copytree(self.folder / source, self.folder / name)
+        words = ["train", "--resume", the_run(self.folder / name), "--device", "cpu", *options]
+        self.results[name] = launch(name, world, self.folder, words, *actions)
+
+
+def networks(folder):
+    """Runs under DDP and FSDP2."""
+    runs = Launches(folder, COMMAND)
+    start, resume = runs.start, runs.resume
     start("whole", 1, "whole")
     start("stopped on 4", 4, "sharded", "shard", "stop")
     resume("4 to 1", 1, "sharded")
@@ -160,8 +185,42 @@ def main_program(folder):
     start("too slow", 2, "too slow", "give up early", "slow")
     start("label", 2, "label", "label")
     start("kill", 2, "kill", "kill")
+    return runs.results
+
+
+def heads(folder):
+    """Runs whose heads have their classes divided among the processes; the number of classes is 10."""
+    runs = Launches(folder, [*COMMAND, *HEAD, *DECAY])
+    start, resume = runs.start, runs.resume
+    start("whole", 1, "whole")
+    start("stopped on 4", 4, "sharded", "stop", options=SHARDED)
+    for world in (1, 2, 3, 8):
+        resume(f"4 to {world}", world, "sharded")
+    start("stopped on 1", 1, "one", "stop")
+    resume("1 to 2", 2, "one", options=SHARDED)
+    softmax = ["--margin", "l2-softmax", "--annealing", "none", "--precision", "bfloat16"]
+    start("softmax", 3, "softmax", options=softmax)
+    start("sharded softmax", 3, "sharded softmax", options=[*softmax, *SHARDED])
+    pretrained = ["--pretrained", the_run(folder / "whole"), "--optimizer", "sgd"]
+    start("pretrained", 1, "pretrained", options=pretrained)
+    start("pretrained on 3", 3, "pretrained on 3", options=[*pretrained, *SHARDED])
+    sample = ["--sample-classes", "0.3", "--norm", "batch"]
+    start("sample", 2, "sample", options=sample)
+    start("stopped sample", 2, "stopped sample", "stop", options=sample)
+    resume("resumed sample", 2, "stopped sample")
+    start("nan", 2, "nan", "nan", options=SHARDED)
+    start("full", 2, "full", "fill disk", options=SHARDED)
+    start("fsdp", 2, "fsdp", "shard", options=SHARDED)
+    return runs.results
+
+
+def main_program(folder, program="networks"):
+    torch.set_num_threads(1)
+    # Imports scikit-learn before the processes are forked.
+    load_dataset("digits")
+    results = {"networks": networks, "heads": heads}[program](folder)
     (folder / "results.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main_program(Path(sys.argv[1]))
+    main_program(Path(sys.argv[1]), *sys.argv[2:])

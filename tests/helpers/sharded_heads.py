@@ -7,9 +7,11 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from dcnet.interrupts import end_process
 from dcnet.losses import Annealing, MarginSoftmax, ShardedMarginSoftmax, SphereFaceR, registry
+from dcnet.losses import sharded as sharding
 from dcnet.parameters import Learnable
 from helpers.heads_and_batches import ADAPTIVE
 
@@ -90,6 +92,65 @@ def compare_predictions(sharded, whole, x, labels):
     found, expected = (dataclasses.asdict(head.diagnose(x, labels)) for head in (sharded, whole))
     for name, value in expected.items():
         close(torch.tensor(found[name]).double(), torch.tensor(value).double())
+
+
+def compare_scores(margin, **options):
+    """Compares training predictions, and scores of a batch that all processes have, with those of logits."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    head = ShardedMarginSoftmax(FEATURES, CLASSES, margin, **options).double()
+    if head.bias is not None:
+        torch.nn.init.normal_(head.bias)
+    x, labels = batch(rank, 0)
+    # Equal logits of all classes: the first one is predicted.
+    x[1], labels[1] = 0.0, CLASSES - 1
+    twin = copy.deepcopy(head)
+    loss, found = head.loss_and_predictions(x, labels)
+    close(loss, twin(x, labels))
+    logits = twin.logits(x)
+    assert torch.equal(found, logits.argmax(1))
+    everything, of_all = (sharding.gather_rows(value, None) for value in (x, labels))
+    expected = sharding.gather_rows(F.cross_entropy(logits, labels, reduction="none").detach(), None)
+    # The features of the first process count.
+    losses, classes = head.score(everything if rank == 0 else torch.zeros_like(everything), of_all)
+    close(losses, expected)
+    assert torch.equal(classes, sharding.gather_rows(found, None))
+    assert len(losses) == world * OWN
+
+
+def check_scores():
+    at_once, sharding.SCORED_LOGITS = sharding.SCORED_LOGITS, 2 * CLASSES // dist.get_world_size()
+    for margin in ("softmax", "arcface", "subcenter-arcface(k=2)", "sphereface2", "curricularface"):
+        compare_scores(margin)
+    compare_scores("arcface", scale=Learnable(10.0), annealing="auto")
+    sharding.SCORED_LOGITS = at_once
+
+
+def check_sampled_predictions():
+    """They are classes of the sample, and among them the one with the largest cosine."""
+    # As many classes in each process.
+    head = ShardedMarginSoftmax(FEATURES, 1200, "arcface", sample=0.01).double()
+    x, labels = batch(dist.get_rank(), 0)
+    x = x.requires_grad_()
+    loss, found = head.loss_and_predictions(x, labels)
+    loss.backward()
+    used = sharding.gather_rows(head.weight.grad.abs().sum(1) > 0, None)
+    assert used.sum() < 20 + OWN * dist.get_world_size()
+    cosines = head.cosines(x).masked_fill(~used, -2.0)
+    assert torch.equal(found, cosines.argmax(1))
+
+
+def check_weights_of_blocks():
+    """The processes hold the initial weights of an unsharded head, and later draws are the same."""
+    rows, sharding.DRAWN_ROWS = sharding.DRAWN_ROWS, 16
+    for classes in (11, 32, 100):
+        found = []
+        for kind in (ShardedMarginSoftmax, MarginSoftmax):
+            torch.manual_seed(7)
+            head = kind(FEATURES, classes, "subcenter-arcface")
+            found.append((head.full_weight() if kind is ShardedMarginSoftmax else head.weight, torch.rand(3)))
+        for one, two in zip(*found, strict=True):
+            assert torch.equal(one, two)
+    sharding.DRAWN_ROWS = rows
 
 
 def check_first_weights():
@@ -252,6 +313,9 @@ CHECKS = {
     "compiled": lambda: [check_compiled(margin) for margin in ("arcface", "adaface", "subcenter-arcface")],
     "samples": check_samples,
     "first weights": check_first_weights,
+    "weights of blocks": check_weights_of_blocks,
+    "scores": check_scores,
+    "sampled predictions": check_sampled_predictions,
     "invalid labels": check_invalid_labels,
     "batch sizes": check_batch_sizes,
 }

@@ -38,6 +38,12 @@ def test_a_head_created_before_the_process_group_is_rejected(monkeypatch: pytest
         head(torch.randn(3, 5), torch.tensor([0, 6, 2]))
 
 
+def test_each_process_needs_a_class(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dcnet.losses.sharded.rank_of", lambda group: (0, 12))
+    with pytest.raises(ValueError, match="num_classes must be at least the number of processes, 12, not 10"):
+        ShardedMarginSoftmax(5, 10, "arcface")
+
+
 def test_one_process_alone_has_all_classes():
     torch.manual_seed(0)
     sharded, whole = ShardedMarginSoftmax(5, 7, "arcface"), MarginSoftmax(5, 7, "arcface")

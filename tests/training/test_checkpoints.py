@@ -23,7 +23,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert [path.name for path in checkpoints.files()] == ["step-00000010.safetensors", "step-00000100.safetensors"]
     assert len(checkpoints.files()) == KEPT
     found, complaints = checkpoints.newest()
-    assert (found.step, found.tensors["x"].item(), complaints) == (100, 100, [])
+    assert (found.step, found.shards.read("x").item(), complaints) == (100, 100, [])
 
 
 @pytest.mark.parametrize("how", WAYS)

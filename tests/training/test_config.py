@@ -99,6 +99,12 @@ def test_plain_networks_ignore_options_of_decoupled_layers():
             {"margin": "arcface", "interclass_filtering_threshold": 0.4, "label_smoothing": 0.1},
             "interclass_filtering_threshold=0.4 does not support label_smoothing (got 0.1): omit one of them",
         ),
+        ({"sample_classes": 0.5}, "sample_classes=0.5 needs a head with a margin"),
+        ({"margin": "arcface", "sample_classes": 0.0}, "sample_classes must be in (0, 1], not 0.0"),
+        (
+            {"margin": "arcface", "sample_classes": 0.5, "label_smoothing": 0.1},
+            "sample_classes=0.5 does not support label_smoothing (got 0.1): omit one of them",
+        ),
         ({"progressive_sizes": "16"}, "progressive sizes must be like 16:0.4,24:0.7, not '16'"),
         ({"progressive_sizes": "a:0.5"}, "progressive sizes must be like 16:0.4,24:0.7, not 'a:0.5'"),
         ({"progressive_sizes": "0:0.5"}, "a progressive size must be a whole number, 1 or more, not 0"),
@@ -250,6 +256,16 @@ def test_records_have_the_names_and_hashes_of_their_configs():
         assert file.stem == f"{config.name}-{config.hash}"
         found = tuple(record[name] for name in ("name", "hash", "command"))
         assert found == (config.name, config.hash, command_of(config)), file
+
+
+def test_a_sample_of_the_classes_changes_the_hash_unless_it_has_all_of_them():
+    whole, some = recipe("digits", margin="arcface"), recipe("digits", margin="arcface", sample_classes=0.5)
+    assert some.hash != whole.hash
+    assert recipe("digits", margin="arcface", sample_classes=1.0) == whole
+    # The label smoothing of a recipe needs all classes.
+    assert recipe("speedrun", margin="arcface").label_smoothing == 0.1
+    assert recipe("speedrun", margin="arcface", sample_classes=0.5).label_smoothing == 0
+    assert command_of(some) == "dcnet train --recipe digits --margin arcface --sample-classes 0.5"
 
 
 def test_margin_specs_are_normalized():

@@ -10,11 +10,15 @@ import torch
 from helpers.moving_runs import STOPPED, the_run
 from helpers.processes import PATIENCE, free_port, launch, program_environment
 from helpers.small_runs import tiny, train
+from safetensors.torch import load_file
 
 from dcnet.data import load_dataset
-from dcnet.training import Run
+from dcnet.training import Run, load_model
+from dcnet.training.evaluation import Evaluator, batches_of
 from dcnet.training.processes import LOST
+from dcnet.training.shards import Shards
 from dcnet.training.sources import make_source
+from dcnet.training.tensor_files import read_tensors
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 SMALL = ["--train-images", "60", "--batch-size", "20", "--width", "0.25", "--steps", "12", "--norm", "none"]
@@ -86,14 +90,22 @@ def test_batch_size_must_be_a_multiple_of_the_number_of_processes():
         make_source(load_dataset("digits"), tiny(batch_size=21), torch.device("cpu"), (0, 2), False, 0)
 
 
-@pytest.fixture(scope="module")
-def moved(tmp_path_factory):
+def launches(folder, program):
     """The folder of the program, which has a folder of runs for each launch, and the results of the launches."""
-    folder = tmp_path_factory.mktemp("moved runs")
     options = {"env": program_environment(), "capture_output": True, "text": True, "timeout": PATIENCE, "check": False}
-    done = subprocess.run([sys.executable, HELPERS / "moving_runs.py", folder], **options)
+    done = subprocess.run([sys.executable, HELPERS / "moving_runs.py", folder, program], **options)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder, json.loads((folder / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory):
+    return launches(tmp_path_factory.mktemp("moved runs"), "networks")
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    return launches(tmp_path_factory.mktemp("heads"), "heads")
 
 
 def assert_same_curves(found, expected):
@@ -161,6 +173,108 @@ def test_a_slow_process_changes_nothing(moved):
     folder, results = moved
     assert results["slow"]["codes"] == [0, 0]
     assert_same_curves(*(Run(the_run(folder / name)).record() for name in ("slow", "whole")))
+
+
+def assert_same_training(found, expected):
+    """The runs are equal up to the order of sums: losses, accuracies, weights, and their record and file."""
+    one, two = found.record(), expected.record()
+    assert_same_curves(one, two)
+    assert one.curves.train_accuracy == two.curves.train_accuracy
+    assert one.curves.test_accuracy == two.curves.test_accuracy
+    assert (one.hash, one.parameters, one.status) == (two.hash, two.parameters, "done")
+    assert_close_tensors(load_file(found.model_file), load_file(expected.model_file))
+
+
+def assert_close_tensors(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: name + text)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+def test_a_sharded_head_resumes_on_another_number_of_processes(heads, processes):
+    """The same losses and weights as without shards; --resume divides the classes again without the option."""
+    folder, results = heads
+    assert results["stopped on 4"]["codes"] == [130] * 4
+    assert results[f"4 to {processes}"]["codes"] == [0] * processes
+    run = Run(the_run(folder / f"4 to {processes}"))
+    assert run.record().resumed_at == [STOPPED]
+    assert (run.record().execution["processes"], run.record().execution["shard_head"]) == (processes, True)
+    assert_same_training(run, Run(the_run(folder / "whole")))
+
+
+def test_an_unsharded_head_resumes_as_a_sharded_one(heads):
+    folder, results = heads
+    assert results["1 to 2"]["codes"] == [0, 0]
+    assert_same_training(Run(the_run(folder / "1 to 2")), Run(the_run(folder / "whole")))
+
+
+def test_the_checkpoint_of_a_sharded_head_has_the_state_of_an_unsharded_one(heads):
+    """Weights, moments of the optimizer, the share of the margin, and sums of the training losses."""
+    (folder,), (file,) = (Run(the_run(heads[0] / name)).checkpoints.files() for name in ("sharded", "one"))
+    shards = Shards.in_folder(folder)
+    for name in ("model.network.head.weight", "optimizer.network.head.weight.exp_avg"):
+        assert [part.lengths for part in shards.parts[name]] == [(2, 6), (3, 6), (2, 6), (3, 6)]
+    found = {name: shards.read(name) for name in shards.sizes}
+    assert_close_tensors(found, read_tensors(file)[0])
+
+
+def test_a_sharded_head_in_bfloat16_trains_as_under_ddp(heads):
+    """With biases and weight norms; bfloat16 rounds differently in one process."""
+    folder, results = heads
+    assert results["sharded softmax"]["codes"] == [0, 0, 0]
+    assert_same_training(*(Run(the_run(folder / name)) for name in ("sharded softmax", "softmax")))
+
+
+def test_a_sharded_head_starts_from_the_weights_of_a_run(heads):
+    folder, results = heads
+    assert results["pretrained on 3"]["codes"] == [0, 0, 0]
+    found, expected = (Run(the_run(folder / name)) for name in ("pretrained on 3", "pretrained"))
+    assert_same_training(found, expected)
+    assert found.record().curves.train_loss[0] < Run(the_run(folder / "whole")).record().curves.train_loss[0]
+
+
+def test_sampled_classes_are_reproducible(heads):
+    """To the same bits on the same number of processes, with an interruption."""
+    folder, results = heads
+    assert results["sample"]["codes"] == results["resumed sample"]["codes"] == [0, 0]
+    whole, resumed = (Run(the_run(folder / name)) for name in ("sample", "resumed sample"))
+    assert resumed.record().resumed_at == [STOPPED]
+    assert resumed.model_file.read_bytes() == whole.model_file.read_bytes()
+    assert resumed.record().curves.test_loss == whole.record().curves.test_loss
+    assert whole.record().hash != Run(the_run(folder / "whole")).record().hash
+
+
+def test_the_test_accuracy_of_a_sharded_head_is_that_of_the_loaded_network(heads):
+    """With batch normalization, whose running statistics are those of the first process."""
+    model, record = load_model(Run(the_run(heads[0] / "sample")))
+    reading = Evaluator(model, torch.device("cpu"))(batches_of(load_dataset("digits").test))
+    assert reading.accuracy == pytest.approx(record.results.test_accuracy)
+    assert reading.loss == pytest.approx(record.results.test_loss, rel=1e-5)
+
+
+def test_a_sharded_head_under_fsdp_is_an_error_in_all_processes(heads):
+    found = heads[1]["fsdp"]
+    assert found["codes"] == [2, 2]
+    message = "dcnet train: shard_head=True does not support FSDP (sharded weights): use DDP, or shard_head=False\n"
+    assert set(found["errors"]) <= {"", message}
+    assert any(found["errors"])
+
+
+def test_a_full_disk_while_a_sharded_head_is_written_stops_all_processes(heads):
+    found = heads[1]["full"]
+    assert found["codes"] == [1, 1]
+    assert any(found["errors"])
+    for error in filter(None, found["errors"]):
+        assert "No space left on device" in error
+        assert error.count("\n") == 1
+
+
+def test_a_gradient_of_one_shard_that_is_not_finite_stops_all_processes(heads):
+    found = heads[1]["nan"]
+    assert found["codes"] == [1, 1]
+    for error in filter(None, found["errors"]):
+        assert "all outputs are finite, but the gradient of 'network.head.weight' is not" in error
 
 
 KILLED = [*COMMAND, "--checkpoint-every", "2", "--evaluate-every", "6"]

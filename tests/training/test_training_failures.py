@@ -7,7 +7,7 @@ from torch import nn
 
 from dcnet.data import Dataset, Split
 from dcnet.training import Callback, DivergenceError, Execution, Run, Trainer
-from dcnet.training.trainer import find_bad_layer
+from dcnet.training.step import find_bad_layer
 
 
 class Explodes(nn.Module):
