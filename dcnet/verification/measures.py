@@ -26,7 +26,16 @@ from dcnet.verification.pairs import (
     sample_pairs,
 )
 from dcnet.verification.quality import discard_errors, fit_quality, norms_of, pair_quality
-from dcnet.verification.roc_curve import FoldAccuracy, Roc, TarAtFar, fold_accuracy, make_folds, roc, roc_of_histogram
+from dcnet.verification.roc_curve import (
+    FoldAccuracy,
+    Roc,
+    TarAtFar,
+    fold_accuracy,
+    fold_masks,
+    make_folds,
+    roc,
+    roc_of_histogram,
+)
 from dcnet.verification.threshold import Transfer, fold_transfer
 
 Record = dict[str, Any]
@@ -167,9 +176,8 @@ def quality_measures(scores: Tensor, pairs: Pairs, folds: Tensor, norms: Tensor)
     tested, answers, folds = scores.cpu().double()[inside], pairs.same[inside], folds[inside]
     quality = pair_quality(norms, pairs.first[inside], pairs.second[inside])
     corrected, weights = tested.clone(), []
-    for fold in folds.unique():
-        own, others = folds == fold, folds != fold
-        fitted = fit_quality(tested[others], answers[others], quality[others])
+    for own in fold_masks(folds, len(folds)):
+        fitted = fit_quality(tested[~own], answers[~own], quality[~own])
         corrected[own] = fitted(tested[own], quality[own])
         weights.append(fitted.weight)
     rates = [[roc(each, answers).tar_at_far(rate).tar for each in (tested, corrected)] for rate in RATES]

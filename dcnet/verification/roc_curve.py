@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dcnet.checks import Numbers, as_tensor, check_whole
+from dcnet.checks import Numbers, as_tensor, check_whole, is_number
 from dcnet.verification.embeddings import ScoreHistogram
 
 
@@ -88,14 +88,17 @@ class Roc:
         """The index of the lowest threshold with a false accept rate of at most `far`."""
         return int((self.far <= far).sum()) - 1
 
-    def amid(self, at: int, above: float | None = None) -> float:
+    def at(self, threshold: float) -> int:
+        """The index at which the same pairs are accepted as with this threshold, for one that is no score."""
+        return max(int((self.thresholds >= threshold).sum()) - 1, 0)
+
+    def amid(self, at: int) -> float:
         """A threshold in the middle between the scores rejected and accepted at this index.
 
         It differs from all scores, so that rounding moves no pair across it. At the first index, where nothing is
         accepted, it is just above the highest score, and at the last, where nothing is rejected, the lowest score.
-        `above` replaces the upper end of the gap.
         """
-        return _amid(self.thresholds, at, above, self.width)
+        return _amid(self.thresholds, at, self.width)
 
     def tar_at_far(self, far: float = 1e-3) -> TarAtFar:
         """The true accept rate at the lowest threshold with at most this false accept rate, if impostors are enough."""
@@ -173,9 +176,9 @@ def _check_answers(same: Numbers) -> Tensor:
     return same.bool()
 
 
-def _amid(thresholds: Tensor, at: int, above: float | None = None, width: float = 0.0) -> float:
-    """The middle between this threshold, or `above`, and the next lower one; at both ends, the threshold itself."""
-    upper = float(thresholds[at]) if above is None else above
+def _amid(thresholds: Tensor, at: int, width: float = 0.0) -> float:
+    """The middle between this threshold and the next lower one; at both ends, the threshold itself."""
+    upper = float(thresholds[at])
     if at in (0, len(thresholds) - 1):
         return upper
     lower = float(thresholds[at + 1]) + width
@@ -186,7 +189,7 @@ def _amid(thresholds: Tensor, at: int, above: float | None = None, width: float 
 
 def check_rate(name: str, rate: float) -> None:
     """Checks an error rate."""
-    if not 0 < rate < 1:
+    if not is_number(rate) or not 0 < rate < 1:
         raise ValueError(f"{name} must be above 0 and below 1, not {rate}")
 
 
@@ -290,18 +293,22 @@ def fold_accuracy(scores: Numbers, same: Numbers, folds: Numbers, balanced: bool
         balanced: weight genuine and impostor pairs equally, whatever their numbers.
     """
     scores, same = check_scores(scores, same)
-    folds = as_tensor(folds, "folds").cpu()
-    if folds.shape != scores.shape:
-        raise ValueError(f"folds must be [{len(scores)}], one number per pair, not {list(folds.shape)}")
-    numbers = folds.unique().tolist()
-    if len(numbers) < 2:
-        raise ValueError(f"a threshold from other folds needs two folds or more, not {len(numbers)}")
     found, thresholds = [], []
-    for number in numbers:
-        inside = folds == number
+    for inside in fold_masks(folds, len(scores)):
         thresholds.append(best_threshold(scores[~inside], same[~inside], balanced))
         found.append(accuracy(scores[inside], same[inside], thresholds[-1], balanced))
     return FoldAccuracy(tuple(found), tuple(thresholds))
+
+
+def fold_masks(folds: Numbers, count: int) -> list[Tensor]:
+    """Which of `count` pairs are in each fold, bool [P], from the number of the fold of each pair."""
+    folds = as_tensor(folds, "folds").cpu()
+    if folds.shape != (count,):
+        raise ValueError(f"folds must be [{count}], one number per pair, not {list(folds.shape)}")
+    masks = [folds == number for number in folds.unique()]
+    if len(masks) < 2:
+        raise ValueError(f"a threshold from other folds needs two folds or more, not {len(masks)}")
+    return masks
 
 
 def make_folds(same: Numbers, count: int = FOLDS, seed: int = 0) -> Tensor:

@@ -125,7 +125,7 @@ class RunVerifier:
 
     def calibration(self) -> Calibration:
         """The stored calibration; raises ValueError with advice if it is missing, or is for other weights."""
-        command = f"`dcnet verify {self.run.folder} --calibrate --pairs FILE --images FOLDER`"
+        command = f"`dcnet verify {self.run.folder} --calibrate --people FOLDER`"
         if not self.calibration_file.exists():
             raise ValueError(f"the run {self.name!r} is not calibrated, so it has no thresholds: use {command}")
         calibration = Calibration.load(self.calibration_file)

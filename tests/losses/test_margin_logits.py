@@ -109,9 +109,15 @@ def test_filtered_classes_have_no_logits():
         ({"margin": "adaface", "norms": torch.ones(3)}, "norms must be [2], one per sample, not [3]"),
         ({"margin": "arcface", "labels": torch.zeros(3).long()}, "and labels [N], not [2, 4] and [3]"),
         ({"margin": "subcenter-arcface"}, "needs cosines [N, C * 3], C > 0, and labels [N], not [2, 4] and [2]"),
-        ({"margin": "arcface", "cosines": torch.zeros(2, 0)}, "needs cosines [N, C], C > 0, and labels [N], not [2, 0]"),
+        (
+            {"margin": "arcface", "cosines": torch.zeros(2, 0)},
+            "needs cosines [N, C], C > 0, and labels [N], not [2, 0]",
+        ),
         ({"margin": "arcface", "labels": torch.tensor([-1, 4])}, "labels must be from 0 to 3, or negative, not 4"),
-        ({"margin": "subcenter-arcface(k=2)", "labels": torch.tensor([0, 2])}, "labels must be from 0 to 1, or negative"),
+        (
+            {"margin": "subcenter-arcface(k=2)", "labels": torch.tensor([0, 2])},
+            "labels must be from 0 to 1, or negative",
+        ),
         ({"margin": "arcface", "labels": torch.tensor([0.5, 1.0])}, "labels must be integers, not torch.float32"),
         ({"margin": "arcface", "labels": torch.tensor([True, False])}, "labels must be integers, not torch.bool"),
         (
