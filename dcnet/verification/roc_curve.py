@@ -1,4 +1,4 @@
-"""ROC curves of scored pairs, and accuracies with thresholds from other pairs. Accepted means score >= threshold."""
+"""ROC curves of scored pairs, best thresholds and accuracies. Accepted means score >= threshold."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dcnet.checks import Numbers, as_tensor, check_whole, is_number
+from dcnet.checks import Numbers, as_tensor, is_number
 from dcnet.verification.embeddings import ScoreHistogram
 
 
@@ -154,7 +154,7 @@ def _with_start(above: float, thresholds: Tensor, genuine: Tensor, impostor: Ten
 
 def check_scores(scores: Numbers, same: Numbers) -> tuple[Tensor, Tensor]:
     """Scores in float64 and answers in bool, on the CPU."""
-    scores, same = in_double(scores), _check_answers(same)
+    scores, same = in_double(scores), check_answers(same)
     if scores.dim() != 1 or scores.shape != same.shape or not len(scores):
         raise ValueError(f"scores and same must be [P] and not empty, not {list(scores.shape)} and {list(same.shape)}")
     if not torch.isfinite(scores).all():
@@ -168,7 +168,7 @@ def in_double(scores: Numbers) -> Tensor:
     return as_tensor(scores, "scores").detach().cpu().double()
 
 
-def _check_answers(same: Numbers) -> Tensor:
+def check_answers(same: Numbers) -> Tensor:
     """Answers in bool on the CPU, from bool or 0 and 1."""
     same = as_tensor(same, "same").detach().cpu()
     if not ((same == 0) | (same == 1)).all():
@@ -216,28 +216,6 @@ def uncertain(rate: float, count: int) -> str:
     )
 
 
-FOLDS = 10
-
-
-@dataclass(frozen=True)
-class FoldAccuracy:
-    """The accuracy on each fold, with the best threshold of all other folds."""
-
-    accuracies: tuple[float, ...]
-    thresholds: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return math.fsum(self.accuracies) / len(self.accuracies)
-
-    @property
-    def standard_error(self) -> float:
-        """The sample standard deviation over the folds, divided by the root of their number."""
-        count, mean = len(self.accuracies), self.mean
-        variance = math.fsum((accuracy - mean) ** 2 for accuracy in self.accuracies) / (count - 1)
-        return math.sqrt(variance / count)
-
-
 @dataclass(frozen=True)
 class DevelopmentAccuracy:
     """The accuracy on pairs, with the best threshold of a development set."""
@@ -281,56 +259,6 @@ def accuracy(scores: Numbers, same: Numbers, threshold: float, balanced: bool = 
         return float(right.double().mean())
     _check_balance(int(same.sum()), int((~same).sum()), balanced)
     return float((right[same].double().mean() + right[~same].double().mean()) / 2)
-
-
-def fold_accuracy(scores: Numbers, same: Numbers, folds: Numbers, balanced: bool = False) -> FoldAccuracy:
-    """The protocol of LFW: the accuracy on each fold with the best threshold of the other folds.
-
-    Args:
-        scores: scores of the pairs, [P].
-        same: whether the pairs are genuine, [P].
-        folds: the number of the fold of each pair, [P].
-        balanced: weight genuine and impostor pairs equally, whatever their numbers.
-    """
-    scores, same = check_scores(scores, same)
-    found, thresholds = [], []
-    for inside in fold_masks(folds, len(scores)):
-        thresholds.append(best_threshold(scores[~inside], same[~inside], balanced))
-        found.append(accuracy(scores[inside], same[inside], thresholds[-1], balanced))
-    return FoldAccuracy(tuple(found), tuple(thresholds))
-
-
-def fold_masks(folds: Numbers, count: int) -> list[Tensor]:
-    """Which of `count` pairs are in each fold, bool [P], from the number of the fold of each pair."""
-    folds = as_tensor(folds, "folds").cpu()
-    if folds.shape != (count,):
-        raise ValueError(f"folds must be [{count}], one number per pair, not {list(folds.shape)}")
-    masks = [folds == number for number in folds.unique()]
-    if len(masks) < 2:
-        raise ValueError(f"a threshold from other folds needs two folds or more, not {len(masks)}")
-    return masks
-
-
-def make_folds(same: Numbers, count: int = FOLDS, seed: int = 0) -> Tensor:
-    """Random folds, int64 [P], with genuine and impostor pairs divided evenly.
-
-    Args:
-        same: whether the pairs are genuine, [P].
-        count: the number of folds, at most the number of pairs of either kind.
-        seed: the same seed gives the same folds.
-    """
-    check_whole("count", count, 2)
-    same = _check_answers(same)
-    kinds = [kind.nonzero()[:, 0] for kind in (same, ~same)]
-    folds = min(count, *map(len, kinds))
-    if folds < 2:
-        found = f"{len(kinds[0])} and {len(kinds[1])}"
-        raise ValueError(f"folds need two pairs or more of each kind, not {found} (same and different)")
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.empty(len(same), dtype=torch.int64, device="cpu")
-    for places in kinds:
-        chosen[places] = torch.randperm(len(places), generator=generator, device="cpu") % folds
-    return chosen
 
 
 def development_accuracy(

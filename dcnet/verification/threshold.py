@@ -12,9 +12,10 @@ from torch import Tensor
 from dcnet.checks import Numbers, check_number
 from dcnet.files import read_json, reason_of, write_json
 from dcnet.verification.embeddings import pair_scores
+from dcnet.verification.folds import fold_masks
 from dcnet.verification.pairs import Pairs
 from dcnet.verification.quality import QualityScore, norms_of, pair_quality
-from dcnet.verification.roc_curve import Roc, check_rate, check_scores, fold_masks, in_double, roc
+from dcnet.verification.roc_curve import Roc, check_rate, check_scores, in_double, roc
 
 SAME, DIFFERENT, OPEN = "same", "different", "too close to call"
 

@@ -15,9 +15,9 @@ from dcnet import training
 from dcnet.files import fingerprint, write_atomically
 from dcnet.training import Evaluation, Record, Run
 from dcnet.verification.embeddings import embed, pair_scores
+from dcnet.verification.folds import Folds
 from dcnet.verification.intervals import PeopleBootstrap
 from dcnet.verification.measures import (
-    Folds,
     pair_measures,
     quality_measures,
     retrieval_measures,

@@ -26,7 +26,7 @@ from dcnet.training import Record, Run, load_model
 from dcnet.training.image_input import ImageInput
 from dcnet.training.record import DataDescription
 from dcnet.verification import Calibration, Pairs, calibrate, fold_accuracy, make_folds, pair_scores, retrieve, roc
-from dcnet.verification.measures import Folds
+from dcnet.verification.folds import Folds
 from dcnet.verification.pairs import labels_by_folder
 
 Capture = pytest.CaptureFixture[str]

@@ -9,7 +9,7 @@ from helpers.verify_cases import lfw_folder, listed
 
 from dcnet.training import Run
 from dcnet.verification import Pairs
-from dcnet.verification.measures import Folds
+from dcnet.verification.folds import Folds
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 Capture = pytest.CaptureFixture[str]

@@ -13,7 +13,7 @@ from PIL import Image
 from dcnet.data import load_dataset
 from dcnet.training import Run, load_model
 from dcnet.verification import PeopleBootstrap, all_pairs, fold_accuracy, fold_transfer, pair_scores, roc
-from dcnet.verification.measures import Folds
+from dcnet.verification.folds import Folds
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 Capture = pytest.CaptureFixture[str]
