@@ -135,6 +135,13 @@ class RunVerifier:
             )
         return calibration
 
+    def _valid_calibration(self) -> Calibration | None:
+        """The stored calibration; None if it is missing, invalid or for other weights."""
+        try:
+            return self.calibration()
+        except ValueError:
+            return None
+
     def calibrate(
         self, listed: PairList, far: float, frr: float, flip: bool, by_norm: bool = False
     ) -> tuple[Calibration, Tensor]:
@@ -181,11 +188,8 @@ class RunVerifier:
 
     def _calibrated(self, embeddings: Tensor, listed: PairList, flip: bool) -> dict[str, Any] | None:
         """The stored upper threshold applied to these pairs; None without a calibration that fits."""
-        try:
-            calibration = self.calibration()
-        except ValueError:
-            return None
-        if calibration.flip != flip:
+        calibration = self._valid_calibration()
+        if calibration is None or calibration.flip != flip:
             return None
         decision, pairs = calibration.decision, listed.pairs
         scores = calibration.scores(embeddings, pairs)
@@ -215,12 +219,9 @@ class RunVerifier:
 
     def _flip_note(self, flip: bool) -> str:
         """A sentence if only one of the run's calibration and this report uses mirror images."""
-        try:
-            calibrated = self.calibration().flip
-        except ValueError:
-            # Without a valid calibration there are no verdicts that could differ.
-            return ""
-        if calibrated == flip:
+        calibration = self._valid_calibration()
+        # Without a valid calibration there are no verdicts that could differ.
+        if calibration is None or calibration.flip == flip:
             return ""
         if flip:
             return "the run is calibrated without mirror images, and this report has them: see --no-flip"
