@@ -7,8 +7,7 @@ import torch
 
 import dcnet
 import dcnet.clamp as limits
-from dcnet.losses.binary_margins import SphereFace2
-from dcnet.losses.margins import monotone_cosine
+from dcnet.losses.cosine_margins import SphereFace2, monotone_cosine
 
 _clamp = torch.Tensor.clamp
 

@@ -15,7 +15,7 @@ from helpers.docs_pages import ROOT, blocks
 ADDED = {
     "A magnitude": ("magnitude.py", ("list operators", "fraction")),
     "An angle": ("angle.py", ("list operators", "cubic")),
-    "A margin": ("losses/margins.py", ("list margins", "both")),
+    "A margin": ("losses/cosine_margins.py", ("list margins", "both")),
     "A network": ("models/tiny.py", ("list models", "tiny")),
     "An attack": ("robustness/noise.py", None),
     "A dataset": ("data/shades.py", ("list datasets", "shades")),

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from dcnet.table import Table
     from dcnet.training import Run
     from dcnet.training.image_input import ImageInput
-    from dcnet.verification import Calibration
-    from dcnet.verification.measures import Folds
+    from dcnet.verification import Calibration, Folds
     from dcnet.verification.pair_list import PairList
     from dcnet.verification.verify_run import RunVerifier, Stored
 
@@ -135,7 +134,7 @@ class Command(options.JsonOption, options.DeviceOption, PairOptions, options.One
             options.writable(str(verifier.calibration_file))
             return lambda: _calibrate(verifier, listed, self, features)
         # Check the number of pairs before `output_file` creates the folder of the picture.
-        folds = verification.measures.Folds.by_people(listed.pairs, listed.people)
+        folds = verification.Folds.by_people(listed.pairs, listed.people)
         picture = options.output_file("--out", self.out or verifier.run.folder / "roc.png")
         return lambda: _report(verifier, listed, folds, (picture, features), not self.no_flip)
 

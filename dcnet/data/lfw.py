@@ -8,6 +8,7 @@ from dcnet.data.decode import ImageFiles, read_rgb
 from dcnet.data.download import missing_dataset
 from dcnet.data.image_folder import SUFFIXES, labels_of, people_folders
 from dcnet.data.load import register
+from dcnet.files import reason_of
 
 PERSON = "a person: name<tab>number of images"
 # Size of the original files, which have the face in the middle; files of another size are cropped already.
@@ -25,7 +26,7 @@ def numbered_lines(file: Path) -> list[tuple[int, str]]:
             content = opened.read(MAX_LIST + 1)
         lines = content.decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} cannot be read as a list: {error}") from None
+        raise ValueError(f"{file} cannot be read as a list: {reason_of(error)}") from None
     if len(content) > MAX_LIST:
         raise ValueError(f"{file} cannot be read as a list: it has more than {MAX_LIST:,} bytes")
     return [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]

@@ -1,28 +1,24 @@
 from dcnet.losses.adaptive_margins import AdaFace, CurricularFace, ElasticArcFace, ElasticCosFace, MagFace
 from dcnet.losses.annealing import Annealing, Automatic
-from dcnet.losses.binary_margins import SphereFace2, UniFace
-from dcnet.losses.diagnosis import Diagnosis
-from dcnet.losses.head import MarginSoftmax
-from dcnet.losses.margin_logits import apply_margin
-from dcnet.losses.margins import (
+from dcnet.losses.cosine_margins import (
     AMSoftmax,
     ArcFace,
     ASoftmax,
-    Batch,
     CombinedMargin,
     L2Softmax,
     LSoftmax,
-    Margin,
     MSoftmax,
     NormFace,
     Softmax,
+    SphereFace2,
     SphereFaceR,
     SubCenterArcFace,
-    aliases,
-    as_margin,
-    register,
-    registry,
+    UniFace,
 )
+from dcnet.losses.diagnosis import Diagnosis
+from dcnet.losses.head import MarginSoftmax
+from dcnet.losses.margin_logits import apply_margin
+from dcnet.losses.margins import Batch, Margin, aliases, as_margin, register, registry
 from dcnet.losses.sharded import ShardedMarginSoftmax
 from dcnet.regularizers import feature_incay
 

@@ -11,21 +11,13 @@ from torch import Tensor
 
 from dcnet.checks import check_number
 from dcnet.clamp import between
-
-# Registers its margins before those of this module, so that lists have the same order in every process.
-from dcnet.losses import binary_margins as binary_margins
-from dcnet.losses.margins import AMSoftmax, ArcFace, Batch, Margin, State, angle, register
+from dcnet.losses.cosine_margins import AMSoftmax, ArcFace, added_angle
+from dcnet.losses.margins import Batch, Margin, State, angle, limited, register
 
 # AdaFace keeps theta + m this far from 0 and pi, and adds it to the standard deviation.
 GAP = 1e-3
 # The limits of the norms that AdaFace uses.
 LEAST_NORM, MOST_NORM = 1e-3, 100.0
-
-
-def shifted(cos: Tensor, m: Tensor) -> Tensor:
-    """ArcFace's psi with one m per sample."""
-    theta = angle(cos)
-    return torch.where(theta <= math.pi - m, torch.cos(theta + m), cos - m * torch.sin(m))
 
 
 def moved(old: Tensor, found: Tensor, momentum: float) -> Tensor:
@@ -47,15 +39,9 @@ class AdaFace(Margin):
     about: ClassVar[str] = "s (cos(theta_y - m z) - m z - m), s cos(theta_j), z = h (||x|| - mean) / deviation"
     uses_norms: ClassVar[bool] = True
     scale: ClassVar[float | None] = 64.0
-    m: float = 0.4
-    h: float = 0.333
-    momentum: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(f"m of {self.name}", self.m, least=0, below=math.pi / 2)
-        check_number(f"h of {self.name}", self.h, above=0)
-        check_number(f"momentum of {self.name}", self.momentum, least=0, most=1)
+    m: float = limited(0.4, least=0, below=math.pi / 2)
+    h: float = limited(0.333, above=0)
+    momentum: float = limited(0.01, least=0, most=1)
 
     def target(self, cos: Tensor) -> Tensor:
         return self._target(cos, torch.zeros_like(cos))
@@ -96,26 +82,23 @@ class MagFace(Margin):
     about: ClassVar[str] = "s cos(theta_y + m(||x||)), s cos(theta_j), m linear in ||x||"
     uses_norms: ClassVar[bool] = True
     scale: ClassVar[float | None] = 64.0
-    l_a: float = 10.0
+    l_a: float = limited(10.0, above=0)
     u_a: float = 110.0
-    l_margin: float = 0.45
+    l_margin: float = limited(0.45, least=0, below=math.pi / 2)
     u_margin: float = 0.8
-    lambda_g: float = 35.0
+    lambda_g: float = limited(35.0, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number(f"l_a of {self.name}", self.l_a, above=0)
         check_number(f"u_a of {self.name}", self.u_a, above=self.l_a)
-        check_number(f"l_margin of {self.name}", self.l_margin, least=0, below=math.pi / 2)
         check_number(f"u_margin of {self.name}", self.u_margin, least=self.l_margin, below=math.pi / 2)
-        check_number(f"lambda_g of {self.name}", self.lambda_g, least=0)
 
     def target(self, cos: Tensor) -> Tensor:
-        return shifted(cos, torch.full_like(cos, (self.l_margin + self.u_margin) / 2))
+        return added_angle(cos, torch.full_like(cos, (self.l_margin + self.u_margin) / 2))
 
     def target_in(self, cos: Tensor, batch: Batch) -> Tensor:
         slope = (self.u_margin - self.l_margin) / (self.u_a - self.l_a)
-        return shifted(cos, self.l_margin + slope * (between(batch.norms, self.l_a, self.u_a) - self.l_a))
+        return added_angle(cos, self.l_margin + slope * (between(batch.norms, self.l_a, self.u_a) - self.l_a))
 
     def penalty(self, norms: Tensor) -> Tensor:
         a = between(norms, self.l_a, self.u_a)
@@ -132,11 +115,7 @@ class CurricularFace(ArcFace):
 
     name: ClassVar[str] = "curricularface"
     about: ClassVar[str] = "s cos(theta_y + m), s cos(theta_j) or, if hard, s cos(theta_j) (t + cos(theta_j))"
-    momentum: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(f"momentum of {self.name}", self.momentum, least=0, most=1)
+    momentum: float = limited(0.01, least=0, most=1)
 
     def others_in(self, cos: Tensor, batch: Batch) -> Tensor:
         # Without a label, no class is hard.
@@ -160,10 +139,6 @@ class _Elastic(Margin):
     m: float
     sigma: float
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(f"sigma of {self.name}", self.sigma, least=0)
-
     def drawn(self, cos: Tensor, batch: Batch) -> Tensor:
         """m for each sample; without noise in evaluation."""
         noise = normal_numbers(batch.state["draws"], len(cos)).to(cos.dtype)
@@ -185,10 +160,10 @@ class ElasticArcFace(_Elastic, ArcFace):
     name: ClassVar[str] = "elastic-arcface"
     aliases: ClassVar[tuple[str, ...]] = ("elasticface", "elasticface-arc")
     about: ClassVar[str] = "s cos(theta_y + m'), s cos(theta_j), m' drawn from N(m, sigma)"
-    sigma: float = 0.05
+    sigma: float = limited(0.05, least=0)
 
     def target_in(self, cos: Tensor, batch: Batch) -> Tensor:
-        return shifted(cos, self.drawn(cos, batch))
+        return added_angle(cos, self.drawn(cos, batch))
 
 
 @register
@@ -200,7 +175,7 @@ class ElasticCosFace(_Elastic, AMSoftmax):
     aliases: ClassVar[tuple[str, ...]] = ("elasticface-cos",)
     about: ClassVar[str] = "s (cos(theta_y) - m'), s cos(theta_j), m' drawn from N(m, sigma)"
     scale: ClassVar[float | None] = 64.0
-    sigma: float = 0.05
+    sigma: float = limited(0.05, least=0)
 
     def target_in(self, cos: Tensor, batch: Batch) -> Tensor:
         return cos - self.drawn(cos, batch)

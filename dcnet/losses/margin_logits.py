@@ -55,18 +55,32 @@ def apply_margin(
 def _check(cosines: Tensor, labels: Tensor, margin: Margin, norms: Tensor | None, scale: float | None) -> None:
     for name, value in (("cosines", cosines), ("labels", labels)):
         check_tensor(name, value)
-    if cosines.dim() != 2 or labels.shape != cosines.shape[:1] or cosines.shape[1] % margin.centers():
-        wanted = "[N, C]" if margin.centers() == 1 else f"[N, C * {margin.centers()}]"
+    centers = margin.centers()
+    if cosines.dim() != 2 or labels.shape != cosines.shape[:1] or cosines.shape[1] % centers or not cosines.shape[1]:
+        wanted = "[N, C]" if centers == 1 else f"[N, C * {centers}]"
         shapes = f"{list(cosines.shape)} and {list(labels.shape)}"
-        raise ValueError(f"apply_margin needs cosines {wanted} and labels [N], not {shapes}")
+        raise ValueError(f"apply_margin needs cosines {wanted}, C > 0, and labels [N], not {shapes}")
+    _check_labels(labels, cosines.shape[1] // centers)
     if not margin.unit_weights:
         raise ValueError(f"margin {margin.name!r} depends on the norms of the weights: use MarginSoftmax")
     if scale is not None:
         check_number("scale", scale, above=0)
     if norms is None and (margin.uses_norms or (margin.scale is None and scale is None)):
         raise ValueError(f"margin {margin.name!r} needs the norms of the features: give norms=features.norm(dim=1)")
-    if norms is not None and norms.shape != labels.shape:
-        raise ValueError(f"norms must be {list(labels.shape)}, one per sample, not {list(norms.shape)}")
+    if norms is not None:
+        check_tensor("norms", norms)
+        if norms.shape != labels.shape:
+            raise ValueError(f"norms must be {list(labels.shape)}, one per sample, not {list(norms.shape)}")
+
+
+def _check_labels(labels: Tensor, classes: int) -> None:
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"labels must be integers, not {labels.dtype}")
+    # On a GPU, testing the values would synchronize with the host.
+    if labels.is_cuda or torch.compiler.is_compiling() or not len(labels):
+        return
+    if (highest := int(labels.max())) >= classes:
+        raise ValueError(f"labels must be from 0 to {classes - 1}, or negative, not {highest}")
 
 
 @torch.no_grad()
@@ -74,7 +88,11 @@ def _next_batch(margin: Margin, own: Tensor, norms: Tensor, kept: Tensor, state:
     """The batch with the state of the margin after it; a given state is updated."""
     first = {name: value.to(own.device) for name, value in margin.first_state().items()} if state is None else state
     learner = margin.of_one_batch() if state is None else margin
-    values = learner.next_state(Batch(own, norms, kept, first))
+    try:
+        values = learner.next_state(Batch(own, norms, kept, first))
+    except KeyError as error:
+        first_state = f"as_margin({str(margin)!r}).first_state()"
+        raise ValueError(f"the state of margin {margin.name!r} must have {error}: start with {first_state}") from None
     if state is not None:
         for name, value in values.items():
             state[name].copy_(value)

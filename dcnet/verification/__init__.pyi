@@ -15,6 +15,7 @@ from dcnet.verification.embeddings import (
     pair_scores,
     score_histogram,
 )
+from dcnet.verification.folds import FoldAccuracy, Folds, fold_accuracy, make_folds, people_folds
 from dcnet.verification.identification import Identified, OpenSetRate, Retrieved, cmc, identify, open_set_rate, retrieve
 from dcnet.verification.intervals import PeopleBootstrap, exact_interval
 from dcnet.verification.measures import evaluate_faces, evaluate_open_set, open_set_measures
@@ -25,22 +26,18 @@ from dcnet.verification.pairs import (
     all_pairs,
     folder_pairs,
     people_disjoint,
-    people_folds,
     read_pairs,
     sample_pairs,
 )
 from dcnet.verification.quality import QualityScore, discard_errors, fit_quality, norms_of, pair_quality
 from dcnet.verification.roc_curve import (
     DevelopmentAccuracy,
-    FoldAccuracy,
     Roc,
     TarAtFar,
     accuracy,
     best_threshold,
     check_rate,
     development_accuracy,
-    fold_accuracy,
-    make_folds,
     roc,
     roc_of_histogram,
 )
@@ -61,6 +58,7 @@ __all__ = [
     "DevelopmentAccuracy",
     "Disjoint",
     "FoldAccuracy",
+    "Folds",
     "HyperplaneSimilarity",
     "Identified",
     "ImageFiles",

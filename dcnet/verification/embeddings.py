@@ -213,10 +213,8 @@ def pair_scores(embeddings: Numbers, first: Numbers, second: Numbers) -> Tensor:
         second: indices of the second.
     """
     unit = normalized(embeddings)
-    first, second = (_index(as_tensor(part, "indices of pairs"), len(unit)).to(unit.device) for part in (first, second))
-    if first.shape != second.shape:
-        raise ValueError(f"pairs need equally many first and second images, not {len(first)} and {len(second)}")
-    blocks = zip(first.split(PAIR_BLOCK), second.split(PAIR_BLOCK), strict=True)
+    indices = pair_indices(first, second, len(unit))
+    blocks = zip(*(part.to(unit.device).split(PAIR_BLOCK) for part in indices), strict=True)
     return torch.cat([(unit[left] * unit[right]).sum(1).clamp_(-1, 1) for left, right in blocks])
 
 
@@ -284,6 +282,14 @@ def checked_labels(labels: Numbers, embeddings: Tensor) -> Tensor:
     if labels.shape != embeddings.shape[:1] or labels.is_floating_point():
         raise ValueError(f"labels must be integers [{len(embeddings)}], not {labels.dtype} {list(labels.shape)}")
     return labels.to(embeddings.device)
+
+
+def pair_indices(first: Numbers, second: Numbers, count: int) -> tuple[Tensor, Tensor]:
+    """The indices of the images of pairs, int64 [P] each, from 0 to count - 1."""
+    first, second = (_index(as_tensor(part, "indices of pairs"), count) for part in (first, second))
+    if first.shape != second.shape:
+        raise ValueError(f"pairs need equally many first and second images, not {len(first)} and {len(second)}")
+    return first, second
 
 
 def _index(index: Tensor, count: int) -> Tensor:

@@ -1,6 +1,5 @@
 """Verification measures as plain values for records: for pairs, for LFW, and for unseen classes of CIFAR-100."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,83 +12,23 @@ from dcnet.data.image_folder import labels_of
 from dcnet.data.lfw import find_lfw, trained_people
 from dcnet.data.load import data_folder
 from dcnet.verification.embeddings import embed, pair_scores, score_histogram
+from dcnet.verification.folds import NO_FOLD, FoldAccuracy, Folds, fold_accuracy, fold_masks, make_folds
 from dcnet.verification.identification import Identified, cmc, identify, open_set_rate, retrieve
 from dcnet.verification.intervals import Interval, PeopleBootstrap, exact_interval
 from dcnet.verification.pairs import (
-    NO_FOLD,
     LfwData,
     Pairs,
     all_pairs,
     labels_by_folder,
     people_disjoint,
-    people_folds,
     sample_pairs,
 )
 from dcnet.verification.quality import discard_errors, fit_quality, norms_of, pair_quality
-from dcnet.verification.roc_curve import FoldAccuracy, Roc, TarAtFar, fold_accuracy, make_folds, roc, roc_of_histogram
+from dcnet.verification.roc_curve import Roc, TarAtFar, roc, roc_of_histogram
 from dcnet.verification.threshold import Transfer, fold_transfer
 
 Record = dict[str, Any]
 RATES = (1e-1, 1e-2, 1e-3, 1e-4)
-
-
-@dataclass(frozen=True)
-class Folds:
-    """The fold of each pair, int64 [P], and a note if the folds are not from the list."""
-
-    numbers: Tensor
-    note: str = ""
-
-    @classmethod
-    def of(cls, pairs: Pairs) -> "Folds":
-        """The folds of the list if each has pairs of both kinds, as balanced accuracy requires; otherwise random."""
-        if pairs.folds is None:
-            return cls(make_folds(pairs.same), "the folds are random, since the list has none")
-        kinds = [pairs.same[pairs.folds == fold] for fold in pairs.folds.unique()]
-        if len(kinds) == 1:
-            why = "all pairs are in one fold of the list"
-        elif not all(kind.any() and not kind.all() for kind in kinds):
-            why = "a fold of the list has only one kind of pairs"
-        else:
-            return cls(pairs.folds)
-        return cls(make_folds(pairs.same), f"the folds are random, since {why}")
-
-    @classmethod
-    def by_people(cls, pairs: Pairs, people: Tensor | None) -> "Folds":
-        """The folds of the list, or folds that share no person; random ones without enough people.
-
-        Args:
-            pairs: the pairs.
-            people: the person of each image, integers [N]; None if unknown.
-        """
-        if people is None:
-            return cls.of(pairs)
-        both = people[pairs.first], people[pairs.second]
-        if pairs.folds is not None and not (listed := cls.of(pairs)).note:
-            shared = _in_two_folds(torch.cat(both), pairs.folds.repeat(2))
-            return cls(listed.numbers, f"people who are in two folds of the list or more: {shared:,}" if shared else "")
-        for count in (count for count in COUNTS if len(torch.cat(both).unique()) >= 2 * count):
-            numbers = people_folds(*both, count)
-            kinds = [pairs.same[numbers == fold] for fold in range(count)]
-            if all(kind.any() and not kind.all() for kind in kinds):
-                return cls(numbers, _across_note(int((numbers == NO_FOLD).sum())))
-        return cls(cls.of(pairs).numbers, "the folds are random and share people, since there are too few people")
-
-
-# The numbers of folds to try, as long as each fold has both kinds of pairs.
-COUNTS = (10, 5, 3, 2)
-
-
-def _in_two_folds(people: Tensor, folds: Tensor) -> int:
-    """The number of people with pairs in two folds or more."""
-    pairs = torch.stack([people, folds]).unique(dim=1)
-    return int((pairs[0].unique(return_counts=True)[1] > 1).sum())
-
-
-def _across_note(across: int) -> str:
-    if not across:
-        return ""
-    return f"no person is in two folds; the {across:,} pairs of people of two folds count only for AUC, EER and TAR@FAR"
 
 
 def count_pairs(pairs: Pairs) -> Record:
@@ -167,9 +106,8 @@ def quality_measures(scores: Tensor, pairs: Pairs, folds: Tensor, norms: Tensor)
     tested, answers, folds = scores.cpu().double()[inside], pairs.same[inside], folds[inside]
     quality = pair_quality(norms, pairs.first[inside], pairs.second[inside])
     corrected, weights = tested.clone(), []
-    for fold in folds.unique():
-        own, others = folds == fold, folds != fold
-        fitted = fit_quality(tested[others], answers[others], quality[others])
+    for own in fold_masks(folds, len(folds)):
+        fitted = fit_quality(tested[~own], answers[~own], quality[~own])
         corrected[own] = fitted(tested[own], quality[own])
         weights.append(fitted.weight)
     rates = [[roc(each, answers).tar_at_far(rate).tar for each in (tested, corrected)] for rate in RATES]

@@ -1,4 +1,4 @@
-"""Pairs of images with answers: read from lists, folders of people or LFW, or sampled by labels; folds by people."""
+"""Pairs of images with answers: read from lists, folders of people or LFW, or sampled by labels."""
 
 import dataclasses
 import math
@@ -271,36 +271,6 @@ def all_pairs(labels: Numbers, most: int = MOST_PAIRS, seed: int = 0) -> Pairs:
 def count_genuine(labels: Tensor) -> int:
     """The number of all pairs of two images with the same label."""
     return sum(math.comb(size, 2) for size in labels.unique(return_counts=True)[1].tolist())
-
-
-# Pairs of people of two folds.
-NO_FOLD = -1
-
-
-def people_folds(first: Numbers, second: Numbers, count: int = 10, seed: int = 0) -> Tensor:
-    """Folds of pairs that share no person, int64 [P]; -1 for a pair of people of two folds.
-
-    People are divided at random, such that each fold has a similar number of people and of genuine pairs.
-
-    Args:
-        first: the person of the first image of each pair, integers [P].
-        second: the person of the second image; equal for a genuine pair.
-        count: the number of folds.
-        seed: the same seed gives the same folds.
-    """
-    check_whole("count", count, 2)
-    both = torch.stack([as_tensor(part, "people of pairs").cpu() for part in (first, second)])
-    people, both = both.unique(return_inverse=True)
-    if len(people) < 2 * count:
-        raise ValueError(f"{count} folds need {2 * count} people or more, two in each fold, not {len(people)}")
-    genuine = both[0, both[0] == both[1]].bincount(minlength=len(people))
-    shuffled = torch.randperm(len(people), generator=make_generator(seed, 3), device="cpu")
-    order = shuffled[genuine[shuffled].argsort(descending=True, stable=True)]
-    # 0, 1, ..., 9, 9, ..., 1, 0, 0, 1, ...: the folds take turns, in the reverse order each second time.
-    turn = torch.arange(len(people), device="cpu") % (2 * count)
-    fold = torch.empty_like(order)
-    fold[order] = torch.minimum(turn, 2 * count - 1 - turn)
-    return torch.where(fold[both[0]] == fold[both[1]], fold[both[0]], NO_FOLD)
 
 
 SAME = "a pair of one person: name<tab>number<tab>number"

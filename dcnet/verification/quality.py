@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dcnet.checks import Numbers, as_tensor, check_number
+from dcnet.verification.embeddings import pair_indices
 from dcnet.verification.roc_curve import check_rate, check_scores, roc, unresolved
 
 # Limits of Newton's method: the number of steps, the longest step, and one that ends the search.
@@ -20,7 +21,10 @@ DISCARDED = (0.0, 0.05, 0.1, 0.2)
 
 def norms_of(embeddings: Numbers) -> Tensor:
     """The norms of embeddings [N, D], float64 [N] on the CPU."""
-    return torch.linalg.vector_norm(as_tensor(embeddings, "embeddings").detach().double(), dim=1).cpu()
+    embeddings = as_tensor(embeddings, "embeddings").detach()
+    if embeddings.dim() != 2:
+        raise ValueError(f"embeddings must be [N, D], not {list(embeddings.shape)}")
+    return torch.linalg.vector_norm(embeddings.double(), dim=1).cpu()
 
 
 def pair_quality(norms: Numbers, first: Numbers, second: Numbers) -> Tensor:
@@ -31,11 +35,21 @@ def pair_quality(norms: Numbers, first: Numbers, second: Numbers) -> Tensor:
         first: indices of the first image of each pair, integers [P].
         second: indices of the second image.
     """
+    return _smaller(_check_norms(norms), first, second).log()
+
+
+def _check_norms(norms: Numbers) -> Tensor:
     norms = as_tensor(norms, "norms").detach().cpu().double()
-    if norms.dim() != 1 or not ((norms > 0) & norms.isfinite()).all():
-        raise ValueError(f"norms must be finite numbers above 0 [N], not {list(norms.shape)} from {norms.min():g}")
-    first, second = (as_tensor(part, "indices of pairs").cpu() for part in (first, second))
-    return torch.minimum(norms[first], norms[second]).log()
+    if norms.dim() != 1 or not len(norms) or not ((norms > 0) & norms.isfinite()).all():
+        found = f" from {norms.min():g}" if norms.numel() else ""
+        raise ValueError(f"norms must be finite numbers above 0 [N], not {list(norms.shape)}{found}")
+    return norms
+
+
+def _smaller(values: Tensor, first: Numbers, second: Numbers) -> Tensor:
+    """The smaller value of the two images of each pair, [P]."""
+    left, right = pair_indices(first, second, len(values))
+    return torch.minimum(values[left.cpu()], values[right.cpu()])
 
 
 @dataclass(frozen=True)
@@ -106,7 +120,7 @@ def _logistic(rows: Tensor, same: Tensor) -> Tensor:
 def discard_errors(
     scores: Numbers,
     same: Numbers,
-    images: tuple[Tensor, Tensor],
+    images: tuple[Numbers, Numbers],
     norms: Numbers,
     far: float = 1e-2,
     shares: Sequence[float] = DISCARDED,
@@ -125,14 +139,16 @@ def discard_errors(
         shares: the shares of the images that are discarded.
     """
     check_rate("far", far)
-    scores, same = check_scores(scores, same)
+    for share in shares:
+        check_number("each of shares", share, least=0, below=1)
+    (scores, same), norms = check_scores(scores, same), _check_norms(norms)
+    lower = _smaller(norms.argsort(stable=True).argsort(), *images)
+    if lower.shape != scores.shape:
+        raise ValueError(f"images must be the indices of {len(scores)} pairs, not of {len(lower)}")
     curve = roc(scores, same)
     if unresolved(far, curve.impostors, "impostor pairs"):
         return []
     threshold = float(curve.thresholds[curve.lowest(far)])
-    norms = as_tensor(norms, "norms").detach().cpu().double()
-    rank = norms.argsort(stable=True).argsort()
-    lower = torch.minimum(*(rank[part.cpu()] for part in images))
     found = []
     for share in shares:
         kept = lower >= math.floor(share * len(norms))

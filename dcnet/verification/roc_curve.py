@@ -1,4 +1,4 @@
-"""ROC curves of scored pairs, and accuracies with thresholds from other pairs. Accepted means score >= threshold."""
+"""ROC curves of scored pairs, best thresholds and accuracies. Accepted means score >= threshold."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dcnet.checks import Numbers, as_tensor, check_whole
+from dcnet.checks import Numbers, as_tensor, is_number
 from dcnet.verification.embeddings import ScoreHistogram
 
 
@@ -88,14 +88,17 @@ class Roc:
         """The index of the lowest threshold with a false accept rate of at most `far`."""
         return int((self.far <= far).sum()) - 1
 
-    def amid(self, at: int, above: float | None = None) -> float:
+    def at(self, threshold: float) -> int:
+        """The index at which the same pairs are accepted as with this threshold, for one that is no score."""
+        return max(int((self.thresholds >= threshold).sum()) - 1, 0)
+
+    def amid(self, at: int) -> float:
         """A threshold in the middle between the scores rejected and accepted at this index.
 
         It differs from all scores, so that rounding moves no pair across it. At the first index, where nothing is
         accepted, it is just above the highest score, and at the last, where nothing is rejected, the lowest score.
-        `above` replaces the upper end of the gap.
         """
-        return _amid(self.thresholds, at, above, self.width)
+        return _amid(self.thresholds, at, self.width)
 
     def tar_at_far(self, far: float = 1e-3) -> TarAtFar:
         """The true accept rate at the lowest threshold with at most this false accept rate, if impostors are enough."""
@@ -151,7 +154,7 @@ def _with_start(above: float, thresholds: Tensor, genuine: Tensor, impostor: Ten
 
 def check_scores(scores: Numbers, same: Numbers) -> tuple[Tensor, Tensor]:
     """Scores in float64 and answers in bool, on the CPU."""
-    scores, same = in_double(scores), _check_answers(same)
+    scores, same = in_double(scores), check_answers(same)
     if scores.dim() != 1 or scores.shape != same.shape or not len(scores):
         raise ValueError(f"scores and same must be [P] and not empty, not {list(scores.shape)} and {list(same.shape)}")
     if not torch.isfinite(scores).all():
@@ -165,7 +168,7 @@ def in_double(scores: Numbers) -> Tensor:
     return as_tensor(scores, "scores").detach().cpu().double()
 
 
-def _check_answers(same: Numbers) -> Tensor:
+def check_answers(same: Numbers) -> Tensor:
     """Answers in bool on the CPU, from bool or 0 and 1."""
     same = as_tensor(same, "same").detach().cpu()
     if not ((same == 0) | (same == 1)).all():
@@ -173,9 +176,9 @@ def _check_answers(same: Numbers) -> Tensor:
     return same.bool()
 
 
-def _amid(thresholds: Tensor, at: int, above: float | None = None, width: float = 0.0) -> float:
-    """The middle between this threshold, or `above`, and the next lower one; at both ends, the threshold itself."""
-    upper = float(thresholds[at]) if above is None else above
+def _amid(thresholds: Tensor, at: int, width: float = 0.0) -> float:
+    """The middle between this threshold and the next lower one; at both ends, the threshold itself."""
+    upper = float(thresholds[at])
     if at in (0, len(thresholds) - 1):
         return upper
     lower = float(thresholds[at + 1]) + width
@@ -186,7 +189,7 @@ def _amid(thresholds: Tensor, at: int, above: float | None = None, width: float 
 
 def check_rate(name: str, rate: float) -> None:
     """Checks an error rate."""
-    if not 0 < rate < 1:
+    if not is_number(rate) or not 0 < rate < 1:
         raise ValueError(f"{name} must be above 0 and below 1, not {rate}")
 
 
@@ -211,28 +214,6 @@ def uncertain(rate: float, count: int) -> str:
         f"the threshold for a false accept rate of {rate:g} depends on the {expected + 1} most similar of {count:,} "
         f"impostor pairs; {needed:,} pairs are better"
     )
-
-
-FOLDS = 10
-
-
-@dataclass(frozen=True)
-class FoldAccuracy:
-    """The accuracy on each fold, with the best threshold of all other folds."""
-
-    accuracies: tuple[float, ...]
-    thresholds: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return math.fsum(self.accuracies) / len(self.accuracies)
-
-    @property
-    def standard_error(self) -> float:
-        """The sample standard deviation over the folds, divided by the root of their number."""
-        count, mean = len(self.accuracies), self.mean
-        variance = math.fsum((accuracy - mean) ** 2 for accuracy in self.accuracies) / (count - 1)
-        return math.sqrt(variance / count)
 
 
 @dataclass(frozen=True)
@@ -278,52 +259,6 @@ def accuracy(scores: Numbers, same: Numbers, threshold: float, balanced: bool = 
         return float(right.double().mean())
     _check_balance(int(same.sum()), int((~same).sum()), balanced)
     return float((right[same].double().mean() + right[~same].double().mean()) / 2)
-
-
-def fold_accuracy(scores: Numbers, same: Numbers, folds: Numbers, balanced: bool = False) -> FoldAccuracy:
-    """The protocol of LFW: the accuracy on each fold with the best threshold of the other folds.
-
-    Args:
-        scores: scores of the pairs, [P].
-        same: whether the pairs are genuine, [P].
-        folds: the number of the fold of each pair, [P].
-        balanced: weight genuine and impostor pairs equally, whatever their numbers.
-    """
-    scores, same = check_scores(scores, same)
-    folds = as_tensor(folds, "folds").cpu()
-    if folds.shape != scores.shape:
-        raise ValueError(f"folds must be [{len(scores)}], one number per pair, not {list(folds.shape)}")
-    numbers = folds.unique().tolist()
-    if len(numbers) < 2:
-        raise ValueError(f"a threshold from other folds needs two folds or more, not {len(numbers)}")
-    found, thresholds = [], []
-    for number in numbers:
-        inside = folds == number
-        thresholds.append(best_threshold(scores[~inside], same[~inside], balanced))
-        found.append(accuracy(scores[inside], same[inside], thresholds[-1], balanced))
-    return FoldAccuracy(tuple(found), tuple(thresholds))
-
-
-def make_folds(same: Numbers, count: int = FOLDS, seed: int = 0) -> Tensor:
-    """Random folds, int64 [P], with genuine and impostor pairs divided evenly.
-
-    Args:
-        same: whether the pairs are genuine, [P].
-        count: the number of folds, at most the number of pairs of either kind.
-        seed: the same seed gives the same folds.
-    """
-    check_whole("count", count, 2)
-    same = _check_answers(same)
-    kinds = [kind.nonzero()[:, 0] for kind in (same, ~same)]
-    folds = min(count, *map(len, kinds))
-    if folds < 2:
-        found = f"{len(kinds[0])} and {len(kinds[1])}"
-        raise ValueError(f"folds need two pairs or more of each kind, not {found} (same and different)")
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.empty(len(same), dtype=torch.int64, device="cpu")
-    for places in kinds:
-        chosen[places] = torch.randperm(len(places), generator=generator, device="cpu") % folds
-    return chosen
 
 
 def development_accuracy(

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcnet.checks import Numbers, as_tensor
-from dcnet.files import read_json, write_json
+from dcnet.checks import Numbers, check_number
+from dcnet.files import read_json, reason_of, write_json
 from dcnet.verification.embeddings import pair_scores
+from dcnet.verification.folds import fold_masks
 from dcnet.verification.pairs import Pairs
 from dcnet.verification.quality import QualityScore, norms_of, pair_quality
 from dcnet.verification.roc_curve import Roc, check_rate, check_scores, in_double, roc
@@ -130,7 +131,7 @@ class Decision:
         try:
             return cls.from_json(read_json(path))
         except (OSError, ValueError) as error:
-            raise ValueError(f"{str(path)!r} is not a decision: {error}") from None
+            raise ValueError(f"{str(path)!r} is not a decision: {reason_of(error)}") from None
 
 
 def _check_notes(what: str, notes: Any) -> None:
@@ -172,16 +173,12 @@ def calibrate_curve(curve: Roc, far: float = 1e-3, frr: float = 1e-2) -> Decisio
     check_rate("far", far)
     check_rate("frr", frr)
     upper, lower = curve.lowest(far), int((curve.frr <= frr).nonzero()[0])
-    highest, lowest = float(curve.thresholds[upper]), float(curve.thresholds[lower])
-    if lowest >= highest:
-        # One threshold meets both rates: take the middle of the range where it does.
-        highest = lowest = curve.amid(upper, above=lowest)
-        upper = lower = int((curve.thresholds >= highest).sum()) - 1
-    else:
-        highest, lowest = curve.amid(upper), curve.amid(lower)
+    if lower <= upper:
+        # One threshold meets both rates: take the gap between two scores that holds the middle of the range.
+        upper = lower = curve.at((float(curve.thresholds[upper + 1]) + float(curve.thresholds[lower])) / 2)
     return Decision(
-        lower=lowest,
-        upper=highest,
+        lower=curve.amid(lower),
+        upper=curve.amid(upper),
         wanted_far=far,
         wanted_frr=frr,
         far=float(curve.far[upper]),
@@ -253,17 +250,11 @@ def transfer(scores: Numbers, same: Numbers, threshold: float, far: float) -> Tr
         threshold: the threshold from other pairs.
         far: the false accept rate that it was chosen for.
     """
+    check_number("threshold", threshold)
     curve = roc(scores, same)
-    at = int((curve.thresholds >= threshold).sum()) - 1
-    return Transfer(
-        far,
-        threshold,
-        float(curve.far[at]) if at >= 0 else 0.0,
-        float(curve.tar[at]) if at >= 0 else 0.0,
-        curve.tar_at_far(far).tar,
-        curve.genuines,
-        curve.impostors,
-    )
+    at, own = curve.at(threshold), curve.tar_at_far(far).tar
+    found, tar = float(curve.far[at]), float(curve.tar[at])
+    return Transfer(far, threshold, found, tar, own, curve.genuines, curve.impostors)
 
 
 def fold_transfer(scores: Numbers, same: Numbers, folds: Numbers, far: float) -> Transfer | None:
@@ -278,10 +269,9 @@ def fold_transfer(scores: Numbers, same: Numbers, folds: Numbers, far: float) ->
         far: the false accept rate that thresholds are chosen for.
     """
     check_rate("far", far)
-    (scores, same), folds = check_scores(scores, same), as_tensor(folds, "folds").cpu()
+    scores, same = check_scores(scores, same)
     thresholds, accepted = [], torch.zeros_like(same)
-    for fold in folds.unique():
-        inside = folds == fold
+    for inside in fold_masks(folds, len(scores)):
         curve = roc(scores[~inside], same[~inside])
         if curve.tar_at_far(far).tar is None:
             return None
@@ -343,4 +333,4 @@ class Calibration:
             quality = QualityScore(**values["quality"]) if "quality" in values else None
             return cls(**{**values, "decision": Decision.from_json(values["decision"]), "quality": quality})
         except (OSError, TypeError, ValueError) as error:
-            raise ValueError(f"{str(path)!r} is not a calibration: {error}") from None
+            raise ValueError(f"{str(path)!r} is not a calibration: {reason_of(error)}") from None

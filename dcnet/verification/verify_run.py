@@ -15,9 +15,9 @@ from dcnet import training
 from dcnet.files import fingerprint, write_atomically
 from dcnet.training import Evaluation, Record, Run
 from dcnet.verification.embeddings import embed, pair_scores
+from dcnet.verification.folds import Folds
 from dcnet.verification.intervals import PeopleBootstrap
 from dcnet.verification.measures import (
-    Folds,
     pair_measures,
     quality_measures,
     retrieval_measures,
@@ -125,7 +125,7 @@ class RunVerifier:
 
     def calibration(self) -> Calibration:
         """The stored calibration; raises ValueError with advice if it is missing, or is for other weights."""
-        command = f"`dcnet verify {self.run.folder} --calibrate --pairs FILE --images FOLDER`"
+        command = f"`dcnet verify {self.run.folder} --calibrate --people FOLDER`"
         if not self.calibration_file.exists():
             raise ValueError(f"the run {self.name!r} is not calibrated, so it has no thresholds: use {command}")
         calibration = Calibration.load(self.calibration_file)
@@ -134,6 +134,13 @@ class RunVerifier:
                 f"the run {self.name!r} has other weights than when it was calibrated: use {command} again"
             )
         return calibration
+
+    def _valid_calibration(self) -> Calibration | None:
+        """The stored calibration; None if it is missing, invalid or for other weights."""
+        try:
+            return self.calibration()
+        except ValueError:
+            return None
 
     def calibrate(
         self, listed: PairList, far: float, frr: float, flip: bool, by_norm: bool = False
@@ -181,11 +188,8 @@ class RunVerifier:
 
     def _calibrated(self, embeddings: Tensor, listed: PairList, flip: bool) -> dict[str, Any] | None:
         """The stored upper threshold applied to these pairs; None without a calibration that fits."""
-        try:
-            calibration = self.calibration()
-        except ValueError:
-            return None
-        if calibration.flip != flip:
+        calibration = self._valid_calibration()
+        if calibration is None or calibration.flip != flip:
             return None
         decision, pairs = calibration.decision, listed.pairs
         scores = calibration.scores(embeddings, pairs)
@@ -215,12 +219,9 @@ class RunVerifier:
 
     def _flip_note(self, flip: bool) -> str:
         """A sentence if only one of the run's calibration and this report uses mirror images."""
-        try:
-            calibrated = self.calibration().flip
-        except ValueError:
-            # Without a valid calibration there are no verdicts that could differ.
-            return ""
-        if calibrated == flip:
+        calibration = self._valid_calibration()
+        # Without a valid calibration there are no verdicts that could differ.
+        if calibration is None or calibration.flip == flip:
             return ""
         if flip:
             return "the run is calibrated without mirror images, and this report has them: see --no-flip"

@@ -12,8 +12,6 @@ from helpers.cli_runs import answer, call, color_run
 from helpers.verify_cases import (
     IMAGES,
     PAIRS,
-    copied,
-    digit_pairs,
     digit_scores,
     embeddings,
     lfw_folder,
@@ -28,22 +26,12 @@ from dcnet.training import Record, Run, load_model
 from dcnet.training.image_input import ImageInput
 from dcnet.training.record import DataDescription
 from dcnet.verification import Calibration, Pairs, calibrate, fold_accuracy, make_folds, pair_scores, retrieve, roc
-from dcnet.verification.measures import Folds
+from dcnet.verification.folds import Folds
 from dcnet.verification.pairs import labels_by_folder
 
 Capture = pytest.CaptureFixture[str]
 RATES = ("--far", "0.1", "--frr", "0.1")
 NAMES = ("lfw", "cifar10")
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return copied(tmp_path / "run")
-
-
-@pytest.fixture
-def pairs(tmp_path: Path) -> Path:
-    return digit_pairs(tmp_path / "digits")
 
 
 def calibrated(capsys: Capture, run: Run, pairs: Path, *options: str) -> dict:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.cli_runs import answer, color_run, complaint
-from helpers.verify_cases import copied, digit_pairs, lfw_folder, listed
+from helpers.verify_cases import lfw_folder, listed
 from torch import Tensor, nn
 
 from dcnet.models import blocks
@@ -13,16 +13,6 @@ from dcnet.training import Run
 from dcnet.training.tensor_files import read_tensors, write_tensors
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return copied(tmp_path / "run")
-
-
-@pytest.fixture
-def pairs(tmp_path: Path) -> Path:
-    return digit_pairs(tmp_path / "digits")
 
 
 def with_zeros(run: Run) -> None:
@@ -34,7 +24,7 @@ def with_zeros(run: Run) -> None:
 def test_missing_calibration_error_says_how_to_calibrate(capsys: Capture, run: Run, pairs: Path):
     message = complaint(capsys, "verify", run.folder, pairs.parent / "0.png", pairs.parent / "1.png")
     assert "the run 'run' is not calibrated, so it has no thresholds" in message
-    assert f"use `dcnet verify {run.folder} --calibrate --pairs FILE --images FOLDER`" in message
+    assert f"use `dcnet verify {run.folder} --calibrate --people FOLDER`" in message
 
 
 def test_comparison_requires_a_calibration_of_the_same_weights(capsys: Capture, run: Run, pairs: Path):
@@ -130,7 +120,7 @@ def test_network_without_features_is_rejected(capsys: Capture, run: Run, pairs: 
         (["--pairs", "p.csv", "--calibrate", "--out", "a.png"], "--out is only for a report"),
         (["a.png", "b.png", "--unseen"], "--unseen is only for --people, --pairs or --lfw"),
         (["a.png", "b.png", "--no-flip"], "--no-flip is only for --people, --pairs or --lfw"),
-        (["--pairs", "p.csv"], "p.csv cannot be read as a list"),
+        (["--pairs", "p.csv"], "p.csv cannot be read as a list: No such file or directory"),
         (["--lfw", "none"], "there is no folder 'none'"),
     ],
 )

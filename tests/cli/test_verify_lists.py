@@ -5,32 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.cli_runs import answer, call, color_run, complaint
-from helpers.verify_cases import copied, digit_pairs, lfw_folder, listed
+from helpers.verify_cases import lfw_folder, listed
 
-from dcnet.report import drawing, roc_plots
 from dcnet.training import Run
 from dcnet.verification import Pairs
-from dcnet.verification.measures import Folds
+from dcnet.verification.folds import Folds
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
 Capture = pytest.CaptureFixture[str]
 PEOPLE = ("Ada", "Bob", "Cy", "Di")
-
-
-@pytest.fixture(autouse=True)
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disables the plots, which test_verify_command.py tests."""
-    monkeypatch.setattr(drawing, "save", lambda figure, path: None)
-    monkeypatch.setattr(roc_plots, "roc_plot", lambda *arguments: None)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return copied(tmp_path / "run")
-
-
-@pytest.fixture
-def pairs(tmp_path: Path) -> Path:
-    return digit_pairs(tmp_path / "digits")
 
 
 def printed(capsys: Capture, *arguments: object) -> str:

@@ -8,30 +8,17 @@ import numpy as np
 import pytest
 import torch
 from helpers.cli_runs import answer, call, complaint
-from helpers.verify_cases import copied
 from PIL import Image
 
 from dcnet.data import load_dataset
-from dcnet.report import drawing, roc_plots
 from dcnet.training import Run, load_model
 from dcnet.verification import PeopleBootstrap, all_pairs, fold_accuracy, fold_transfer, pair_scores, roc
-from dcnet.verification.measures import Folds
+from dcnet.verification.folds import Folds
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
 Capture = pytest.CaptureFixture[str]
 # Two people for each class of the digits, of which one has no image.
 PEOPLE, IMAGES = 19, 100
-
-
-@pytest.fixture(autouse=True)
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disables the plots, which test_verify_command.py tests."""
-    monkeypatch.setattr(drawing, "save", lambda figure, path: None)
-    monkeypatch.setattr(roc_plots, "roc_plot", lambda *arguments: None)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return copied(tmp_path / "run")
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from dcnet.losses import (
     registry,
 )
 from dcnet.losses.cosine import EPS, directions
-from dcnet.losses.margins import monotone_cosine
+from dcnet.losses.cosine_margins import monotone_cosine
 from dcnet.parameters import Learnable
 from dcnet.training.build import build_model
 from dcnet.training.config import config_of

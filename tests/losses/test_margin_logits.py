@@ -108,7 +108,22 @@ def test_filtered_classes_have_no_logits():
         ({"margin": "a-softmax"}, "margin 'a-softmax' needs the norms of the features"),
         ({"margin": "adaface", "norms": torch.ones(3)}, "norms must be [2], one per sample, not [3]"),
         ({"margin": "arcface", "labels": torch.zeros(3).long()}, "and labels [N], not [2, 4] and [3]"),
-        ({"margin": "subcenter-arcface"}, "needs cosines [N, C * 3] and labels [N], not [2, 4] and [2]"),
+        ({"margin": "subcenter-arcface"}, "needs cosines [N, C * 3], C > 0, and labels [N], not [2, 4] and [2]"),
+        (
+            {"margin": "arcface", "cosines": torch.zeros(2, 0)},
+            "needs cosines [N, C], C > 0, and labels [N], not [2, 0]",
+        ),
+        ({"margin": "arcface", "labels": torch.tensor([-1, 4])}, "labels must be from 0 to 3, or negative, not 4"),
+        (
+            {"margin": "subcenter-arcface(k=2)", "labels": torch.tensor([0, 2])},
+            "labels must be from 0 to 1, or negative",
+        ),
+        ({"margin": "arcface", "labels": torch.tensor([0.5, 1.0])}, "labels must be integers, not torch.float32"),
+        ({"margin": "arcface", "labels": torch.tensor([True, False])}, "labels must be integers, not torch.bool"),
+        (
+            {"margin": "adaface(m=0.2)", "norms": torch.ones(2), "state": {"t": torch.tensor(0.0)}},
+            "the state of margin 'adaface' must have 'norm_mean': start with as_margin('adaface(m=0.2)').first_state()",
+        ),
         ({"margin": "arcface", "scale": 0.0}, "scale must be positive, not 0.0"),
         (
             {"margin": "arcface", "interclass_filtering_threshold": 0},
@@ -120,3 +135,8 @@ def test_bad_input_raises_one_sentence(given: dict[str, Any], words: str):
     given = {"cosines": torch.zeros(2, 4), "labels": torch.tensor([0, 1]), **given}
     with pytest.raises(ValueError, match=re.escape(words)):
         apply_margin(**given)
+
+
+def test_norms_must_be_a_tensor():
+    with pytest.raises(TypeError, match="norms must be a tensor, not list"):
+        apply_margin(torch.zeros(2, 4), torch.tensor([0, 1]), "adaface", norms=[1.0, 2.0])  # type: ignore[arg-type]

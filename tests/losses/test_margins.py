@@ -41,7 +41,7 @@ from dcnet.losses import (
     registry,
 )
 from dcnet.losses.annealing import AnyAnnealing
-from dcnet.losses.margins import CHEBYSHEV, monotone_cosine
+from dcnet.losses.cosine_margins import CHEBYSHEV, monotone_cosine
 from dcnet.training.adversarial import as_adversary
 from dcnet.training.recipes import recipe
 

@@ -21,7 +21,7 @@ def test_exact_interval_matches_scipy(count, data, level):
     assert exact_interval(hits, count, level) == pytest.approx((wanted.low, wanted.high), abs=1e-9)
 
 
-def some_pairs(seed, count=60, people=7):
+def some_pairs(seed, count=60, people=9):
     """Scores with many ties, and the people of both images."""
     generator = np.random.default_rng(seed)
     first, second = generator.integers(0, people, (2, count))
@@ -81,10 +81,44 @@ def test_interval_is_wider_than_that_of_independent_pairs_if_people_differ():
 
 
 def test_no_interval_without_both_kinds_of_pairs():
-    found = PeopleBootstrap([0.9, 0.1], [0, 1], [0, 1])
+    found = PeopleBootstrap([0.9, 0.1] * 4, range(8), range(8))
     assert found.tar_at_far([0.1, 0.2]) == [None, None]
-    far, tar = found.at_threshold(0.5)
-    assert (far, tar) == (None, (0, 1))
+    far, tar = found.at_threshold(0.0)
+    assert (far, tar) == (None, (1, 1))
+
+
+def test_no_interval_of_few_people():
+    """Two people, each drawn once whenever there is an impostor pair at all: the interval would have no width."""
+    for people in (2, 3, 7):
+        first, second = np.array([(a, b) for a in range(people) for b in range(people) for _ in range(3)]).T
+        found = PeopleBootstrap(np.random.default_rng(0).random(len(first)), first, second)
+        assert found.tar_at_far([0.5]) == [None]
+        assert found.at_threshold(0.5) == (None, None)
+        assert str(found) == f"no intervals: a bootstrap needs 8 people or more, not {people}"
+
+
+def scores_of_people(people, images, generator):
+    """Cosines of the pairs of images of people who differ in their spread."""
+    centers = np.repeat(generator.normal(size=(people, 8)), images, axis=0)
+    spread = np.repeat(generator.uniform(0.3, 1.2, (people, 1)), images, axis=0)
+    points = centers + spread * generator.normal(size=centers.shape)
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    first, second = np.triu_indices(people * images, 1)
+    return (points[first] * points[second]).sum(1), first // images, second // images
+
+
+@pytest.mark.parametrize("people", [8, 20])
+def test_intervals_hold_the_true_rates_in_most_simulations(people):
+    generator = np.random.default_rng(0)
+    scores, first, second = scores_of_people(400, 3, generator)
+    threshold = np.quantile(scores[first != second], 0.9)
+    tar = np.mean(scores[first == second] >= threshold)
+    held = []
+    for _ in range(60):
+        found = PeopleBootstrap(*scores_of_people(people, 3, generator), draws=100)
+        intervals, truths = [*found.at_threshold(threshold), *found.tar_at_far([0.1])], [0.1, tar, tar]
+        held.append([low <= truth <= high for (low, high), truth in zip(intervals, truths, strict=True)])
+    assert (np.mean(held, axis=0) >= 0.8).all()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from dcnet.verification import (
     all_pairs,
     folder_pairs,
     people_disjoint,
-    people_folds,
     read_pairs,
     sample_pairs,
 )
@@ -353,38 +352,3 @@ def test_folders_without_both_kinds_of_pairs_are_rejected(tmp_path):
     (tmp_path / "Bob" / "1.png").rename(tmp_path / "Ada" / "2.png")
     with pytest.raises(ValueError, match="has one person, 'Ada', so it has no impostor pair: add people"):
         folder_pairs(tmp_path)
-
-
-@given(st.lists(st.integers(0, 30), min_size=2, max_size=80), st.integers(0, 3), st.sampled_from([2, 3, 5]))
-def test_folds_share_no_person(labels, seed, count):
-    labels = torch.tensor(labels)
-    pairs = all_pairs(labels)
-    people = labels[pairs.first], labels[pairs.second]
-    if len(labels.unique()) < 2 * count:
-        with pytest.raises(ValueError, match=f"{count} folds need {2 * count} people or more"):
-            people_folds(*people, count, seed)
-        return
-    folds = people_folds(*people, count, seed)
-    homes = {}
-    for fold, first, second in zip(folds.tolist(), *(part.tolist() for part in people), strict=True):
-        assert -1 <= fold < count
-        assert fold != -1 or first != second
-        if fold != -1:
-            homes.setdefault(first, fold)
-            homes.setdefault(second, fold)
-            assert homes[first] == homes[second] == fold
-    sizes = Counter(homes.values())
-    assert set(sizes) == set(range(count))
-    assert max(sizes.values()) - min(sizes.values()) <= 2
-    # A pair without a fold has people of two folds.
-    across = (folds == -1).nonzero()[:, 0].tolist()
-    assert all(homes[int(people[0][at])] != homes[int(people[1][at])] for at in across)
-
-
-def test_folds_have_similar_numbers_of_genuine_pairs():
-    """45 + 21 and 36 + 28 genuine pairs."""
-    labels = torch.repeat_interleave(torch.arange(4), torch.tensor([10, 9, 8, 7]))
-    pairs = all_pairs(labels)
-    for seed in range(5):
-        folds = people_folds(labels[pairs.first], labels[pairs.second], 2, seed)
-        assert sorted(folds[pairs.same].bincount().tolist()) == [64, 66]

@@ -57,6 +57,7 @@ def test_discards_match_plain_loops(far):
     threshold = min(t for t in [*scores, 9.0] if np.mean([score >= t for score in impostors]) <= far)
     shares = (0.0, 0.1, 0.5)
     found = discard_errors(scores, same, (torch.tensor(first), torch.tensor(second)), norms, far, shares)
+    assert found == discard_errors(scores, same, (first, second.tolist()), norms, far, shares)
     for share, at in zip(shares, found, strict=True):
         discarded = set(sorted(range(30), key=lambda image: norms[image])[: int(share * 30)])
         kept = [i for i in range(300) if not {first[i], second[i]} & discarded]
@@ -64,6 +65,11 @@ def test_discards_match_plain_loops(far):
         assert (at["discarded"], at["genuine"], at["impostor"]) == (share, len(genuine), len(impostor))
         assert at["frr"] == pytest.approx(np.mean([score < threshold for score in genuine]))
         assert at["far"] == pytest.approx(np.mean([score >= threshold for score in impostor]))
+
+
+def discards(**given):
+    arguments = {"images": ([0, 1], [1, 0]), "norms": [1.0, 2.0], **given}
+    return discard_errors([0.5, 0.1], [True, False], far=0.999, **arguments)
 
 
 def test_no_discards_if_impostor_pairs_are_too_few_for_the_rate():
@@ -74,10 +80,18 @@ def test_no_discards_if_impostor_pairs_are_too_few_for_the_rate():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: norms_of([1.0, 2.0]), "embeddings must be \\[N, D\\], not \\[2\\]"),
         (lambda: pair_quality([1.0, 0.0], [0], [1]), "norms must be finite numbers above 0"),
+        (lambda: pair_quality([], [0], [1]), "norms must be finite numbers above 0 \\[N\\], not \\[0\\]"),
+        (lambda: pair_quality([1.0, 2.0], [0], [-1]), "indices of pairs must be from 0 to 1, not -1"),
+        (lambda: pair_quality([1.0, 2.0], [0, 1], [1]), "equally many first and second images, not 2 and 1"),
         (lambda: fit_quality([0.1, 0.2], [True, False], [1.0]), "quality must be finite \\[2\\]"),
         (lambda: QualityScore(math.nan, 0.0), "weight of a quality score must be finite"),
-        (lambda: discard_errors([0.1], [True], (torch.tensor([0]), torch.tensor([0])), [1.0], far=2), "far must be"),
+        (lambda: discard_errors([0.1], [True], ([0], [0]), [1.0], far=2), "far must be"),
+        (lambda: discards(images=([0], [1])), "images must be the indices of 2 pairs, not of 1"),
+        (lambda: discards(images=([0, 2], [1, 1])), "indices of pairs must be from 0 to 1, not 2"),
+        (lambda: discards(norms=[1.0, math.nan]), "norms must be finite numbers above 0"),
+        (lambda: discards(shares=[1.0]), "each of shares must be in \\[0, 1\\), not 1.0"),
     ],
 )
 def test_invalid_arguments_are_rejected(call, message):

@@ -17,7 +17,6 @@ from dcnet.verification import (
     best_threshold,
     development_accuracy,
     fold_accuracy,
-    make_folds,
     roc,
     roc_of_histogram,
     score_histogram,
@@ -324,35 +323,3 @@ def test_accuracies_require_folds_and_both_kinds():
         best_threshold(scores, same, balanced=True)
     with pytest.raises(ValueError, match="needs pairs of both kinds"):
         accuracy(scores, ~same, 0.1, balanced=True)
-
-
-@given(st.lists(st.booleans(), min_size=4, max_size=60).filter(lambda same: 2 <= sum(same) <= len(same) - 2))
-def test_random_folds_divide_both_kinds_evenly(same):
-    same = torch.tensor(same)
-    folds = make_folds(same)
-    count = min(10, int(same.sum()), int((~same).sum()))
-    for kind in (same, ~same):
-        sizes = torch.bincount(folds[kind], minlength=count).tolist()
-        assert len(sizes) == count
-        assert max(sizes) - min(sizes) <= 1
-    assert torch.equal(folds, make_folds(same))
-
-
-def test_make_folds_takes_answers_of_0_and_1():
-    same = torch.tensor([True, False, True, False, False, True, True, False])
-    for kind in (torch.int64, torch.uint8, torch.float32):
-        assert torch.equal(make_folds(same.to(kind), 4), make_folds(same, 4))
-    with pytest.raises(ValueError, match="same must be True or False for each pair, not 2"):
-        make_folds(torch.tensor([0, 1, 2, 1, 0]))
-
-
-@pytest.mark.parametrize("count", [1, 0, -3])
-def test_make_folds_rejects_fewer_than_two_folds(count):
-    message = f"count must be a whole number, 2 or more, not {count}"
-    with pytest.raises(ValueError, match=message):
-        make_folds(torch.tensor([True, True, False, False]), count)
-
-
-def test_make_folds_requires_two_pairs_of_each_kind():
-    with pytest.raises(ValueError, match="two pairs or more of each kind, not 3 and 1"):
-        make_folds(torch.tensor([True, True, True, False]))

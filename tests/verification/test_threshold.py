@@ -66,7 +66,8 @@ def test_well_separated_scores_have_one_threshold_in_the_middle():
     assert found.lower == found.upper == pytest.approx(0.5)
     found = calibrated([0.5, 0.7, 0.8, 0.9], [-0.2, 0.0, 0.2, 0.3], far=0.25, frr=0.25)
     # A threshold above 0.2 accepts one impostor pair of four, one up to 0.7 rejects one genuine pair of four.
-    assert found.lower == found.upper == pytest.approx(0.45)
+    # The middle of this range is between 0.3 and 0.5.
+    assert found.lower == found.upper == pytest.approx(0.4)
     assert (found.far, found.frr, found.open_genuine, found.open_impostor) == (0, 0, 0, 0)
 
 
@@ -82,6 +83,25 @@ def test_rounding_moves_no_pair_across_a_threshold():
     found = calibrated(genuine, impostor, far=0.1, frr=0.1)
     for score in genuine + impostor:
         assert len({found.decide(score + moved).words for moved in (-1e-6, 0.0, 1e-6)}) == 1
+
+
+on_a_grid = st.lists(st.integers(-4, 4).map(lambda score: score / 4), min_size=1, max_size=30)
+
+
+@given(on_a_grid, on_a_grid, rates, rates)
+def test_thresholds_are_not_scores(genuine, impostor, far, frr):
+    """Other than the lowest score, from which on all pairs are accepted."""
+    found = calibrated(genuine, impostor, far=far, frr=frr)
+    lowest = min(genuine + impostor)
+    assert not {found.lower, found.upper} & {*genuine, *impostor} - {lowest}
+
+
+def test_one_threshold_is_beside_a_score_in_the_middle():
+    found = calibrated([0.2, 0.4, 0.8], [-0.1, 0.0], far=0.4, frr=0.7)
+    # The middle of the range from 0 to 0.8 is a score.
+    assert found.lower == found.upper == pytest.approx(0.3)
+    assert [found.decide(score).same for score in (0.4, 0.2)] == [True, False]
+    assert (found.far, found.frr) == (0, pytest.approx(1 / 3))
 
 
 def test_thresholds_at_the_ends_of_the_scores():
@@ -177,7 +197,7 @@ def test_decision_rejects_invalid_values(change, message):
 
 def test_decision_rejects_invalid_files(tmp_path):
     file = tmp_path / "decision.json"
-    with pytest.raises(ValueError, match="is not a decision"):
+    with pytest.raises(ValueError, match=r"is not a decision: No such file or directory$"):
         Decision.load(file)
     for content in ("{", "[]", "{}"):
         file.write_text(content)
@@ -310,3 +330,20 @@ def test_calibration_with_norms_is_stored_and_used(tmp_path):
         (tmp_path / "kept.json").write_text(json.dumps(kept.to_json() | {"quality": quality}))
         with pytest.raises(ValueError, match="is not a calibration"):
             Calibration.load(tmp_path / "kept.json")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: fold_transfer([0.9, 0.1], [1, 0], [0, 1, 0], 0.5),
+            r"folds must be \[2\], one number per pair",
+        ),
+        (lambda: fold_transfer([0.9, 0.1], [1, 0], [3, 3], 0.5), "needs two folds or more, not 1"),
+        (lambda: transfer([0.9, 0.1], [1, 0], math.nan, 0.5), "threshold must be finite, not nan"),
+        (lambda: transfer([0.9, 0.1], [1, 0], 0.5, "0.5"), "far must be above 0 and below 1, not 0.5"),
+    ],
+)
+def test_transfer_rejects_invalid_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
