@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dcnet.data.cifar import hold_out
 from dcnet.data.dataset import Dataset, Split
 from dcnet.data.download import Remote, fetch, missing_dataset, naming_source
 from dcnet.data.load import register
@@ -164,12 +165,25 @@ register("mnist", _ABOUT.format("handwritten digits", 12), MNIST.files)(MNIST.lo
 register("fashion-mnist", _ABOUT.format("clothes", 31), FASHION_MNIST.files)(FASHION_MNIST.load)
 
 
-TRAINING_IMAGES = 600
+TRAINING_IMAGES, DIGITS = 600, tuple("0123456789")
+DIGITS_VALIDATION, HELD_OUT_PER_CLASS = "digits-validation", 15
 
 
 @register("digits", "handwritten digits, 8 x 8, gray, 10 classes, 600 + 1,197 images; comes with scikit-learn")
 def load_digits(folder: Path | None = None, download: bool = False) -> Dataset:
     """600 training images, stratified by class; more would be too easy. Needs no folder."""
+    return Dataset("digits", *_split_digits(), DIGITS)
+
+
+@register(DIGITS_VALIDATION, "the training images of digits, 450 + 150: to choose recipes without the test images")
+def load_digits_validation(folder: Path | None = None, download: bool = False) -> Dataset:
+    """The training images of the digits without 15 of each class, and those as test images."""
+    train, _ = _split_digits()
+    return Dataset(DIGITS_VALIDATION, *hold_out(train, len(DIGITS), HELD_OUT_PER_CLASS), DIGITS)
+
+
+def _split_digits() -> tuple[Split, Split]:
+    """Training and test images."""
     # Imported here, since it takes a second and only this dataset needs it.
     from sklearn import datasets
     from sklearn.model_selection import train_test_split
@@ -180,4 +194,4 @@ def load_digits(folder: Path | None = None, download: bool = False) -> Dataset:
     labels = torch.tensor(classes, dtype=torch.int64)
     train, test = train_test_split(range(len(images)), train_size=TRAINING_IMAGES, random_state=0, stratify=classes)
     split = Split(images, labels)
-    return Dataset("digits", split[train], split[test], tuple("0123456789"))
+    return split[train], split[test]

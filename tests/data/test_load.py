@@ -16,7 +16,7 @@ from dcnet.training.identity import with_data
 
 
 def test_every_dataset_has_a_description():
-    small, large = {"digits", "mnist", "fashion-mnist", "cifar10", "cifar100"}, {"imagefolder"}
+    small, large = {"digits", "digits-validation", "mnist", "fashion-mnist", "cifar10", "cifar100"}, {"imagefolder"}
     assert set(datasets) == small | large | {"cifar100-open", "cifar100-validation", "cifar10-validation", "lfw"}
     for entry in datasets.values():
         assert 20 < len(entry.about) < 110

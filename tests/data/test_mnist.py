@@ -151,3 +151,12 @@ def test_error_for_a_corrupted_gzip_file(tmp_path: Path):
     path.write_bytes(content)
     with pytest.raises(ValueError, match="expected a complete file"):
         load_dataset("mnist", tmp_path, download=False)
+
+
+def test_the_validation_digits_are_training_images():
+    whole, held = load_dataset("digits"), load_dataset("digits-validation")
+    assert (len(held.train), len(held.test)) == (450, 150)
+    assert held.test.labels.bincount().tolist() == [15] * 10
+    known = {image.numpy().tobytes() for image in whole.train.images}
+    parts = [{image.numpy().tobytes() for image in part.images} for part in (held.train, held.test)]
+    assert parts[0] | parts[1] == known

@@ -148,11 +148,11 @@ def _changed(config, base):
     return {name: value for name, value in dataclasses.asdict(config).items() if value != given[name]}
 
 
-CORRUPTED, UNCERTAIN = "contest_corruptions", "contest_uncertainty"
+CORRUPTED, UNCERTAIN, TRANSFORMER = "contest_corruptions", "contest_uncertainty", "contest_transformer"
 CONTESTS = [
     name
     for name, make in sorted(experiments.items())
-    if make().rules is not None and name not in (CORRUPTED, UNCERTAIN)
+    if make().rules is not None and name not in (CORRUPTED, UNCERTAIN, TRANSFORMER)
 ]
 
 
@@ -192,6 +192,20 @@ def test_sides_of_the_contests():
     assert {one.config.train_images for side in few for one in side.candidates} == {1_000}
     normalized = get_experiment("contest-resnet32").rules.sides[-1].candidates[0].config
     assert (normalized.operator, normalized.classifier) == ("linear-sqcos", "normalized")
+
+
+def test_the_contest_of_transformers():
+    """Sides differ in the operator only, and all of them try the same recipes."""
+    found = get_experiment(TRANSFORMER)
+    assert {cell.config.dataset for cell in found.cells} == {"digits-validation"}
+    sides = found.rules.sides
+    assert [side.name for side in sides if side.reference] == ["plain"]
+    base = sides[0].candidates[0].config
+    for side in sides:
+        changes = [_changed(one.config, base) for one in side.candidates]
+        assert len({change.pop("operator", "conv") for change in changes}) == 1
+        assert all(change.keys() <= {"lr", "weight_decay"} for change in changes)
+        assert len(changes) == 12
 
 
 def test_the_contest_on_corrupted_images():
