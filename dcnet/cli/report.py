@@ -63,5 +63,5 @@ class Command(RunsOptions):
             folder.name for folder in folders if experiments.status.read_final_record(folder / "record.json") is None
         ]
         if self.names and found:
-            raise ValueError(f"the run {found[0]!r} is not finished, or has no record: see `dcnet list runs`")
+            raise ValueError(f"the run {found[0]!r} has no results of a finished training: see `dcnet list runs`")
         return found

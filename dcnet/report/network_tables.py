@@ -66,6 +66,7 @@ class Ways:
         return [
             f"Fastest of both: {about(found)}: {_spoken(found['operator'], found['decoupled'])} and "
             f"{_spoken('plain', found['plain'])}, ratio {two_digits(found['ratio'])}."
+            f"{'' if any(found['x_plain_compiled'].values()) else ' The compiled plain network was not timed.'}"
             for found in self.fastest(rows)
         ]
 

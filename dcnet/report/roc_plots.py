@@ -23,7 +23,7 @@ MOST_RATIO = 3
 
 def measures(found: Record) -> Table:
     """Returns the table of measures of a verification report."""
-    folds = f"{found['folds']} folds, threshold from the other {found['folds'] - 1}"
+    folds = f"{found['folds']} folds, threshold from the other{_count(found)}"
     rows = [
         _accuracy_row(f"balanced accuracy, {folds}", found["balanced_accuracy"]),
         *([_accuracy_row("accuracy, the same folds", found["accuracy"])] if _similar(found["data"]) else []),
@@ -33,6 +33,11 @@ def measures(found: Record) -> Table:
         *_retrieval_rows(found.get("retrieval")),
     ]
     return Table.of_rows(["measure", "value, %", "95 % interval", "threshold"], rows, notes=[found["interval"]])
+
+
+def _count(found: Record) -> str:
+    """The number of the other folds, with a space before it; nothing if there is one."""
+    return f" {found['folds'] - 1}" if found["folds"] > 2 else ""
 
 
 def _similar(counts: Record) -> bool:
@@ -56,7 +61,8 @@ def _tar_row(found: Record) -> list[str]:
 
 def transfers(found: Record) -> Table:
     """Returns the table of thresholds from other pairs: from other folds, and from the calibration of the run."""
-    rows = [_transfer_row(f"the other {found['folds'] - 1} folds", at) for at in found["transfer"]]
+    name = f"the other{_count(found)} fold{'s' if found['folds'] > 2 else ''}"
+    rows = [_transfer_row(name, at) for at in found["transfer"]]
     if at := found["calibrated"]:
         rows.append(_transfer_row(f"the calibration on {'these pairs' if at['same_pairs'] else at['list']}", at))
     head = ["threshold from", "score", "wanted FAR, %", "FAR, %", "TAR, %", "TAR with own threshold, %", "loss"]
