@@ -79,6 +79,7 @@ FILES = (
     "docs/losses.md",
     "docs/results.md",
     "docs/robustness.md",
+    "docs/transformers.md",
     "docs/verification.md",
 )
 
