@@ -205,7 +205,7 @@ def test_the_contest_of_transformers():
         changes = [_changed(one.config, base) for one in side.candidates]
         assert len({change.pop("operator", "conv") for change in changes}) == 1
         assert all(change.keys() <= {"lr", "weight_decay"} for change in changes)
-        assert len(changes) == 16
+        assert len(changes) == 20
 
 
 def test_the_contest_on_corrupted_images():
