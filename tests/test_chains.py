@@ -443,3 +443,7 @@ def test_changes_of_a_norm_of_timm_are_followed(blocks: Blocks):
     hooked(norm)
     assert fusion_report(fuse(model)).left == {"0": "BatchNormAct2d follows it, which has hooks"}
     assert_same(model, blocks)
+    # Next to a chain, the norm is called as a whole, so that its hook runs.
+    model = fuse(nn.Sequential(conv(), nn.ReLU(), nn.Conv2d(4, 4, 1), norm))
+    assert_same(model, blocks)
+    assert len(blocks.calls) == 2
