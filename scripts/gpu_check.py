@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # In seconds: the least time of a stage, and the time that processes have to write their results before they are killed.
 LEAST_TIME, GRACE = 15.0, 10.0
-MAX_WORKERS = 8
+MAX_WORKERS = 15
 TIMM = ("resnet50", "vit_small_patch16_224", "convnext_tiny", "efficientnet_b0", "mobilenetv3_large_100")
 
 
