@@ -117,8 +117,14 @@ class Decoupled(Opaque):
 
     def learned(self) -> dict[str, Tensor]:
         """The learned constants as they are stored, by name."""
-        # By attribute, since parametrization and replication do not keep tensors among the parameters.
-        return {name: getattr(self, name) for name in self.operator.learned}
+        return {name: self.stored(name) for name in self.operator.learned}
+
+    def stored(self, name: str) -> Any:
+        """A parameter by name, without the slow search of `nn.Module.__getattr__` where it is not needed.
+
+        Parametrization and replication do not keep tensors among the parameters.
+        """
+        return self._parameters[name] if name in self._parameters else getattr(self, name)
 
     def options(self) -> Options:
         """The keyword arguments of the functions of `dcnet.functional`, from the state of the layer."""
@@ -186,7 +192,8 @@ class _DecoupledConv(Decoupled, _ConvNd):
         if self.padding_mode != "zeros":
             check_input(input, self.in_channels, -len(self.kernel_size) - 1, "channels")
             padded, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0,)
-        return padded, self.weight, self.bias, self.stride, padding, self.dilation, self.groups
+        window = (self.stride, padding, self.dilation, self.groups)
+        return padded, self.stored("weight"), self.stored("bias"), *window
 
     def decoupled(self, input: Tensor) -> Tensor:
         return self.decoupled_function(*self.arguments(input), **self.options())
@@ -244,7 +251,7 @@ class DecoupledLinear(Decoupled, nn.Linear):
         super().__init__(in_features, out_features, bias, device, dtype, operator=operator, eps=eps, blend=blend)
 
     def decoupled(self, input: Tensor) -> Tensor:
-        return functional.decoupled_linear(input, self.weight, self.bias, **self.options())
+        return functional.decoupled_linear(input, self.stored("weight"), self.stored("bias"), **self.options())
 
     def patches(self, input: Tensor) -> Patches:
         return LinearPatches(input, self.weight)

@@ -49,14 +49,15 @@ def signature(x: Tensor, w: Tensor, bias: Tensor | None, window: Sequence[Any], 
     It has dtype, device, shape and strides of every tensor, so that it does not matter how a layer got its tensors. It
     does not have `torch.is_grad_enabled` and `requires_grad`, which every call reads.
     """
-    op, constants = options.get("operator"), options.get("constants") or {}
+    op, given = options.get("operator"), options.get("constants") or {}
     if type(op) is not Operator or options.get("sync") is not None or x.is_nested or x.layout is not torch.strided:
         return None
+    running, tracked, eps = options.get("mean_norm"), options.get("num_batches_tracked"), options.get("eps")
     cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    parts: list[Any] = [id(op), *[registry.changes for registry in REGISTRIES], cast, *window, *options, *constants]
-    parts += (options.get("eps"), options.get("training"))
-    buffers = (options.get("mean_norm"), options.get("num_batches_tracked"))
-    for tensor in (x, w, bias, *constants.values(), *buffers):
+    parts: list[Any] = [id(op), cast, eps, options.get("training"), *window, *options, *given]
+    for registry in REGISTRIES:
+        parts.append(registry.changes)
+    for tensor in (x, w, bias, running, tracked, *given.values()):
         if tensor is None:
             parts.append(None)
         elif type(tensor) in PLAIN:

@@ -149,10 +149,11 @@ def _changed(config, base):
 
 
 CORRUPTED, UNCERTAIN, TRANSFORMER = "contest_corruptions", "contest_uncertainty", "contest_transformer"
+DIGITS = ("contest_digits_batch_2", "contest_digits_few")
 CONTESTS = [
     name
     for name, make in sorted(experiments.items())
-    if make().rules is not None and name not in (CORRUPTED, UNCERTAIN, TRANSFORMER)
+    if make().rules is not None and name not in (CORRUPTED, UNCERTAIN, TRANSFORMER, *DIGITS)
 ]
 
 
@@ -175,6 +176,20 @@ def test_contests_try_held_out_images_and_then_all(name):
         # The first recipe of a family is the middle one, with an inner rate and decay.
         families = {one.family: one for one in reversed(side.candidates)}
         assert [side.edges(one) for one in families.values()] == [[], [], []]
+
+
+@pytest.mark.parametrize("name", DIGITS)
+def test_contests_on_digits_try_the_same_recipes_on_every_side(name):
+    found = get_experiment(name)
+    recipes = [{(one.config.optimizer, one.config.lr) for one in side.candidates} for side in found.rules.sides]
+    assert all(each == recipes[0] for each in recipes)
+    assert len(recipes[0]) == 8
+    assert {cell.config.dataset for cell in found.cells} == {"digits-validation"}
+    references = [side.name for side in found.rules.sides if side.reference]
+    assert references == [side.name for side in found.rules.sides if side.name.startswith("plain")]
+    settings = [{**vars(one.config), "seed": 0} for side in found.rules.sides for one in side.candidates]
+    allowed = {"operator", "norm", "norm_momentum", "optimizer", "lr", "weight_decay", "momentum", "projection_every"}
+    assert {name for name in settings[0] if len({str(each[name]) for each in settings}) > 1} <= allowed
 
 
 def test_sides_of_the_contests():

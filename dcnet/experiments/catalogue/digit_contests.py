@@ -1,4 +1,4 @@
-"""Contests on handwritten digits, on embedded data and without a GPU: batches of two images, and few images per class."""
+"""Contests on the embedded digits, without a GPU: batches of two images, and few images per class."""
 
 from collections.abc import Mapping
 from typing import Any
