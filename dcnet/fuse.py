@@ -146,9 +146,10 @@ class Chain(nn.Module):
     def forward(
         self, x: Tensor, squares: Tensor | None = None, residual: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        if kernels.fits_block(x, squares, self.layer, self.norm, self.activation, residual):
-            modules = (self.layer, self.norm, self.activation)
-            return kernels.block(x, squares, *modules, residual, self.hands_on)
+        given = (x, squares, self.layer, self.norm, self.activation, residual)
+        known = kernels.find_known_block(*given, self.hands_on)
+        if known is not None or kernels.fits_block(*given):
+            return kernels.block(*given, self.hands_on, known)
         output = self.layer(x)
         if self.norm is not None:
             # Without the activation that a norm of timm contains.

@@ -1,4 +1,4 @@
-from dcnet.kernels.block_dispatch import block, fits_block, uses_blocks
+from dcnet.kernels.block_dispatch import block, find_known_block, fits_block, uses_blocks
 from dcnet.kernels.dispatch import (
     conv1d,
     conv2d,
@@ -18,6 +18,7 @@ __all__ = [
     "conv1d",
     "conv2d",
     "find_known",
+    "find_known_block",
     "fits",
     "fits_block",
     "fits_folded",

@@ -72,10 +72,12 @@ class FusedFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, others: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    def forward(
+        ctx: Any, fused: FusedBlock, others: tuple[Any, ...], *tensors: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         given = BlockCall.of(tensors, others)
-        ctx.fused, ctx.others = given.fused(in_place=True), others
-        output, squares, product, unit, state = ctx.fused.block_forward(given.call, given.extras)
+        ctx.fused, ctx.others = fused, others
+        output, squares, product, unit, state = fused.block_forward(given.call, given.extras)
         ctx.save_for_backward(*_without(tensors), product, unit, state, output if given.settings.needs_output else None)
         ctx.set_materialize_grads(False)
         return output, squares, output.detach()
@@ -84,14 +86,18 @@ class FusedFunction(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         *tensors, product, unit, state, output = ctx.saved_tensors
         if all(gradient is None for gradient in gradients):
-            return (None,) * (1 + len(tensors))
-        given, needed = BlockCall.of(tensors, ctx.others), ctx.needs_input_grad[1:]
+            return (None,) * (2 + len(tensors))
+        given, needed = BlockCall.of(tensors, ctx.others), ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
-            return (None, *differentiable_gradients(given, ctx.fused.mean_of(state), gradients, needed))
+            return (None, None, *differentiable_gradients(given, ctx.fused.mean_of(state), gradients, needed))
         found = ctx.fused.block_backward(
             given.call, given.extras, gradients, Saved(product, unit, state, output), needed[0], needed[2]
         )
-        return (None, *_arranged(found, tensors, needed))
+        return (None, None, *_arranged(found, tensors, needed))
+
+
+# torch's own `apply` also prepares for functorch, which never gets here; this one takes less time.
+apply_block = super(torch.autograd.Function, FusedFunction).apply
 
 
 def _without(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:

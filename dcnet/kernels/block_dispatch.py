@@ -17,7 +17,7 @@ from dcnet.kernels.plan import has_device_functions
 from dcnet.operator import Operator
 
 if AVAILABLE:
-    from dcnet.kernels.block_autograd import BlockCall, FusedFunction, arguments_of
+    from dcnet.kernels.block_autograd import BlockCall, apply_block, arguments_of
     from dcnet.kernels.block_passes import (
         BATCH_NORM,
         NO_NORM,
@@ -27,7 +27,8 @@ if AVAILABLE:
     )
     from dcnet.kernels.convolution import Call
     from dcnet.kernels.folded_inference import folded_block
-    from dcnet.kernels.fused_block import Extras
+    from dcnet.kernels.fused_block import Extras, FusedBlock
+    from dcnet.kernels.known_blocks import Given, KnownBlock, recall, remember
 
 
 class ConvLayer(Protocol):
@@ -181,6 +182,7 @@ def block(
     activation: nn.Module | None,
     residual: Tensor | None,
     hands_on: bool,
+    known: tuple[KnownBlock, Given] | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """activation(norm(layer(x)) + residual), its sums of squares over channels with `hands_on`, and the output again.
 
@@ -190,18 +192,49 @@ def block(
 
     Args:
         squares: the sums of squares of x, if the block that computed x handed them on.
+        known: the result of `find_known_block`, with which the call skips all checks.
     """
+    if known is not None:
+        found, same = known
+        return _run(found.fused, found.call(same))
     if is_folded(layer):
         return _folded(x, squares, layer, activation, residual, hands_on)
-    given = _call(x, squares, cast("ConvLayer", layer), norm, activation, residual, hands_on)
+    modules = (cast("ConvLayer", layer), norm, activation, residual, hands_on)
+    given = _call(x, squares, *modules)
     if not dispatch.is_plain_eager(x):
         return _compiled(given, norm)
-    if torch.is_autocast_enabled("cuda"):
-        given = given._replace(call=given.call._replace(x=x.to(torch.get_autocast_dtype("cuda"))))
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given.tensors):
-        return FusedFunction.apply(given.others, *given.tensors)
-    output, onward, *_ = given.fused(in_place=True).block_forward(given.call, given.extras, overwrite=True)
+    to = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    given = given if to is None else given._replace(call=given.call._replace(x=x.to(to)))
+    described = Given.of(x, squares, *modules)
+    if described is not None and (key := described.signature()) is not None:
+        remember(key, modules[0].operator, given, to)
+    return _run(given.fused(in_place=True), given)
+
+
+def _run(fused: FusedBlock, given: BlockCall) -> tuple[Tensor, Tensor | None, Tensor]:
+    tensors = given.tensors
+    if torch.is_grad_enabled() and True in [tensor is not None and tensor.requires_grad for tensor in tensors]:
+        found: tuple[Tensor, Tensor | None, Tensor] = apply_block(fused, given.others, *tensors)
+        return found
+    output, onward, *_ = fused.block_forward(given.call, given.extras, overwrite=True)
     return output, onward, output
+
+
+def find_known_block(
+    x: Tensor,
+    squares: Tensor | None,
+    layer: ConvLayer | FoldedLayer,
+    norm: nn.BatchNorm2d | None,
+    activation: nn.Module | None,
+    residual: Tensor | None,
+    hands_on: bool,
+) -> tuple[KnownBlock, Given] | None:
+    """What `block` found out in an earlier call with the same signature, in plain eager mode; it fitted then."""
+    if torch.compiler.is_compiling() or not uses_blocks(x) or is_folded(layer) or not dispatch.is_plain_eager(x):
+        return None
+    given = Given.of(x, squares, cast("ConvLayer", layer), norm, activation, residual, hands_on)
+    known = None if given is None else recall(given.signature())
+    return None if given is None or known is None else (known, given)
 
 
 def _folded(

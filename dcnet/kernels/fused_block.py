@@ -39,6 +39,13 @@ class Saved(NamedTuple):
     output: Tensor | None
 
 
+class Places(NamedTuple):
+    """The places of a forward pass, in the state and in the scratch memory."""
+
+    state: list[Place]
+    scratch: list[Place]
+
+
 class OutputGradients(NamedTuple):
     """The gradients of the output by its one or two users, and of its squares."""
 
@@ -67,15 +74,14 @@ class FusedBlock(Convolution):
         self.backward_scratch = Memory(passes.patches, sums, passes.mean_sums, passes.places, partial, 2 * filters)
         self.gather()
 
-    def _prepare(self, w: Tensor, constants: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The normalized filters, and a new state with the channel table."""
-        w, device = dense(w), w.device
-        state, dtype = self.state.allocate(device), self.passes.settings.dtype
+    def _prepare(self, w: Tensor, constants: Sequence[Tensor], places: Places) -> Tensor:
+        """The normalized filters; fills the channel table in the state."""
+        w, device, dtype = dense(w), w.device, self.passes.settings.dtype
         unit = torch.empty(w.shape, dtype=dtype, device=device, memory_format=self.window.format)
-        norm, table, *_ = self.state.places(state)
+        norm, table, *_ = places.state
         stored, ok = self.plan.stored(constants), aligned(w, *constants)
         self.passes.filters(unit, norm, w, unit, table, stored, stream=raw_stream(device), aligned=ok)
-        return unit, state
+        return unit
 
     def block_forward(
         self, call: Call, extras: Extras, overwrite: bool = False
@@ -87,19 +93,19 @@ class FusedBlock(Convolution):
         call, extras = self.laid_out(call), self._arranged(extras)
         ok = aligned(call.x, call.w, call.bias, call.running, call.tracked, *call.constants, *extras)
         with device_guard(call.x):
-            unit, state = self._prepare(call.w, call.constants)
-            buffers = (state, self.forward_scratch.allocate(call.x.device))
-            product = self._convolve(call, extras, unit, buffers, ok)
+            state, scratch = self.state.allocate(call.x.device), self.forward_scratch.allocate(call.x.device)
+            places = Places(self.state.places(state), self.forward_scratch.places(scratch))
+            unit = self._prepare(call.w, call.constants, places)
+            product = self._convolve(call, extras, unit, places, ok)
             output = product if overwrite else torch.empty_like(product)
-            onward = self._finish_output(call, extras, (product, output), buffers, ok)
+            onward = self._finish_output(call, extras, (product, output), places, ok)
         self._note_updates(call, extras)
         return output, onward, product, unit, state
 
-    def _convolve(self, call: Call, extras: Extras, unit: Tensor, buffers: tuple[Tensor, Tensor], ok: bool) -> Tensor:
+    def _convolve(self, call: Call, extras: Extras, unit: Tensor, places: Places, ok: bool) -> Tensor:
         """The inner products; concurrently, the norms, and the rows of a block that needs no statistics."""
-        x, passes = call.x, self.passes
-        norm = self.state.places(buffers[0])[0]
-        squares, sums, _ = self.forward_scratch.places(buffers[1])
+        x, passes, norm = call.x, self.passes, places.state[0]
+        squares, sums, _ = places.scratch
         given = squares if extras.squares is None else extras.squares
         if extras.squares is None and not self.plan.cancels:
             passes.squares(x, squares, stream=raw_stream(x.device), aligned=ok)
@@ -109,25 +115,24 @@ class FusedBlock(Convolution):
             else:
                 passes.norms(given, norm, sums, stream=raw_stream(x.device), aligned=ok)
             if self.block.has_rows and self.block.norm != BATCH_NORM:
-                self._make_rows(call.bias, extras, buffers, ok)
+                self._make_rows(call.bias, extras, places, ok)
         product = self.window.convolve(x, unit)
         side.join()
         return product
 
     def _finish_output(
-        self, call: Call, extras: Extras, tensors: tuple[Tensor, Tensor], buffers: tuple[Tensor, Tensor], ok: bool
+        self, call: Call, extras: Extras, tensors: tuple[Tensor, Tensor], places: Places, ok: bool
     ) -> Tensor | None:
         """Fills the output from the inner products; returns its sums of squares."""
-        (product, output), (state, scratch), passes = tensors, buffers, self.passes
-        norm, table, kept, _, rows = self.state.places(state)
-        _, sums, partial = self.forward_scratch.places(scratch)
+        (product, output), passes = tensors, self.passes
+        (norm, table, kept, _, rows), (_, sums, partial) = places
         stream = raw_stream(product.device)
         buffered = [table if buffer is None else buffer for buffer in (call.running, call.tracked)]
         means = (sums, *buffered, kept)
         if self.block.norm == BATCH_NORM:
             batches = table if extras.batches is None else extras.batches
             passes.statistics(product, norm, table, *means, batches, partial, stream=stream, aligned=ok)
-            self._make_rows(call.bias, extras, buffers, ok)
+            self._make_rows(call.bias, extras, places, ok)
         residual, onward = output if extras.residual is None else extras.residual, self._empty_squares(output)
         outs = (residual, output, table if onward is None else onward)
         passes.output(product, norm, table, *means, rows, *outs, stream=stream, aligned=ok)
@@ -147,13 +152,12 @@ class FusedBlock(Convolution):
             return None
         return torch.empty((self.window.batch, *self.window.out), dtype=torch.float32, device=x.device)
 
-    def _make_rows(self, bias: Tensor | None, extras: Extras, buffers: tuple[Tensor, Tensor], ok: bool) -> None:
-        *_, updated, rows = self.state.places(buffers[0])
-        *_, partial = self.forward_scratch.places(buffers[1])
+    def _make_rows(self, bias: Tensor | None, extras: Extras, places: Places, ok: bool) -> None:
+        (*_, updated, rows), (*_, partial) = places
         given = (extras.gamma, extras.beta, bias, extras.prelu)
         tracked = (extras.running_mean, extras.running_var, extras.batches)
         tensors = [rows if tensor is None else tensor for tensor in (*given, *tracked)]
-        stream = raw_stream(buffers[0].device)
+        stream = raw_stream(self.passes.settings.device)
         self.passes.make_rows(partial, *tensors, rows, updated, stream=stream, aligned=ok)
 
     def _note_updates(self, call: Call, extras: Extras) -> None:

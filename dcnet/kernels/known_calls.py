@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -54,17 +54,24 @@ def signature(x: Tensor, w: Tensor, bias: Tensor | None, window: Sequence[Any], 
         return None
     running, tracked, eps = options.get("mean_norm"), options.get("num_batches_tracked"), options.get("eps")
     cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    parts: list[Any] = [id(op), cast, eps, options.get("training"), *window, *options, *given]
-    for registry in REGISTRIES:
-        parts.append(registry.changes)
-    for tensor in (x, w, bias, running, tracked, *given.values()):
+    tensors = parts_of((x, w, bias, running, tracked, *given.values()))
+    if tensors is None:
+        return None
+    changes = [registry.changes for registry in REGISTRIES]
+    return (id(op), cast, eps, options.get("training"), *window, *options, *given, *changes, *tensors)
+
+
+def parts_of(tensors: Iterable[Tensor | None]) -> list[Any] | None:
+    """Dtype, device, shape and strides of every tensor; None if one of them is of a subclass."""
+    parts: list[Any] = []
+    for tensor in tensors:
         if tensor is None:
             parts.append(None)
         elif type(tensor) in PLAIN:
             parts += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
         else:
             return None
-    return tuple(parts)
+    return parts
 
 
 def recall(key: Signature | None) -> Known | None:

@@ -16,6 +16,8 @@ def at_address(address, like):
         assert address == like
         return like
     tensor = like.tensor() if isinstance(like, launch.Place) else like
+    if not tensor.numel():
+        return tensor
     size = 1 + sum(step * (count - 1) for step, count in zip(tensor.stride(), tensor.shape, strict=True))
     memory = (ctypes.c_char * (size * tensor.element_size())).from_address(address)
     return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
