@@ -444,7 +444,7 @@ def test_sub_centers_equal_those_of_pytorch_metric_learning():
 def test_a_sample_of_classes_has_all_of_their_centers():
     torch.manual_seed(0)
     head = ShardedMarginSoftmax(5, 40, "subcenter-arcface(k=2)", scale=2.0, sample=0.25).double()
-    weight, _, places = head._used(torch.tensor([0, 7, 39]), torch.tensor([True, True, True]))
+    _, weight, _, places = head._used(torch.tensor([0, 7, 39]), torch.tensor([True, True, True]))
     assert weight.shape == (20, 5)
     for place, label in zip(places.tolist(), (0, 7, 39), strict=True):
         assert torch.equal(weight[2 * place : 2 * place + 2], head.weight[2 * label : 2 * label + 2])

@@ -29,7 +29,7 @@ def test_report_names_unfinished_runs(tmp_path: Path, capsys: Capture):
     (tmp_path / "cut" / "record.json").write_text("{")
     words = ["--runs", str(tmp_path), "--out", str(tmp_path / "page.html")]
     assert main(["report", "started", *words]) == 2
-    assert "the run 'started' is not finished" in capsys.readouterr().err
+    assert "the run 'started' has no results of a finished training" in capsys.readouterr().err
     assert main(["report", *words]) == 0
     assert capsys.readouterr().out.endswith("from 1 runs, without unfinished runs: cut, started\n")
 
