@@ -21,8 +21,6 @@ ELSEWHERE = {"docs/verification.md": "tests/test_docs_verification.py"}
 SMALLER = {
     '"resnet32"': '"cnn9", width=0.05',
     '"cnn9", operator="tanh-cos", num_classes=10)': '"cnn9", operator="tanh-cos", num_classes=10, width=0.1)',
-    "steps=1000": "steps=1",
-    "dcnet.convert.finish_blend_(model)": "",
 }
 # Registries that pages may add to.
 REGISTRIES = [

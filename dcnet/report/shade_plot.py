@@ -1,4 +1,4 @@
-"""The picture of `make demo`: digits in a shade, and the error of each network by the light that is left."""
+"""The picture of `make demo`: digits under uneven light, and the error of each network by the light that is left."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -52,6 +52,6 @@ def _draw_errors(axes: Axes, networks: Mapping[str, Errors]) -> None:
         axes.fill_between(known, low, high, color=f"C{place}", alpha=0.15, linewidth=0)
     axes.set_xticks(range(len(SEVERITIES) + 1), shade_names())
     axes.set(xlabel="light in the darkest corner", ylabel="test error, %", ylim=(0, None))
-    axes.set_title("Trained in even light, tested in a shade", fontsize="medium")
+    axes.set_title("Trained in even light, tested under uneven light", fontsize="medium")
     axes.grid(color="0.92")
     axes.legend(frameon=False, loc="upper left")

@@ -27,7 +27,7 @@ SHADES = {f"{registry['shade'].levels[severity - 1]:.0%} light": ("shade", sever
 COLUMNS = {**SHADES, "noise": ("noise", 5)}
 EVEN = "even light"
 NOTES = (
-    "Test images in even light, in a shade with this share of the light in the darkest corner, and with noise. "
+    "Test images in even light, in uneven light with this share of it in the darkest corner, and with noise. "
     "All networks are trained in even light. Standardized: mean 0 and deviation 1 of each image. Augmented: random "
     "brightness and contrast of training images.",
 )
