@@ -17,7 +17,9 @@ from dcnet.models import Network, create_model
 from dcnet.models.blocks import MarginNetwork, Normalized, Standardized
 from dcnet.operator import PLAIN
 from dcnet.optim import param_groups
+from dcnet.training.checkpoints import CHECKPOINTS
 from dcnet.training.config import RunConfig
+from dcnet.training.record import read_record
 from dcnet.training.state import MODEL, parts_of
 from dcnet.training.tensor_files import read_tensors
 
@@ -210,9 +212,8 @@ def load_run_weights_(model: nn.Module, pretrained: str) -> list[str]:
     own = {name.removeprefix(MODEL): part for name, part in parts_of(model).items()}
     own = {name: part for name, part in own.items() if name not in PIXELS}
     fitting = {name: value for name, value in weights.items() if name in own and own[name].size == tuple(value.shape)}
-    # The last one belongs to the classifier, which may have another number of classes.
-    *filters, _ = [name for name, value in model.named_parameters() if value.dim() > 1]
-    if missing := [name for name in filters if name not in fitting]:
+    last, matrices = _last_layer(model), [name for name, value in model.named_parameters() if value.dim() > 1]
+    if missing := [name for name in matrices if name not in fitting and name != last]:
         raise ValueError(
             f"{pretrained!r} lacks weights of the right shape for {missing[0]!r} and {len(missing) - 1} other "
             "parameters: give a run of the same structure"
@@ -222,13 +223,36 @@ def load_run_weights_(model: nn.Module, pretrained: str) -> list[str]:
     return [name for name in own if name not in fitting]
 
 
+def _last_layer(model: nn.Module) -> str:
+    """The weight of the margin head or classifier, which may have another number of classes than pretrained weights."""
+    for name, module in model.named_modules():
+        if isinstance(module, MarginNetwork):
+            # Its embedding comes after the head in the order of parameters.
+            return f"{name}.head.weight".removeprefix(".")
+    return [name for name, value in model.named_parameters() if value.dim() > 1][-1]
+
+
 def operator_of_statistics(pretrained: str) -> str:
     """Returns the operator with which the running statistics of the weights were computed; plain if unknown."""
-    _, notes = read_tensors(_file_of(Path(pretrained)))
+    file = _file_of(Path(pretrained))
+    _, notes = read_tensors(file)
     if STATISTICS in notes:
         return str(notes[STATISTICS])
-    config = notes.get("config")
+    # The first shard of a checkpoint has the notes of the whole checkpoint among its own.
+    inner = notes.get("notes")
+    config = (inner if isinstance(inner, dict) else notes).get("config") or _recorded_config(file)
     return str(config.get("operator", PLAIN)) if isinstance(config, dict) else PLAIN
+
+
+def _recorded_config(file: Path) -> dict[str, Any] | None:
+    """The config in the record of the run that a checkpoint belongs to, whose notes lack it in older versions."""
+    folder = next((place for place in file.absolute().parents[:2] if place.name == CHECKPOINTS), None)
+    if folder is None:
+        return None
+    try:
+        return read_record(folder.parent).config
+    except ValueError:
+        return None
 
 
 def _file_of(path: Path) -> Path:

@@ -18,6 +18,8 @@ from dcnet.training.shards import Part, Shards, ShardsError
 from dcnet.training.state import parts_of
 from dcnet.training.tensor_files import TensorFile, write_tensors
 
+# The folder of checkpoints inside the folder of a run.
+CHECKPOINTS = "checkpoints"
 KEPT = 2
 _FILE = re.compile(r"step-\d+(\.safetensors)?")
 
@@ -142,6 +144,7 @@ def checkpoint_notes(config: RunConfig, record: Record, seconds: dict[str, float
     """Returns the values that a checkpoint stores besides its tensors."""
     return {
         "hash": config.hash,
+        "config": config.described(),
         "classes": record.data.classes,
         "train_images": record.data.train_images,
         "fingerprint": record.data.fingerprint,

@@ -14,7 +14,7 @@ from torch import nn
 
 from dcnet.files import expanded
 from dcnet.training.build import build_model, check_size
-from dcnet.training.checkpoints import Checkpoints
+from dcnet.training.checkpoints import CHECKPOINTS, Checkpoints
 from dcnet.training.config import RunConfig
 from dcnet.training.identity import Data, check_buildable, check_same_run, identify
 from dcnet.training.record import UNFINISHED, Evaluation, Record, read_record, write_record
@@ -76,7 +76,7 @@ class Run:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.folder / "checkpoints")
+        return Checkpoints(self.folder / CHECKPOINTS)
 
     @property
     def exists(self) -> bool:

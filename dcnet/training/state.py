@@ -225,7 +225,9 @@ def save_state(
 
     All processes must call this, with the same folder on a disk that they share. Each writes what it holds: its classes
     of a `ShardedMarginSoftmax`, and its shards of an FSDP2 network. The new folder, `step-<step>`, gets its name when
-    all files are complete. Older ones are removed, except for the last.
+    all files are complete. Older ones are removed, except for the last; one of the same step is replaced. Raises
+    ValueError in all processes, and writes nothing, if the folder has a later step, as after a return to an earlier
+    one: `load_state` would load the later one next.
 
     Args:
         folder: the folder of all checkpoints of this training.
@@ -240,6 +242,7 @@ def save_state(
 
     step, model = check_whole("step", step, least=0), _joined(networks)
     path = Path(folder) / f"step-{step:08d}"
+    agree(lambda: _check_last(path.parent, step) if rank_of(group)[0] == 0 else None, group)
     about = {"notes": dict(notes or {}), "groups": _saved_groups(optimizer)}
     save_parts(path, step, parts_of(model, optimizer), about, group)
     if rank_of(group)[0] == 0:
@@ -327,6 +330,15 @@ def _known_step(folder: Path, step: int | None) -> int | None:
         known = ", ".join(map(str, steps)) or "none"
         raise ValueError(f"{str(folder)!r} has no state of step {step}: its steps are {known}")
     return max(steps, default=None) if step is None else step
+
+
+def _check_last(folder: Path, step: int) -> None:
+    """Raises ValueError if the folder has a later step, which would stay the last one."""
+    if later := [number for number in saved_steps(folder) if number > step]:
+        raise ValueError(
+            f"{str(folder)!r} has a state of step {later[-1]}, which is later than step {step}: "
+            "save to another folder, or move the later states away"
+        )
 
 
 def _joined(networks: Networks) -> nn.Module:

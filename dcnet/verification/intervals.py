@@ -35,7 +35,9 @@ class PeopleBootstrap:
 
     Each draw takes as many people as there are, with replacement. If a person p is drawn c_p times, a genuine pair
     counts c_p times, and an impostor pair c_p c_q times. The interval is the middle part of the rates of all draws.
-    With fewer than `LEAST_PEOPLE` people there is none, since it would be too narrow.
+    With fewer than `LEAST_PEOPLE` people there is none, since it would be too narrow. If no pair or every pair of a
+    kind is accepted, the draws agree; the interval then reaches at least as far as the exact one, which takes the pairs
+    as independent and is too narrow if they share people.
 
     Args:
         scores: the scores of the pairs, [P].
@@ -80,7 +82,12 @@ class PeopleBootstrap:
         for rate in rates:
             check_rate("far", rate)
         found = [self._true_accepts(genuine, impostor, rates) for genuine, impostor in self._weights()]
-        return [self._interval([draw[at] for draw in found]) for at in range(len(rates))]
+        genuine, impostor = (torch.ones_like(scores) for scores in (self._genuine, self._impostor))
+        without_draws, count = self._true_accepts(genuine, impostor, rates), len(genuine)
+        return [
+            None if math.isnan(rate) else self._widened(self._interval(list(draws)), round(rate * count), count)
+            for rate, draws in zip(without_draws, zip(*found, strict=True), strict=True)
+        ]
 
     def at_threshold(self, threshold: float) -> tuple[Interval | None, Interval | None]:
         """The intervals of the false accept rate and of the true accept rate at a fixed threshold."""
@@ -89,7 +96,11 @@ class PeopleBootstrap:
             [float(of[:count].sum() / of.sum()) for of, count in zip(weights, accepted, strict=True)]
             for weights in self._weights()
         ]
-        return self._interval([far for _, far in found]), self._interval([tar for tar, _ in found])
+        tar, far = (
+            self._widened(self._interval([draw[kind] for draw in found]), accepted[kind], len(scores))
+            for kind, scores in enumerate((self._genuine, self._impostor))
+        )
+        return far, tar
 
     def _weights(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The weights of genuine and of impostor pairs in each draw, by descending score."""
@@ -118,6 +129,13 @@ class PeopleBootstrap:
         tail = (1 - self.level) / 2
         low, high = (float(found.quantile(share)) for share in (tail, 1 - tail))
         return low, high
+
+    def _widened(self, interval: Interval | None, hits: int, count: int) -> Interval | None:
+        """The interval of `hits` of `count` pairs; with none or all of them, at least as wide as the exact one."""
+        if interval is None or 0 < hits < count:
+            return interval
+        low, high = exact_interval(hits, count, self.level)
+        return min(low, interval[0]), max(high, interval[1])
 
 
 def _people(given: Numbers) -> Tensor:

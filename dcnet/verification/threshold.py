@@ -175,7 +175,9 @@ def calibrate_curve(curve: Roc, far: float = 1e-3, frr: float = 1e-2) -> Decisio
     upper, lower = curve.lowest(far), int((curve.frr <= frr).nonzero()[0])
     if lower <= upper:
         # One threshold meets both rates: take the gap between two scores that holds the middle of the range.
-        upper = lower = curve.at((float(curve.thresholds[upper + 1]) + float(curve.thresholds[lower])) / 2)
+        middle = curve.at((float(curve.thresholds[upper + 1]) + float(curve.thresholds[lower])) / 2)
+        # Rounded, the middle of adjacent floats is one of them.
+        upper = lower = min(max(middle, lower), upper)
     return Decision(
         lower=curve.amid(lower),
         upper=curve.amid(upper),

@@ -1,11 +1,14 @@
-"""Networks with sharded heads from a config."""
+"""Networks with sharded heads from a config, and weights of other runs."""
 
 import pytest
-from helpers.small_runs import Noisy, tiny, train
+import torch
+from helpers.small_runs import InterruptsAt, Noisy, tiny, train
 
 from dcnet.losses import MarginSoftmax, ShardedMarginSoftmax
-from dcnet.training import Execution, load_model
-from dcnet.training.build import build_model, shards_head
+from dcnet.training import Execution, Run, Trainer, load_model
+from dcnet.training.build import build_model, load_run_weights_, operator_of_statistics, shards_head
+from dcnet.training.state import MODEL
+from dcnet.training.tensor_files import read_tensors, write_tensors
 
 
 @pytest.mark.parametrize(
@@ -74,3 +77,77 @@ def test_one_process_samples_classes(tmp_path):
 def test_custom_networks_have_their_own_head(tmp_path, execution, changes):
     with pytest.raises(ValueError, match="does not apply to a custom network, which has its own head: omit it"):
         train(tiny(**changes), tmp_path, Execution(device="cpu", **execution), model=Noisy())
+
+
+def weights_file(path, **changes):
+    """The weights of a new network of 10 classes, as in the folder of a run."""
+    config = tiny(**changes)
+    tensors = {MODEL + name: value for name, value in build_model(config, 10, 1, 8).state_dict().items()}
+    write_tensors(path, tensors, {"config": config.described()})
+    return str(path)
+
+
+def test_only_the_head_may_have_another_number_of_classes(tmp_path):
+    """The embedding, which comes after the head in the order of parameters, is a part of the network."""
+    for name, changes in {"embedding": {"margin": "arcface", "features": 2}, "head": {"margin": "arcface"}}.items():
+        file = weights_file(tmp_path / f"{name}.safetensors", **changes)
+        model = build_model(tiny(**changes), 7, 1, 8)
+        assert load_run_weights_(model, file) == ["network.head.weight"]
+        tensors, _ = read_tensors(tmp_path / f"{name}.safetensors")
+        own = {MODEL + name: value for name, value in model.state_dict().items() if name != "network.head.weight"}
+        assert all(torch.equal(value, tensors[name]) for name, value in own.items())
+
+
+def test_weights_without_the_embedding_are_rejected(tmp_path):
+    file = weights_file(tmp_path / "plain.safetensors", margin="arcface")
+    width = build_model(tiny(margin="arcface"), 10, 1, 8).network.num_features
+    model = build_model(tiny(margin="arcface", features=width), 10, 1, 8)
+    with pytest.raises(
+        ValueError, match=r"lacks weights of the right shape for 'network.embedding.weight' and 0 other"
+    ):
+        load_run_weights_(model, file)
+
+
+def checkpoint_of(root, config):
+    """A checkpoint of a run that was interrupted at its second step."""
+    run = Run.of(config, root)
+    Trainer(config, run, Execution(device="cpu"), InterruptsAt(2)).run()
+    return run.checkpoints.files()[-1]
+
+
+def test_the_statistics_of_a_checkpoint_are_those_of_its_operator(tmp_path):
+    newer = checkpoint_of(tmp_path, tiny())
+    assert operator_of_statistics(str(newer)) == "tanh-cos"
+    # Checkpoints of older versions lack the config, but lie beside the record.
+    tensors, notes = read_tensors(newer)
+    notes.pop("config")
+    write_tensors(newer, tensors, notes)
+    assert operator_of_statistics(str(newer)) == "tanh-cos"
+    alone = newer.rename(tmp_path / newer.name)
+    assert operator_of_statistics(str(alone)) == "conv"
+
+
+def test_a_run_from_a_checkpoint_of_the_same_operator_keeps_its_statistics(tmp_path):
+    checkpoint = checkpoint_of(tmp_path / "before", tiny())
+    config = tiny(pretrained=str(checkpoint))
+    model = Trainer(config, Run.of(config, tmp_path), Execution(device="cpu")).setup.model
+    tensors, _ = read_tensors(checkpoint)
+    for kind in ("num_batches_tracked", "running_var", "mean_norm"):
+        found = {MODEL + name: value for name, value in model.state_dict().items() if name.endswith(kind)}
+        assert found
+        assert all(torch.equal(value, tensors[name]) and value.any() for name, value in found.items())
+
+
+def test_a_checkpoint_of_an_older_version_resumes_to_the_same_weights(tmp_path):
+    weights = []
+    for older in (False, True):
+        checkpoint = checkpoint_of(tmp_path / str(older), tiny())
+        tensors, notes = read_tensors(checkpoint)
+        if older:
+            notes.pop("config")
+            write_tensors(checkpoint, tensors, notes)
+        run, record = train(tiny(), tmp_path / str(older))
+        assert (record.status, record.resumed_at) == ("done", [2])
+        weights.append(run.model_file.read_bytes())
+    straight, _ = train(tiny(), tmp_path / "straight")
+    assert weights[0] == weights[1] == straight.model_file.read_bytes()

@@ -208,6 +208,22 @@ def test_the_two_newest_steps_are_kept(tmp_path):
     assert rows.load(tmp_path) == (20, {})
 
 
+def test_an_earlier_step_is_not_saved_beside_a_later_one(tmp_path):
+    """After a return to step 20, `load_state` would load step 30 again, and later saves would remove step 25."""
+    rows = Rows()
+    for step in (20, 30):
+        rows.save(tmp_path, step)
+    load_state(tmp_path, rows.head, rows.optimizer, step=20)
+    files = contents(tmp_path)
+    message = r"has a state of step 30, which is later than step 25: save to another folder, or move the later states"
+    with pytest.raises(ValueError, match=message):
+        rows.save(tmp_path, 25)
+    assert contents(tmp_path) == files
+    (tmp_path / "step-00000030").rename(tmp_path / "abandoned")
+    rows.save(tmp_path, 25)
+    assert rows.load(tmp_path)[0] == 25
+
+
 def test_a_failed_save_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
     rows = Rows()
     rows.save(tmp_path)

@@ -84,7 +84,7 @@ def test_no_interval_without_both_kinds_of_pairs():
     found = PeopleBootstrap([0.9, 0.1] * 4, range(8), range(8))
     assert found.tar_at_far([0.1, 0.2]) == [None, None]
     far, tar = found.at_threshold(0.0)
-    assert (far, tar) == (None, (1, 1))
+    assert (far, tar) == (None, exact_interval(8, 8))
 
 
 def test_no_interval_of_few_people():
@@ -95,6 +95,35 @@ def test_no_interval_of_few_people():
         assert found.tar_at_far([0.5]) == [None]
         assert found.at_threshold(0.5) == (None, None)
         assert str(found) == f"no intervals: a bootstrap needs 8 people or more, not {people}"
+
+
+def pairs_of_ten_people():
+    """Ten people with two genuine pairs each; all pairs of different people once."""
+    first, second = np.array(
+        [(a, b) for a in range(10) for b in range(10) if a <= b for _ in range(2 if a == b else 1)]
+    ).T
+    return (first == second).astype(float), first, second
+
+
+def test_without_errors_the_intervals_reach_as_far_as_the_exact_ones():
+    """All draws have the same rate, but an interval of no width would claim certainty."""
+    scores, first, second = pairs_of_ten_people()
+    found = PeopleBootstrap(scores, first, second, draws=20, level=0.9)
+    assert found.at_threshold(0.5) == (exact_interval(0, 45, 0.9), exact_interval(20, 20, 0.9))
+    assert found.at_threshold(2.0) == (exact_interval(0, 45, 0.9), exact_interval(0, 20, 0.9))
+    assert found.at_threshold(-1.0) == (exact_interval(45, 45, 0.9), exact_interval(20, 20, 0.9))
+    assert found.tar_at_far([0.1, 0.3]) == [exact_interval(20, 20, 0.9)] * 2
+    reversed_found = PeopleBootstrap(-scores, first, second, draws=20, level=0.9)
+    assert reversed_found.tar_at_far([0.1]) == [exact_interval(0, 20, 0.9)]
+
+
+def test_intervals_with_an_error_are_those_of_the_draws():
+    scores, first, second = pairs_of_ten_people()
+    scores[-1] = 0.0
+    found = PeopleBootstrap(scores, first, second)
+    (low, high), (tar,) = found.at_threshold(0.5)[1], found.tar_at_far([0.1])
+    assert (low, high) == tar
+    assert exact_interval(19, 20)[0] < low < 0.95 < high == 1
 
 
 def scores_of_people(people, images, generator):

@@ -224,6 +224,18 @@ def test_calibrate_rejects_invalid_rates(name, rate):
         calibrated([0.5], [0.1], **{name: rate})
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_adjacent_floats_keep_the_wanted_rates(steps):
+    """The middle of two adjacent floats is rounded to one of them."""
+    impostor = 0.5
+    for _ in range(steps):
+        impostor = math.nextafter(impostor, 1.0)
+    genuine = math.nextafter(impostor, 1.0)
+    found = calibrate([genuine], [impostor], far=0.4, frr=0.4)
+    assert (found.far, found.frr) == (0, 0)
+    assert impostor < found.lower == found.upper <= genuine
+
+
 def test_calibrate_takes_lists_in_float64():
     assert calibrate([0.7], [0.1]).upper == 0.4
 
