@@ -88,7 +88,8 @@ class FusedFunction(torch.autograd.Function):
         if all(gradient is None for gradient in gradients):
             return (None,) * (2 + len(tensors))
         given, needed = BlockCall.of(tensors, ctx.others), ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not all(g is None or torch._C._has_storage(g) for g in gradients):
+            # Gradients of a batch of losses (`is_grads_batched`) have no storage.
             return (None, None, *differentiable_gradients(given, ctx.fused.mean_of(state), gradients, needed))
         found = ctx.fused.block_backward(
             given.call, given.extras, gradients, Saved(product, unit, state, output), needed[0], needed[2]
@@ -123,8 +124,8 @@ def differentiable_gradients(
     """Gradients in eager PyTorch, which can be differentiated again; that of the squares is part of the input's."""
     if given.settings.residual:
         raise RuntimeError(
-            "the gradient of a fused block with a residual cannot be differentiated again: call dcnet.unfuse(model) "
-            "before you compute a gradient with create_graph=True"
+            "the gradient of a fused block with a residual can neither be differentiated again nor computed for many "
+            "losses at once: call dcnet.unfuse(model) before you use create_graph=True or is_grads_batched=True"
         )
     with torch.enable_grad():
         output = _output(given, mean)

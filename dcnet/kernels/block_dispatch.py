@@ -100,12 +100,21 @@ def _fits_layer(
         return False
     tensors: list[Tensor] = [] if activation is None else list(activation.parameters())
     if norm is not None:
+        if not _fits_norm(norm):
+            return False
         own = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
         tensors += [tensor for tensor in own if tensor is not None]
-        if _updates(norm) and norm.num_batches_tracked is None:
-            return False
     fitting = all(t.is_cuda and t.dtype in dispatch.DTYPES and t.is_contiguous() for t in tensors)
     return fitting and _fits_output(x, squares, layer, norm, residual)
+
+
+def _fits_norm(norm: nn.BatchNorm2d) -> bool:
+    """Whether the kernels support this kind of normalization: with weight and bias or neither, and a fixed momentum."""
+    if (norm.weight is None) != (norm.bias is None):
+        return False
+    if not isinstance(norm.momentum, int | float | None):
+        return False
+    return norm.num_batches_tracked is not None or not _updates(norm)
 
 
 def _fits_folded(
@@ -212,9 +221,8 @@ def block(
 
 
 def _run(fused: FusedBlock, given: BlockCall) -> tuple[Tensor, Tensor | None, Tensor]:
-    tensors = given.tensors
-    if torch.is_grad_enabled() and True in [tensor is not None and tensor.requires_grad for tensor in tensors]:
-        found: tuple[Tensor, Tensor | None, Tensor] = apply_block(fused, given.others, *tensors)
+    if dispatch.needs_gradient(given.tensors):
+        found: tuple[Tensor, Tensor | None, Tensor] = apply_block(fused, given.others, *given.tensors)
         return found
     output, onward, *_ = fused.block_forward(given.call, given.extras, overwrite=True)
     return output, onward, output

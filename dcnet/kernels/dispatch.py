@@ -228,7 +228,7 @@ def _run_rows(known: Known, input: Tensor, w: Tensor, bias: Tensor | None, optio
     """f(w, x) + bias of rows whose kernels are known."""
     call = known.call(input, w, bias, options)
     x, w, bias, constants, *others = call
-    if _needs_gradient(x, w, bias, constants):
+    if needs_gradient((x, w, bias, *constants)):
         return apply_fused_rows(x, w, bias, known.fused, others, *constants)
     call = call._replace(x=as_image(x), w=w.view(*w.shape, 1, 1))
     return as_rows(known.fused.forward(call, keep=False)[0], input.shape[:-1])
@@ -285,16 +285,16 @@ def find_known(
     return recall(signature(x, w, bias, (stride, padding, dilation, groups), options))
 
 
-def _needs_gradient(x: Tensor, w: Tensor, bias: Tensor | None, constants: Sequence[Tensor]) -> bool:
-    """Whether autograd must record the call."""
+def needs_gradient(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether autograd must record a call with these tensors."""
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return False
-    return True in [tensor is not None and tensor.requires_grad for tensor in (x, w, bias, *constants)]
+    return True in [tensor is not None and tensor.requires_grad for tensor in tensors]
 
 
 def _run(fused: Convolution | Depthwise, call: Call) -> Tensor:
     x, w, bias, constants, *others = call
-    if _needs_gradient(x, w, bias, constants):
+    if needs_gradient((x, w, bias, *constants)):
         return apply_fused(x, w, bias, fused, others, *constants)
     return fused.forward(call, keep=False)[0]
 

@@ -189,8 +189,14 @@ class FusedBlock(Convolution):
         call = self.laid_out(call)
         with device_guard(call.x):
             arranged = self._arranged_gradients(gradients, saved.product)
-            saved = saved._replace(unit=saved.unit.contiguous(memory_format=self.window.format))
-            return self._block_backward(call, extras, arranged, saved, needs_input, needs_weight)
+            return self._block_backward(call, extras, arranged, self._laid_out(saved), needs_input, needs_weight)
+
+    def _laid_out(self, saved: Saved) -> Saved:
+        """The saved tensors in the layout of the kernels: hooks may have moved them to another."""
+        product, unit, state, output = saved
+        layout = self.window.format
+        output = None if output is None else output.contiguous(memory_format=layout)
+        return Saved(product.contiguous(memory_format=layout), unit.contiguous(memory_format=layout), state, output)
 
     def _arranged_gradients(self, gradients: Sequence[Tensor | None], product: Tensor) -> OutputGradients:
         first, squares, second = gradients

@@ -49,6 +49,9 @@ def signature(x: Tensor, w: Tensor, bias: Tensor | None, window: Sequence[Any], 
     It has dtype, device, shape and strides of every tensor, so that it does not matter how a layer got its tensors. It
     does not have `torch.is_grad_enabled` and `requires_grad`, which every call reads.
     """
+    if list in [type(size) for size in window]:
+        # A list has no hash.
+        return None
     op, given = options.get("operator"), options.get("constants") or {}
     if type(op) is not Operator or options.get("sync") is not None or x.is_nested or x.layout is not torch.strided:
         return None
@@ -76,16 +79,12 @@ def parts_of(tensors: Iterable[Tensor | None]) -> list[Any] | None:
 
 def recall(key: Signature | None) -> Known | None:
     """What is known about calls of this signature."""
-    try:
-        return _known.get(key) if key is not None else None
-    except TypeError:
-        # A window of lists has no hash.
-        return None
+    return _known.get(key) if key is not None else None
 
 
 def remember(key: Signature | None, known: Known) -> None:
     """Stores the result of the checks of a first call, if it is valid for all calls of the signature."""
-    if key is None or any(isinstance(part, list) for part in key):
+    if key is None:
         return
     while len(_known) >= MOST_COMPILED:
         _known.pop(next(iter(_known)))

@@ -392,6 +392,43 @@ def test_a_residual_cannot_be_differentiated_again():
         torch.autograd.grad(output.sum(), [x], create_graph=True)
 
 
+def test_gradients_of_a_batch_of_losses():
+    block, x = make_block("ball-cos", activation="prelu"), images(2, 3, 4, 5).requires_grad_()
+    cotangents = images(3, 2, FILTERS, 4, 5)
+
+    def batch(run):
+        output, _ = run(copy.deepcopy(block), x, None, None)
+        return torch.autograd.grad(output, [x], [cotangents], is_grads_batched=True)[0]
+
+    assert_close({"x": batch(by_kernels)}, {"x": batch(by_modules)}, 1e-4)
+    output, _ = by_kernels(make_block(), x, None, residual_for(block, x))
+    with pytest.raises(RuntimeError, match="unfuse"):
+        torch.autograd.grad(output, [x], [cotangents], is_grads_batched=True)
+
+
+def test_inference_mode_records_no_gradients():
+    block, x = make_block().eval(), images(2, 3, 4, 5)
+    with torch.inference_mode(), torch.enable_grad():
+        assert_close({"output": by_kernels(block, x, None, None)[0]}, {"output": block(x)[0]}, 1e-5)
+
+
+def by_kernels_with_hooks(block, x, squares, residual):
+    """Hooks that bring saved tensors back in another layout, as those of `save_on_cpu` do."""
+
+    def pack(tensor):
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        return by_kernels(block, x, squares, residual)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_saved_tensors_in_another_layout(residual):
+    block, x = make_block().to(memory_format=torch.channels_last), images(2, 3, 4, 5)
+    x = x.to(memory_format=torch.channels_last)
+    check(block, x, residual_for(block, x) if residual else None, run=by_kernels_with_hooks)
+
+
 @pytest.mark.parametrize("residual", [False, True])
 def test_compiled(residual):
     """As a custom operation, with the running statistics returned and copied."""
@@ -457,6 +494,18 @@ def doubled_norm(block):
     block.norm = nn.BatchNorm2d(FILTERS, dtype=torch.float64)
 
 
+def without_scale(block):
+    block.norm.weight = None
+
+
+def without_shift(block):
+    block.norm.bias = None
+
+
+def momentum_as_tensor(block):
+    block.norm.momentum = torch.empty(())
+
+
 def sloped(block):
     block.activation = nn.PReLU()
 
@@ -488,7 +537,19 @@ def test_parts_are_optional():
     assert on_a_fake_gpu(lambda block: setattr(block, "norm", None))
 
 
-@pytest.mark.parametrize("change", [without_count, strided, doubled_norm, without_filters_alone, wide])
+UNFIT = [
+    without_count,
+    without_scale,
+    without_shift,
+    momentum_as_tensor,
+    strided,
+    doubled_norm,
+    without_filters_alone,
+    wide,
+]
+
+
+@pytest.mark.parametrize("change", UNFIT)
 def test_modules_that_do_not_fit(change):
     assert not on_a_fake_gpu(change)
 

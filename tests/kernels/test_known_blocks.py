@@ -101,6 +101,14 @@ def test_changed_block_is_not_known(change):
     assert block.known() is None
 
 
+def test_block_with_a_window_of_lists_is_never_known():
+    block = a_known_block()
+    block.layer.stride = [1, 1]
+    for _ in range(2):
+        assert block.known() is None
+        block.run()
+
+
 def test_block_is_not_known_in_other_modes(monkeypatch):
     block = a_known_block()
     for mode in (lambda: use_kernels(False), forward_ad.dual_level):
