@@ -134,15 +134,22 @@ class FoldedConv(Folded):
         self.padding_mode, self.ends = layer.padding_mode, layer._reversed_padding_repeated_twice
         padding = layer.padding if layer.padding_mode == "zeros" else (0,)
         self.window = (layer.stride, padding, layer.dilation, layer.groups)
-        self._kept: dict[str, tuple[Any, Any]] = {}
+        self._kept: dict[str, tuple[Any, ...]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state for copies and pickles, whose tensors are others."""
+        return {**vars(self), "_kept": {}}
 
     def table(self) -> Tensor:
-        """Constants and factors as the kernels read them; rebuilt if a buffer was changed or moved."""
-        table: Tensor = self._keep("table", self._make_table, list(self.buffers()))
+        """Constants and factors as the kernels read them; rebuilt if one was changed, replaced or moved."""
+        # Without the filters: these are large, and would stay in memory after they are replaced.
+        used = [tensor for name, tensor in self._buffers.items() if name not in ("weight", "bias")]
+        given = [tensor for tensor in used if tensor is not None]
+        table: Tensor = self._keep("table", self._make_table, given)
         return table
 
     def rows(self, prelu: Tensor | None) -> Tensor | None:
-        """Bias and slopes of PReLU as the kernels read them; rebuilt if one was changed or moved."""
+        """Bias and slopes of PReLU as the kernels read them; rebuilt if one was changed, replaced or moved."""
         given = [tensor for tensor in (self.bias, prelu) if tensor is not None]
         rows: Tensor | None = self._keep("rows", lambda: self._make_rows(prelu), given)
         return rows
@@ -151,14 +158,17 @@ class FoldedConv(Folded):
         return kernels.folded_rows(self.bias, prelu, len(self.weight))
 
     def _keep(self, name: str, make: Callable[[], Any], sources: Sequence[Tensor]) -> Any:
-        """The result of `make`, which is called again if one of the tensors was changed or moved."""
-        # A compiler cannot read addresses, and tensors of inference mode have no version counter.
-        if not kernels.is_plain_eager(self.weight) or any(tensor.is_inference() for tensor in sources):
+        """The result of `make`, which is called again if one of the tensors was changed, replaced or moved."""
+        # A compiler cannot read addresses, tensors of inference mode have no version counter, and a graph may be large.
+        if not kernels.is_plain_eager(self.weight) or any(one.is_inference() or one.grad_fn for one in sources):
             return make()
-        state = tuple((tensor.data_ptr(), tensor._version) for tensor in sources)
-        if name not in self._kept or self._kept[name][0] != state:
-            self._kept[name] = (state, make())
-        return self._kept[name][1]
+        state = [(id(tensor), tensor.data_ptr(), tensor._version) for tensor in sources]
+        kept = self._kept.get(name)
+        if kept is None or kept[0] != state:
+            # New tensors cannot have the identity or the address of old ones while these, and their memory, are held.
+            held = [(tensor, tensor.detach()) for tensor in sources]
+            self._kept[name] = kept = (state, make(), held)
+        return kept[1]
 
     def _make_table(self) -> Tensor:
         names = [name for name in self.operator.slots if name not in self.fixed]
