@@ -27,6 +27,8 @@ Layer: TypeAlias = "DecoupledConv2d | FoldedConv"
 
 ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 IN_PLACE_ADDITIONS = (operator.iadd, "add_")
+# Modules of these packages change their input in place only if they have a true attribute `inplace`.
+NOT_IN_PLACE = ("torch.nn.", "dcnet.", "timm.", "torchvision.ops.")
 # Functions and methods of activations, and the classes of modules that compute the same.
 FUNCTIONS: dict[Any, type[nn.Module]] = {
     **dict.fromkeys((F.relu, torch.relu, torch.relu_, "relu", "relu_"), nn.ReLU),
@@ -234,7 +236,7 @@ class Finder:
     def _writes(self, node: fx.Node) -> bool:
         if node.op == "call_module":
             called = self.called[node]
-            return not has_activation(called) and any(getattr(part, "inplace", False) for part in called.modules())
+            return not has_activation(called) and any(map(_may_write, called.modules()))
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         named = node.op in ("call_method", "call_function") and name.endswith("_") and not name.endswith("__")
         return named or node.target in IN_PLACE or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
@@ -299,6 +301,12 @@ class Finder:
 def _is_simple(node: fx.Node) -> bool:
     """Whether a call has one argument, a value of the graph."""
     return len(node.args) == 1 and isinstance(node.args[0], fx.Node) and not node.kwargs
+
+
+def _may_write(module: nn.Module) -> bool:
+    """Whether a call may change its input in place."""
+    known = type(module).__module__.startswith(NOT_IN_PLACE) and not is_changed(module)
+    return not known or bool(getattr(module, "inplace", False))
 
 
 def _why(module: nn.Module) -> str:

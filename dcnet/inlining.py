@@ -6,9 +6,11 @@ import contextlib
 import copy
 import inspect
 import operator
+import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
@@ -18,6 +20,8 @@ from dcnet.tracing import has_hooks
 FUSED = "is_fused"
 # The class that `has_activation` knows; timm is not imported.
 TIMM_NORM = ("timm.layers.norm_act", "BatchNormAct2d")
+# The devices whose mode of autocast a forward may read.
+DEVICES = ("cpu", "cuda")
 # operator.iadd, operator.imul, ...
 IN_PLACE = {getattr(operator, name) for name in dir(operator) if name[0] == "i" and hasattr(operator, name[1:])}
 
@@ -26,13 +30,23 @@ def trace(module: nn.Module, leaves: set[nn.Module]) -> tuple[fx.Graph, list[nn.
     """The graph of the forward with calls of the leaves only, and the modules that were inlined.
 
     Raises UntraceableError if the graph would compute something else than the forward: if the forward changes the state
-    of a module, or the mode of autograd or autocast. Reading the training mode raises AttributeError. A forward may
-    raise any other error when it is traced.
+    of a module or the mode of autograd or autocast, reads the training mode, draws random numbers, or gives another
+    graph in another mode. A forward may raise any other error when it is traced.
     """
-    tracer = InliningTracer(leaves)
-    with _isolated(module):
+    tracer, before = InliningTracer(leaves), _random_states()
+    with _isolated(module), _unreadable_mode():
         graph = tracer.trace(module)
+        with _other_modes():
+            again = InliningTracer(leaves).trace(module)
+    if _random_states() != before:
+        raise UntraceableError("draws random numbers")
+    if _nodes(graph) != _nodes(again):
+        raise UntraceableError("depends on the mode of autograd or autocast")
     return graph, list(tracer.inlined)
+
+
+def _nodes(graph: fx.Graph) -> list[tuple[Any, ...]]:
+    return [(node.op, node.target, repr(node.args), repr(node.kwargs)) for node in graph.nodes]
 
 
 class UntraceableError(Exception):
@@ -97,9 +111,48 @@ class InliningTracer(fx.Tracer):
 def _modes() -> tuple[Any, ...]:
     """The modes of autograd and autocast."""
     modes: list[Any] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
-    for device in ("cpu", "cuda"):
+    for device in DEVICES:
         modes += [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]
     return tuple(modes)
+
+
+@contextlib.contextmanager
+def _other_modes() -> Iterator[None]:
+    """The opposite modes of autograd and autocast."""
+    before = {device: torch.is_autocast_enabled(device) for device in DEVICES}
+    with torch.set_grad_enabled(not torch.is_grad_enabled()):
+        try:
+            for device, enabled in before.items():
+                torch.set_autocast_enabled(device, not enabled)
+            yield
+        finally:
+            for device, enabled in before.items():
+                torch.set_autocast_enabled(device, enabled)
+
+
+def _random_states() -> list[Any]:
+    """The states of the random number generators of Python, NumPy and torch."""
+    _, keys, *places = np.random.get_state()
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
+    return [random.getstate(), keys.tobytes(), places, *(state.numpy().tobytes() for state in states)]
+
+
+class _Unreadable:
+    """An attribute of a class that cannot be read, not even by `getattr` with a default."""
+
+    def __get__(self, module: nn.Module | None, kind: type[nn.Module]) -> Any:
+        raise UntraceableError("depends on the training mode")
+
+
+@contextlib.contextmanager
+def _unreadable_mode() -> Iterator[None]:
+    """Reading `training` is an error for modules that do not have this attribute themselves, as in `_isolated`."""
+    kind: Any = nn.Module
+    kind.training = _Unreadable()
+    try:
+        yield
+    finally:
+        del kind.training
 
 
 @contextlib.contextmanager
@@ -119,7 +172,7 @@ def _isolated(root: nn.Module) -> Iterator[None]:
             copied.pop("training", None)
             module.__dict__ = copied
         yield
-        changed = [module for module, state in before.items() if _contents(state) != _contents(vars(module))]
+        changed = [module for module, state in before.items() if _without_mode(state) != _contents(vars(module))]
     finally:
         for module, state in before.items():
             module.__dict__ = state
@@ -127,9 +180,13 @@ def _isolated(root: nn.Module) -> Iterator[None]:
         raise UntraceableError("changes the state of the module")
 
 
+def _without_mode(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in _contents(state).items() if name != "training"}
+
+
 def _contents(state: Mapping[str, Any]) -> dict[str, Any]:
     """The identity of all values, also of those in lists, dicts and sets."""
-    return {name: _identity(value) for name, value in state.items() if name != "training"}
+    return {name: _identity(value) for name, value in state.items()}
 
 
 def _identity(value: Any) -> Any:
@@ -196,8 +253,6 @@ def varies(module: nn.Module) -> str:
 
 def cause(error: Exception) -> str:
     """Why a forward cannot be traced."""
-    if isinstance(error, AttributeError) and error.name == "training":
-        return "depends on the training mode"
     if isinstance(error, UntraceableError):
         return str(error)
     return f"cannot be traced: {str(error).partition(chr(10))[0] or type(error).__name__}"

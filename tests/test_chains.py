@@ -2,9 +2,11 @@
 
 import functools
 import operator
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -48,6 +50,16 @@ def without_gradient(self: Any, x: Tensor) -> Tensor:
 def keeps(self: Any, x: Tensor) -> Tensor:
     self.kept = self.norm(self.conv(x))
     return self.relu(self.kept)
+
+
+def sets_mode(self: Any, x: Tensor) -> Tensor:
+    self.training = True
+    return self.norm(self.conv(x))
+
+
+def without_effect(number: Any) -> Any:
+    """A random number times zero, plus one."""
+    return 0 * number + 1
 
 
 def twice(self: Any, x: Tensor) -> Tensor:
@@ -140,6 +152,13 @@ LEFT: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (lambda m, x: F.dropout(m.norm(m.conv(x)), 0.0, m.training), "the forward of Net depends on the training mode"),
     (lambda m, x: m.norm(m.conv(x)) * torch.arange(4.0).view(4, 1, 1), "changes the state"),
     (lambda m, x: m.norm(m.conv(x)) if m.norm.training else m.conv(x), "depends on the training mode"),
+    (lambda m, x: m.norm(m.conv(x)) if getattr(m, "training", True) else x, "depends on the training mode"),
+    (sets_mode, "the forward of Net changes the state of the module"),
+    (lambda m, x: m.norm(m.conv(x)) if torch.is_grad_enabled() else x, "depends on the mode of autograd or autocast"),
+    (lambda m, x: x if torch.is_autocast_enabled("cpu") else m.norm(m.conv(x)), "depends on the mode of autograd or"),
+    (lambda m, x: m.norm(m.conv(x)) * without_effect(random.random()), "the forward of Net draws random numbers"),
+    (lambda m, x: m.norm(m.conv(x)) * without_effect(np.random.rand()), "Net draws random numbers"),
+    (lambda m, x: m.norm(m.conv(x)) * without_effect(torch.rand(()).item()), "draws random numbers"),
     (lambda m, x: nn.Tanh()(m.norm(m.conv(x))), "calls a Tanh that is not one of its modules"),
     (control_flow, "the forward of Net cannot be traced: symbolically traced variables cannot be used"),
 ]
@@ -237,6 +256,19 @@ def moved(self: Any, x: Tensor) -> Tensor:
     return self.relu(y + x.relu_())
 
 
+class Doubling(nn.Module):
+    """Changes its input in place, in a forward that cannot be traced."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(2) if x.sum() < 1e9 else x
+
+
+def moved_by_module(self: Any, x: Tensor) -> Tensor:
+    x = x * 2
+    y = self.norm(self.conv(x))
+    return self.relu(y + self.doubling(x))
+
+
 def outdated(self: Any, x: Tensor) -> Tensor:
     """Changes the output of a chain in place after its squares."""
     y = self.relu(self.norm(self.conv(x)))
@@ -244,14 +276,21 @@ def outdated(self: Any, x: Tensor) -> Tensor:
     return self.relu(self.conv2(y))
 
 
+def _with(model: nn.Module, **modules: nn.Module) -> nn.Module:
+    for name, module in modules.items():
+        model.add_module(name, module)
+    return model
+
+
 IN_PLACE: list[tuple[nn.Module, dict[str, str]]] = [
     (Alias(), {"conv": "conv + batch norm"}),
     (Net(moved), {"conv": "conv + batch norm"}),
+    (_with(Net(moved_by_module), doubling=Doubling()), {"conv": "conv + batch norm"}),
     (Net(outdated), {"conv": "conv + batch norm + ReLU", "conv2": "conv + ReLU"}),
 ]
 
 
-@pytest.mark.parametrize(("model", "found"), IN_PLACE, ids=["alias", "moved", "outdated"])
+@pytest.mark.parametrize(("model", "found"), IN_PLACE, ids=["alias", "moved", "by a module", "outdated"])
 @torch.no_grad()
 def test_changes_in_place(model: nn.Module, found: dict[str, str], blocks: Blocks):
     """Without gradients, since autograd forbids some of these changes."""
