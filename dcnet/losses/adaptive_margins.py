@@ -18,6 +18,8 @@ from dcnet.losses.margins import Batch, Margin, State, angle, limited, register
 GAP = 1e-3
 # The limits of the norms that AdaFace uses.
 LEAST_NORM, MOST_NORM = 1e-3, 100.0
+# The largest l_a and u_a of MagFace; float32 holds their squares.
+LARGEST_NORM = 1e6
 
 
 def moved(old: Tensor, found: Tensor, momentum: float) -> Tensor:
@@ -82,7 +84,7 @@ class MagFace(Margin):
     about: ClassVar[str] = "s cos(theta_y + m(||x||)), s cos(theta_j), m linear in ||x||"
     uses_norms: ClassVar[bool] = True
     scale: ClassVar[float | None] = 64.0
-    l_a: float = limited(10.0, above=0)
+    l_a: float = limited(10.0, above=0, below=LARGEST_NORM)
     u_a: float = 110.0
     l_margin: float = limited(0.45, least=0, below=math.pi / 2)
     u_margin: float = 0.8
@@ -90,7 +92,7 @@ class MagFace(Margin):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number(f"u_a of {self.name}", self.u_a, above=self.l_a)
+        check_number(f"u_a of {self.name}", self.u_a, above=self.l_a, most=LARGEST_NORM)
         check_number(f"u_margin of {self.name}", self.u_margin, least=self.l_margin, below=math.pi / 2)
 
     def target(self, cos: Tensor) -> Tensor:

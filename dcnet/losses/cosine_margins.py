@@ -17,6 +17,8 @@ from dcnet.losses.margins import Margin, angle, limited, register
 
 # The largest m, since psi has m pieces that are computed one by one.
 MOST_PIECES = 1000
+# The largest number of centers of a class.
+MOST_CENTERS = 1000
 
 
 def added_angle(cos: Tensor, m: Tensor) -> Tensor:
@@ -159,7 +161,7 @@ class SubCenterArcFace(ArcFace):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(f"k of {self.name}", self.k, least=1)
+        check_whole(f"k of {self.name}", self.k, least=1, most=MOST_CENTERS)
 
     def centers(self) -> int:
         return self.k

@@ -36,7 +36,11 @@ def apply_margin(
         interclass_filtering_threshold: as in `MarginSoftmax`.
     """
     margin = as_margin(margin)
+    # All checks come first, since a call that raises must not change the state.
     _check(cosines, labels, margin, norms, scale)
+    if interclass_filtering_threshold is not None:
+        check_number("interclass_filtering_threshold", interclass_filtering_threshold, above=0, most=1)
+    _check_state(state or {})
     cosines = cosines if cosines.dtype == torch.float64 else cosines.float()
     cos, kept = nearest_centers(cosines, margin.centers()), labels >= 0
     places = labels.long().clamp(min=0)
@@ -45,7 +49,6 @@ def apply_margin(
     batch = _next_batch(margin, own.detach() * kept, size, kept, state)
     logits = _scaled(margin.others_in(cos, batch), margin, size, scale)
     if interclass_filtering_threshold is not None:
-        check_number("interclass_filtering_threshold", interclass_filtering_threshold, above=0, most=1)
         logits = logits.masked_fill(cos.detach() > interclass_filtering_threshold, -math.inf)
     target = _scaled(margin.target_in(own, batch)[:, None], margin, size, scale)
     is_label = (torch.arange(cos.shape[1], device=cos.device) == places[:, None]) & kept[:, None]
@@ -71,6 +74,13 @@ def _check(cosines: Tensor, labels: Tensor, margin: Margin, norms: Tensor | None
         check_tensor("norms", norms)
         if norms.shape != labels.shape:
             raise ValueError(f"norms must be {list(labels.shape)}, one per sample, not {list(norms.shape)}")
+
+
+def _check_state(state: State) -> None:
+    for name, value in state.items():
+        check_tensor(f"the state {name!r} of a margin", value)
+        if value.dim():
+            raise ValueError(f"the state {name!r} of a margin must be a tensor [], not {list(value.shape)}")
 
 
 def _check_labels(labels: Tensor, classes: int) -> None:

@@ -154,8 +154,8 @@ class ShardedMarginSoftmax(MarginSoftmax):
     def score(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy without a margin and predicted classes, both [N], of a batch that is the same in all processes.
 
-        All processes must call this together; the features of the first one count. No process holds the weights of
-        another one.
+        All classes count, also in training mode; the loss of an ignored sample is 0. All processes must call this
+        together; the features of the first one count. No process holds the weights of another one.
         """
         labels, features = self._checked(features, labels), features.clone()
         if self.world > 1:
@@ -167,12 +167,13 @@ class ShardedMarginSoftmax(MarginSoftmax):
         return torch.cat(losses), torch.cat(classes)
 
     def _scored(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        joint = self._joint(features, labels, features.dtype)
+        joint = self._joint(features, labels, features.dtype, sampled=False)
         logits = self._plain_logits(joint)
         of_label = logits.gather(1, joint.places[:, None])[:, 0].masked_fill(~joint.own, 0.0)
         classes = self._predicted(joint, logits)
         others = logits.masked_fill_(joint.hidden, -math.inf)
-        return self._shared_softmax(others, Summed.apply(of_label, self.group)), classes
+        losses = self._shared_softmax(others, Summed.apply(of_label, self.group))
+        return losses.masked_fill(~joint.kept, 0.0), classes
 
     @torch.no_grad()
     def _plain_logits(self, joint: Joint) -> Tensor:
@@ -224,15 +225,19 @@ class ShardedMarginSoftmax(MarginSoftmax):
         joint = Gathered.apply(features.to(self._dtype), self.group)
         return self._joint(joint, gather_rows(labels, self.group), features.dtype)
 
-    def _joint(self, features: Tensor, labels: Tensor, given: torch.dtype) -> Joint:
-        """The joint batch, from features and labels of all processes; `given` is the dtype of the features before."""
+    def _joint(self, features: Tensor, labels: Tensor, given: torch.dtype, sampled: bool = True) -> Joint:
+        """The joint batch, from features and labels of all processes; `given` is the dtype of the features before.
+
+        In training mode it has the classes of this step only, if `sampled`.
+        """
         unit, norms = directions(features, self._dtype, given)
         size = self.scale(norms)
         if self.scale.log is not None:
             size = Shared.apply(size, self.group)
         kept = labels != self.ignore_index
         own = kept & (labels >= self.first) & (labels < self.first + self.held_classes)
-        classes, weight, bias, places = self._used((labels - self.first).clamp(0, self.held_classes - 1), own)
+        places = (labels - self.first).clamp(0, self.held_classes - 1)
+        classes, weight, bias, places = self._used(places, own, sampled)
         cos, of_label, weight_norms = self._class_cosines(unit, weight, places)
         return Joint(norms, size, kept, own, places, self.first + classes, cos, of_label * own, weight_norms, bias)
 
@@ -273,9 +278,9 @@ class ShardedMarginSoftmax(MarginSoftmax):
         of_own, of_others = self.margin.loss_weights(size)
         return of_own * own + of_others * others
 
-    def _used(self, places: Tensor, own: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    def _used(self, places: Tensor, own: Tensor, sampled: bool = True) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """The classes of this process used in this step, their weights and biases, and the labels among them."""
-        if self.sample == 1 or not self.training:
+        if self.sample == 1 or not (sampled and self.training):
             return torch.arange(self.held_classes, device=places.device), self.weight, self.bias, places
         chance = torch.rand(self.held_classes, device=places.device)
         chance[places[own]] = 2.0

@@ -374,14 +374,20 @@ def _sharded(**options: Any) -> MarginSoftmax:
     [
         (
             lambda: as_margin("subcenter-arcface(k=0)"),
-            "k of subcenter-arcface must be a whole number, 1 or more, not 0",
+            "k of subcenter-arcface must be a whole number from 1 to 1000, not 0",
         ),
+        (
+            lambda: as_margin("subcenter-arcface(k=1000000000000)"),
+            "k of subcenter-arcface must be a whole number from 1 to 1000, not 1000000000000",
+        ),
+        (lambda: as_margin("magface(u_a=1e39)"), "u_a of magface must be in (10, 1e+06], not 1e+39"),
+        (lambda: as_margin("magface(l_a=1e39,u_a=1e40)"), "l_a of magface must be in (0, 1e+06), not 1e+39"),
         (lambda: as_margin("subcenter-arcface(k=1.5)"), "k of subcenter-arcface must be a whole number"),
         (lambda: AdaFace(momentum=1.5), "momentum of adaface must be in [0, 1], not 1.5"),
         (lambda: AdaFace(h=0.0), "h of adaface must be positive, not 0.0"),
         (lambda: CurricularFace(momentum=-0.1), "momentum of curricularface must be in [0, 1], not -0.1"),
-        (lambda: MagFace(l_a=0.0), "l_a of magface must be positive, not 0.0"),
-        (lambda: MagFace(u_a=5.0), "u_a of magface must be above 10, not 5.0"),
+        (lambda: MagFace(l_a=0.0), "l_a of magface must be in (0, 1e+06), not 0.0"),
+        (lambda: MagFace(u_a=5.0), "u_a of magface must be in (10, 1e+06], not 5.0"),
         (lambda: MagFace(u_margin=0.3), "u_margin of magface must be in [0.45, 1.5708), not 0.3"),
         (lambda: MagFace(lambda_g=-1.0), "lambda_g of magface must not be negative, not -1.0"),
         (lambda: ElasticArcFace(sigma=-0.1), "sigma of elastic-arcface must not be negative, not -0.1"),

@@ -126,6 +126,10 @@ def test_filtered_classes_have_no_logits():
         ),
         ({"margin": "arcface", "scale": 0.0}, "scale must be positive, not 0.0"),
         (
+            {"margin": "curricularface", "state": {"t": torch.zeros(2)}},
+            "the state 't' of a margin must be a tensor [], not [2]",
+        ),
+        (
             {"margin": "arcface", "interclass_filtering_threshold": 0},
             "interclass_filtering_threshold must be in (0, 1], not 0",
         ),
@@ -135,6 +139,27 @@ def test_bad_input_raises_one_sentence(given: dict[str, Any], words: str):
     given = {"cosines": torch.zeros(2, 4), "labels": torch.tensor([0, 1]), **given}
     with pytest.raises(ValueError, match=re.escape(words)):
         apply_margin(**given)
+
+
+def test_a_rejected_call_does_not_change_the_state():
+    margin = as_margin("adaface")
+    state, before = margin.first_state(), margin.first_state()
+    with pytest.raises(ValueError, match="interclass_filtering_threshold must be in"):
+        apply_margin(
+            torch.zeros(2, 4),
+            torch.tensor([0, 1]),
+            margin,
+            torch.tensor([1.0, 90.0]),
+            state=state,
+            interclass_filtering_threshold=2.0,
+        )
+    assert state == before
+
+
+def test_state_must_be_tensors():
+    state: Any = {name: value.item() for name, value in as_margin("adaface").first_state().items()}
+    with pytest.raises(TypeError, match="the state 'norm_mean' of a margin must be a tensor, not float"):
+        apply_margin(torch.zeros(2, 4), torch.tensor([0, 1]), "adaface", torch.ones(2), state=state)
 
 
 def test_norms_must_be_a_tensor():

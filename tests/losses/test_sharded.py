@@ -116,3 +116,24 @@ def test_one_process_may_sample_its_classes():
     # The other classes add to the sum below the logarithm.
     assert loss < whole(features, labels)
     assert torch.allclose(head.eval()(features, labels), whole(features, labels))
+
+
+def test_a_score_counts_all_classes_in_training_mode_too():
+    torch.manual_seed(0)
+    head = ShardedMarginSoftmax(4, 100, "arcface", sample=0.05)
+    x, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 50, 98, 99])
+    losses, classes = head.score(x, labels)
+    torch.testing.assert_close(losses, torch.nn.functional.cross_entropy(head.logits(x), labels, reduction="none"))
+    assert torch.equal(classes, head.logits(x).argmax(1))
+    head.eval()
+    assert all(torch.equal(one, two) for one, two in zip((losses, classes), head.score(x, labels), strict=True))
+
+
+@pytest.mark.parametrize("sample", [1.0, 0.5])
+def test_ignored_samples_have_a_score_of_zero(sample: float):
+    head, labels = ShardedMarginSoftmax(4, 7, "arcface", sample=sample), torch.tensor([-100, 6, -100])
+    x = torch.randn(3, 4)
+    losses, _ = head.score(x, labels)
+    expected = torch.nn.functional.cross_entropy(head.logits(x), labels, reduction="none")
+    torch.testing.assert_close(losses, expected)
+    assert losses[0] == losses[2] == 0
