@@ -187,10 +187,16 @@ def _amid(thresholds: Tensor, at: int, width: float = 0.0) -> float:
     return middle if middle > lower else upper
 
 
+# The smallest error rate; no list of pairs is long enough to measure it.
+LEAST_RATE = 1e-12
+
+
 def check_rate(name: str, rate: float) -> None:
     """Checks an error rate."""
     if not is_number(rate) or not 0 < rate < 1:
         raise ValueError(f"{name} must be above 0 and below 1, not {rate}")
+    if rate < LEAST_RATE:
+        raise ValueError(f"{name} must be {LEAST_RATE:g} or more, not {rate}")
 
 
 def unresolved(rate: float, count: int, things: str) -> str:

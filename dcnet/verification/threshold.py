@@ -115,6 +115,8 @@ class Decision:
         for name in names[:-1]:
             if type(values[name]) not in (int, float) or not math.isfinite(values[name]):
                 raise ValueError(f"{name} of a decision must be a finite number, not {values[name]!r}")
+        for name in ("wanted_far", "wanted_frr"):
+            check_rate(f"{name} of a decision", values[name])
         if values["lower"] > values["upper"]:
             raise ValueError(
                 f"lower of a decision must not be above upper, not {values['lower']} and {values['upper']}"
@@ -207,11 +209,9 @@ def _too_few(count: int, rate: float, kind: str) -> str:
     needed = 3 / rate
     if count >= needed:
         return ""
-    # For the smallest rates it is infinite.
-    pairs = f"{math.ceil(needed):,}" if needed < 1e15 else f"{needed:.0e}"
     return (
         f"{count:,} {kind} pairs are too few to support a rate of {rate:g}: without an error it may still be "
-        f"{min(3 / count, 1):.2g} (rule of three, 95 %); {pairs} are needed"
+        f"{min(3 / count, 1):.2g} (rule of three, 95 %); {math.ceil(needed):,} are needed"
     )
 
 

@@ -117,6 +117,7 @@ def test_network_without_features_is_rejected(capsys: Capture, run: Run, pairs: 
         (["--pairs", "p.csv", "--images", "none"], "--images must be a folder with the images, not 'none'"),
         (["--pairs", "p.csv", "--far", "0.1"], "--far is only for --calibrate"),
         (["--pairs", "p.csv", "--calibrate", "--frr", "1.5"], "--frr must be above 0 and below 1, not 1.5"),
+        (["--pairs", "p.csv", "--calibrate", "--far", "1e-309"], "--far must be 1e-12 or more, not 1e-309"),
         (["--pairs", "p.csv", "--calibrate", "--out", "a.png"], "--out is only for a report"),
         (["a.png", "b.png", "--unseen"], "--unseen is only for --people, --pairs or --lfw"),
         (["a.png", "b.png", "--no-flip"], "--no-flip is only for --people, --pairs or --lfw"),

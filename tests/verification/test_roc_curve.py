@@ -323,3 +323,16 @@ def test_accuracies_require_folds_and_both_kinds():
         best_threshold(scores, same, balanced=True)
     with pytest.raises(ValueError, match="needs pairs of both kinds"):
         accuracy(scores, ~same, 0.1, balanced=True)
+
+
+@pytest.mark.parametrize("rate", [1e-309, 9e-13])
+def test_rates_that_no_pairs_can_measure_are_rejected(rate):
+    with pytest.raises(ValueError, match=f"far must be 1e-12 or more, not {rate}"):
+        roc([0.9, 0.1], [1, 0]).tar_at_far(rate)
+
+
+def test_the_smallest_rate_has_a_note():
+    found = roc([0.9, 0.1], [1, 0]).tar_at_far(1e-12)
+    assert found.note == (
+        "1 impostor pairs are too few for a rate of 1e-12: one of them is 1; 1,000,000,000,000 are needed"
+    )
