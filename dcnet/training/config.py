@@ -15,6 +15,7 @@ from dcnet.data import Augmentation
 from dcnet.losses import as_margin
 from dcnet.models.timm_models import PREFIX
 from dcnet.operator import PLAIN, Operator, is_plain
+from dcnet.parameters import convert_numbers
 from dcnet.training.adversarial import Adversary, as_adversary
 from dcnet.training.schedules import Cosine, ImageSizes, Schedule, schedule_of
 
@@ -152,6 +153,8 @@ class RunConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        # JSON has no numbers of NumPy.
+        convert_numbers(self)
         spec = PLAIN if is_plain(self.operator) else str(Operator.parse(self.operator))
         object.__setattr__(self, "operator", spec)
         if is_plain(spec):
@@ -174,8 +177,7 @@ class RunConfig:
             raise ValueError(f"give either steps or epochs, not steps={self.steps} and epochs={self.epochs}")
         for name, least in LEAST.items():
             if getattr(self, name) is not None:
-                # As an int of Python, since JSON has no integers of NumPy.
-                object.__setattr__(self, name, check_whole(name, getattr(self, name), least))
+                check_whole(name, getattr(self, name), least)
         for name in ("lr", "width"):
             check_number(name, getattr(self, name), above=0)
         for name in ("weight_decay", "log_floor", "orthonormal"):

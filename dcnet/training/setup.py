@@ -113,14 +113,15 @@ def make_accelerator(config: RunConfig, execution: Execution, folder: Path) -> A
     return accelerator
 
 
-def uses_graph(config: RunConfig, execution: Execution, accelerator: Accelerator) -> bool:
+def uses_graph(model: nn.Module, execution: Execution, accelerator: Accelerator) -> bool:
     """Whether steps are captured as a CUDA graph; raises ValueError if this is requested but impossible."""
     # The number of sampled classes depends on the labels of the batch.
-    possible = accelerator.device.type == "cuda" and accelerator.num_processes == 1 and config.sample_classes is None
+    samples = any(head.sample < 1 for head in sharded_heads(model).values())
+    possible = accelerator.device.type == "cuda" and accelerator.num_processes == 1 and not samples
     if execution.graph and not possible:
         raise ValueError(
-            "graph is True, but a CUDA graph of the step needs a single process with a GPU, and no sample_classes: "
-            "omit it"
+            "graph is True, but a CUDA graph of the step needs a single process with a GPU, and a head that does not "
+            "sample classes: omit it"
         )
     return possible if execution.graph is None else execution.graph
 
@@ -152,11 +153,12 @@ class Setup:
         self.dataset = dataset or load_data(config, execution.data_dir)
         self.image_size = config.image_size or self.dataset.image_size
         self.loaded: Loaded | None = None
-        self.graph = uses_graph(config, execution, self.accelerator)
         fsdp = self.accelerator.distributed_type == DistributedType.FSDP
         if fsdp and config.adversary is not None:
             raise ValueError(f"adversary={config.adversary!r} does not support FSDP (sharded weights): use DDP")
-        self.model = self._place(self._build_model(fsdp) if model is None else model)
+        model = self._build_model(fsdp) if model is None else model
+        self.graph = uses_graph(model, execution, self.accelerator)
+        self.model = self._place(model)
         # Whether the processes hold different weights.
         self.sharded = fsdp or any(head.world > 1 for head in sharded_heads(self.model).values())
         exclude_from_ddp_(self.model)

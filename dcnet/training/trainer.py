@@ -118,8 +118,9 @@ class Trainer:
         found, problems = (None, []) if again else run.checkpoints.newest()
         if known is not None and found is None:
             check_same_run(known, config, run.folder)
-        if known is not None and found is not None and self.execution.shard_head is None:
-            self.execution = dataclasses.replace(self.execution, shard_head=known.execution.get("shard_head"))
+        # A run that ended before its first checkpoint has a record, too.
+        if known is not None and (found is not None or (known.hash == config.hash and not again)):
+            self.execution = _started_execution(self.execution, known)
         self.setup = Setup(config, run.folder, self.execution, dataset, model, fresh=found is None)
         self.record = self.setup.new_record(None if model is None else class_of(model))
         self.total, self.done, self.started_at = self.setup.total_steps, 0, 0
@@ -305,6 +306,12 @@ class Trainer:
         record = self.record if status == "done" else dataclasses.replace(self.record, results=None)
         if self.setup.is_first and not self.replaces:
             self.folder.write(record)
+
+
+def _started_execution(execution: Execution, known: Record) -> Execution:
+    """The execution with the head sharded as when the run was started, unless it says whether to shard it."""
+    asked = execution.shard_head
+    return dataclasses.replace(execution, shard_head=known.execution.get("shard_head") if asked is None else asked)
 
 
 def _lacks_fingerprint(record: Record | None, config: RunConfig, dataset: Data) -> bool:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,22 @@ def test_integers_of_numpy_are_stored_as_those_of_python():
     assert found == expected
     assert found.hash == expected.hash
     assert config_of(json.loads(json.dumps(found.described()))) == expected
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, Fraction])
+def test_numbers_of_numpy_are_stored_as_those_of_python(kind):
+    given = {"lr": 0.5, "weight_decay": 0.25, "sample_classes": 0.125, "margin_scale": 32.5, "width": 2.0}
+    expected = recipe("digits", margin="arcface", **given)
+    found = recipe("digits", margin="arcface", **{name: kind(value) for name, value in given.items()})
+    assert found == expected
+    assert found.hash == expected.hash
+    assert {type(getattr(found, name)) for name in given} == {float}
+    assert config_of(json.loads(json.dumps(found.described()))) == expected
+
+
+def test_whole_numbers_stay_whole_numbers_so_that_hashes_stay():
+    assert type(recipe("digits", lr=1).described()["lr"]) is int
+    assert type(recipe("digits", lr=np.int64(1)).described()["lr"]) is int
 
 
 def test_long_names_are_truncated_to_a_valid_folder_name():

@@ -314,3 +314,19 @@ def test_curves_are_means_since_the_previous_evaluation(tmp_path):
     losses = [point.train_loss for point in each.points]
     expected = [sum(losses[:3]) / 3, sum(losses[3:]) / 3]
     assert [point.train_loss for point in both.points] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_keeps_its_sharded_head(tmp_path):
+    config = tiny(margin="arcface")
+    run = Run.of(config, tmp_path)
+
+    def started(**options):
+        again = options.pop("again", False)
+        return Trainer(config, run, Execution(device="cpu", **options), again=again).execution.shard_head
+
+    assert started(shard_head=True) is True
+    assert started() is True
+    assert run.record().execution["shard_head"] is True
+    assert started(again=True) is None
+    assert started(shard_head=False) is False
+    assert started() is None
