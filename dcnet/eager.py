@@ -72,9 +72,9 @@ class Patches:
         return values.view(self.shape if values.numel() != 1 else (1,) * len(self.shape))
 
     def finish(self, g: Tensor, h: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """g * h + bias, computed in float32 or better and returned in `dtype` and the layout of torch's layer."""
+        """g * h + bias, computed in float32 or better and returned in `dtype`."""
         output = g * h if bias is None else torch.addcmul(self.per_filter(bias), g, h)
-        return self.arrange(output.to(dtype))
+        return output.to(dtype)
 
 
 class LinearPatches(Patches):
@@ -230,8 +230,8 @@ def decoupled(patches: Patches, weight: Tensor, bias: Tensor | None, options: Op
     # Multiply by 1 / n: the gradient of a product takes fewer passes over all channels than that of a quotient.
     product, inverse = (product, n) if cancels else within_range(product, n)
     if op.angle.homogeneous:
-        return patches.finish(op.g(product, constants), h * inverse, bias, product.dtype)
-    return patches.finish(op.g(product * inverse, constants), h, bias, product.dtype)
+        return patches.arrange(patches.finish(op.g(product, constants), h * inverse, bias, product.dtype))
+    return patches.arrange(patches.finish(op.g(product * inverse, constants), h, bias, product.dtype))
 
 
 def check_options(options: Options) -> Operator:

@@ -132,9 +132,9 @@ def _other_modes() -> Iterator[None]:
 
 def _random_states() -> list[Any]:
     """The states of the random number generators of Python, NumPy and torch."""
-    _, keys, *places = np.random.get_state()
+    numpy: Any = np.random.get_state()
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
-    return [random.getstate(), keys.tobytes(), places, *(state.numpy().tobytes() for state in states)]
+    return [random.getstate(), numpy[1].tobytes(), numpy[2:], *(state.numpy().tobytes() for state in states)]
 
 
 class _Unreadable:

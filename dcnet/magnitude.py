@@ -13,6 +13,7 @@ from torch import Tensor
 from dcnet import clamp
 from dcnet.checks import check_number
 from dcnet.component import Component, constant
+from dcnet.cpu_passes import FastTanh, is_eager_on_cpu
 from dcnet.device_functions import Block, at_most, constexpr, device_function, log1p, power, tanh, tl
 from dcnet.parameters import Constant, Radius, RadiusLike, Value
 from dcnet.registry import Registry
@@ -235,7 +236,8 @@ class Tanh(Magnitude):
     radius: RadiusLike = constant(Radius(), "rho", positive=True, limits=RHO)
 
     def value(self, n: Tensor, scale: Value, radius: Value) -> Tensor:
-        return _times(scale, torch.tanh(_over(n, radius)))
+        is_fast = n.dtype == torch.float32 and is_eager_on_cpu(n)
+        return _times(scale, (FastTanh.apply if is_fast else torch.tanh)(_over(n, radius)))
 
     def slopes(self, smallest: Tensor, scale: Tensor, radius: Tensor) -> MagnitudeSlopes:
         return MagnitudeSlopes(scale / radius, scale / radius, scale, True)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcnet.clamp import at_least, is_traced
+from dcnet.cpu_passes import is_eager_on_cpu
 
 HALF_PRECISIONS = (torch.bfloat16, torch.float16)
 
@@ -95,7 +96,10 @@ def patch_norm(
     Sequences have one entry per spatial dimension; that of `padding` is the number of zeros before and after.
     """
     squares = sum_of_squares(x.unflatten(1, (groups, -1)), 2)
-    return root(window_sum(squares, kernel_size, stride, padding, dilation), eps)
+    # Pooling on a CPU takes up to ten times as long as sums along one dimension after another.
+    in_turn = len(kernel_size) == 3 or any(step != 1 for step in dilation) or is_eager_on_cpu(x)
+    sums = window_sum if in_turn else pooled_sum
+    return root(sums(squares, kernel_size, stride, padding, dilation), eps)
 
 
 def window_sum(
@@ -107,13 +111,25 @@ def window_sum(
 ) -> Tensor:
     """The sum over each window of the last dimensions, as a convolution with ones would give it.
 
-    A convolution would compute it in TF32 if that is allowed, and `divisor_override=1` is exported wrongly to ONNX.
+    A convolution would compute it in TF32 if that is allowed.
     """
-    if len(kernel_size) == 3 or any(step != 1 for step in dilation):
-        x = _pad(x, padding)
-        for i, (size, step, gap) in enumerate(zip(kernel_size, stride, dilation, strict=True)):
-            x = _sum_along(x, i - len(kernel_size), size, step, gap)
-        return x
+    x = _pad(x, padding)
+    for i, (size, step, gap) in enumerate(zip(kernel_size, stride, dilation, strict=True)):
+        x = _sum_along(x, i - len(kernel_size), size, step, gap)
+    return x
+
+
+def pooled_sum(
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+) -> Tensor:
+    """`window_sum` of one or two dimensions without dilation, in few operations.
+
+    `divisor_override=1` is exported wrongly to ONNX.
+    """
     if math.prod(kernel_size) == math.prod(stride) == 1:
         return _pad(x, padding)
     # torch's pooling pads only symmetrically, and by at most half a window.
@@ -128,7 +144,7 @@ def _sum_along(x: Tensor, dim: int, size: int, stride: int, dilation: int) -> Te
     total = x.narrow(dim, 0, length)
     for i in range(1, size):
         total = total + x.narrow(dim, i * dilation, length)
-    return total.transpose(dim, -1)[..., ::stride].transpose(dim, -1)
+    return total.transpose(dim, -1)[..., ::stride].transpose(dim, -1) if stride > 1 else total
 
 
 def _pad(x: Tensor, padding: Sequence[tuple[int, int]]) -> Tensor:

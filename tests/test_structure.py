@@ -15,7 +15,7 @@ PACKAGE = ROOT / "dcnet"
 # From the bottom up; a module may import from its own floor and from those below.
 FLOORS = [
     ["registry", "files", "terminal", "table", "device_functions", "environment", "exit_codes", "interrupts", "lazy"],
-    ["checks", "clamp", "modes", "tracing", "inlining"],
+    ["checks", "clamp", "cpu_passes", "modes", "tracing", "inlining"],
     ["parameters"],
     ["spec"],
     ["component"],

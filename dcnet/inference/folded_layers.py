@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dcnet import kernels
 from dcnet.clamp import is_traced
 from dcnet.convert.selection import plain_class
+from dcnet.cpu_passes import in_parts
 from dcnet.eager import ConvPatches, LinearPatches, Patches, check_input, relative_to_mean, scaled
 from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
 from dcnet.norms import accumulation_dtype, filter_norm, within_range
@@ -74,20 +76,36 @@ class Folded(Opaque):
 
     def combine(self, at: Patches) -> Tensor:
         """Applies the operator with prepared filters; values of the norm alone keep one channel where possible."""
-        product, op = at.multiply(self.weight), self.operator
-        constants, factor, dtype = self._spread_constants(at), at.per_filter(self.factor), product.dtype
-        if op.norm_cancels:
-            return self._finish(at, op.g(product, constants), factor, dtype)
-        n = at.norm(self.eps)
+        product, constants, factor = at.multiply(self.weight), self._spread_constants(at), at.per_filter(self.factor)
+        if self.operator.norm_cancels:
+            output = self._finish(at, self.operator.g(product, constants), factor, product.dtype)
+        elif self._takes_one_pass(constants):
+            output = self._combine(at, constants, factor, product, at.norm(self.eps))
+        else:
+            combine = functools.partial(self._combine, at, constants, factor)
+            output = in_parts(combine, product, at.norm(self.eps), product.dim() - len(at.shape))
+        return at.arrange(output)
+
+    def extra_repr(self) -> str:
+        return f"{list(self.weight.shape)}, bias={self.bias is not None}, operator={str(self.operator)!r}"
+
+    def _takes_one_pass(self, constants: Mapping[str, Value]) -> bool:
+        """Whether the output is the inner product times a function of the patch norm alone."""
+        per_filter = any(
+            isinstance(value, Tensor) and value.numel() > 1 for value in (*constants.values(), self.factor)
+        )
+        return self.operator.angle.identity and not self.operator.weighting.weighted and not per_filter
+
+    def _combine(
+        self, at: Patches, constants: Mapping[str, Value], factor: Tensor, product: Tensor, n: Tensor
+    ) -> Tensor:
+        op, dtype = self.operator, product.dtype
         product, inverse = within_range(product, n)
         if op.angle.homogeneous:
             g, factor = op.g(product, constants), factor * inverse
         else:
             g = op.g(_multiply(product, inverse), constants)
         return self._finish(at, g, self._h(at, n, factor, constants), dtype)
-
-    def extra_repr(self) -> str:
-        return f"{list(self.weight.shape)}, bias={self.bias is not None}, operator={str(self.operator)!r}"
 
     def _h(self, at: Patches, n: Tensor, factor: Tensor, constants: Mapping[str, Value]) -> Tensor:
         argument = self.operator.weighting.argument(at.per_filter(self.w_norm), n)
@@ -99,10 +117,11 @@ class Folded(Opaque):
         )
 
     def _finish(self, at: Patches, g: Tensor, h: Tensor, dtype: torch.dtype) -> Tensor:
+        """g * h + bias, in place where allowed."""
         if not _may_overwrite() or not g.dtype == h.dtype == dtype:
             return at.finish(g, h, self.bias, dtype)
         output = _multiply(g, h)
-        return at.arrange(output if self.bias is None else output.add_(at.per_filter(self.bias)))
+        return output if self.bias is None else output.add_(at.per_filter(self.bias))
 
     def _spread_constants(self, at: Patches) -> dict[str, Value]:
         constants: dict[str, Value] = dict(self.fixed)

@@ -136,7 +136,7 @@ def _surrogate(layer: Decoupled, input: Tensor) -> Tensor:
     relative = relative_to_mean(op, constants, n, layer.options())
     h = _linear_part(op, weighting.argument(w_norm, n), relative)
     product = patches.multiply(scaled(layer.weight, 1 / w_norm))
-    return patches.finish(op.g(product / n, constants), factor * h, layer.bias, product.dtype)
+    return patches.arrange(patches.finish(op.g(product / n, constants), factor * h, layer.bias, product.dtype))
 
 
 def _linear_part(op: Operator, n: Tensor, constants: Mapping[str, Value]) -> Tensor:
