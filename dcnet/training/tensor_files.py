@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from dcnet.files import atomic_file, naming, open_regular
@@ -114,48 +112,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     Raises OSError if the file exists but cannot be read, since it may be undamaged.
     """
-    try:
-        return parse(path, content_of(path))
-    except OSError as error:
-        if error.errno not in NO_FILE:
-            raise
-        raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error.strerror}") from None
-
-
-def content_of(path: Path) -> bytes:
-    """Reads the file without a memory map, since a disk error in a memory map kills the process."""
-    with naming(path), open_regular(path) as file:
-        return file.read()
-
-
-def parse(path: Path, content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and notes in the content of a file; raises ValueError if it is damaged or another kind of file."""
-    try:
-        tensors = load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        about = _read_json((header.get("__metadata__") or {}).get("dcnet", "{}"))
-    except (SafetensorError, KeyError, ValueError) as error:
-        # KeyError: torch does not have the dtype.
-        raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error}") from None
-    notes = _notes_text(path, about)
-    if _sum(tensors, notes) != about.get("sum"):
-        raise ValueError(f"{str(path)!r} is damaged: the checksum does not match its contents")
-    return tensors, _read_notes(path, notes)
-
-
-def _notes_text(path: Path, about: dict[str, Any]) -> str:
-    if not isinstance(about.get("notes"), str):
-        raise ValueError(
-            f"{str(path)!r} was not written by dcnet: expected model.safetensors of a run, or one of its checkpoints"
-        )
-    return str(about["notes"])
-
-
-def _read_notes(path: Path, text: str) -> dict[str, Any]:
-    try:
-        return _read_json(text)
-    except ValueError as error:
-        raise ValueError(f"{str(path)!r} has notes that cannot be read: {error}") from None
+    file = TensorFile(path)
+    tensors = {name: file.read(name) for name in file.tensors}
+    file.compare_sum(_sum(tensors, file.text))
+    return tensors, file.notes
 
 
 def _read_json(text: str) -> dict[str, Any]:
@@ -192,7 +152,8 @@ class StoredTensor:
 class TensorFile:
     """A file that `write_tensors` wrote, of which only the header is read at first.
 
-    Raises ValueError if the file is missing or not such a file.
+    Raises ValueError if the file is missing or not such a file. There is no memory map, since a disk error in one kills
+    the process.
     """
 
     def __init__(self, path: Path):
@@ -201,14 +162,23 @@ class TensorFile:
             with naming(path), open_regular(path) as file:
                 size, header = os.fstat(file.fileno()).st_size, self._read_header(file)
                 self.tensors = {name: _stored(header[name], file.tell(), size) for name in sorted(header)}
+                if sum(stored.nbytes for stored in self.tensors.values()) > size - file.tell():
+                    raise ValueError("its tensors overlap")
         except OSError as error:
             if error.errno not in NO_FILE:
                 raise
             raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error.strerror}") from None
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error}") from None
-        self._text = _notes_text(path, self._about)
-        self.notes = _read_notes(path, self._text)
+        if not isinstance(self._about.get("notes"), str):
+            raise ValueError(
+                f"{str(path)!r} was not written by dcnet: expected model.safetensors of a run, or one of its checkpoints"
+            )
+        self.text: str = self._about["notes"]
+        try:
+            self.notes = _read_json(self.text)
+        except ValueError as error:
+            raise ValueError(f"{str(path)!r} has notes that cannot be read: {error}") from None
 
     def _read_header(self, file: BinaryIO) -> dict[str, Any]:
         length = int.from_bytes(file.read(8), "little")
@@ -220,10 +190,14 @@ class TensorFile:
 
     def check_sum(self) -> None:
         """Raises ValueError if the checksum does not match; reads the file block by block."""
-        total = zlib.crc32(self._text.encode())
+        total = zlib.crc32(self.text.encode())
         with naming(self.path), open_regular(self.path) as file:
             for name, stored in self.tensors.items():
                 total = _add_block_sums(file, stored, zlib.crc32(name.encode(), total))
+        self.compare_sum(total)
+
+    def compare_sum(self, total: int) -> None:
+        """Raises ValueError if this is not the checksum in the file."""
         if total != self._about.get("sum"):
             raise ValueError(f"{str(self.path)!r} is damaged: the checksum does not match its contents")
 

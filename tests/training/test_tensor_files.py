@@ -142,17 +142,20 @@ HEADERS = {
     "unknown dtype": {"x": {"dtype": "F2", "shape": [2], "data_offsets": [0, 8]}},
     "no offsets": {"x": {"dtype": "F32", "shape": [2]}},
     "a list": {"x": []},
+    "metadata of another kind": {"__metadata__": [1], "x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}},
+    "overlapping": {name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for name in "xy"},
     "beyond the end": {"x": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}},
 }
 
 
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
-def test_crafted_headers_raise_one_sentence(tmp_path, header):
+@pytest.mark.parametrize("read", [TensorFile, read_tensors])
+def test_crafted_headers_raise_one_sentence(tmp_path, header, read):
     path = tmp_path / "x.safetensors"
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
     with pytest.raises(ValueError, match=r"x.safetensors' is not a whole file of tensors"):
-        TensorFile(path)
+        read(path)
 
 
 def test_a_huge_header_is_not_read(tmp_path):
