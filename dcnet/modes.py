@@ -1,4 +1,4 @@
-"""Modes of a network and of PyTorch: evaluation, frozen, batch statistics, full precision, search of convolutions."""
+"""Modes of a network and of PyTorch: evaluation, frozen, kept buffers, batch statistics, full precision, search of convolutions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +46,18 @@ def frozen_eval(model: nn.Module) -> Iterator[None]:
         raise ValueError(f"the model must be an nn.Module, not {type(model).__name__}")
     with evaluating(model), frozen(model):
         yield
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Restores all buffers on exit, such as running statistics that a forward pass in training mode changes."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
 
 
 @contextmanager

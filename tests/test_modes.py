@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dcnet
-from dcnet.modes import batch_statistics, search_convolutions
+from dcnet.modes import batch_statistics, kept_buffers, search_convolutions
 
 
 @pytest.mark.parametrize(("all_plans", "limit"), [(True, 0), (False, 10)])
@@ -31,3 +31,13 @@ def test_batch_statistics_are_used_and_running_ones_stay():
         torch.testing.assert_close(model(x), expected)
     assert not torch.allclose(model(x), expected)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_buffers_are_restored_also_after_an_error():
+    network = nn.BatchNorm1d(3)
+    before = copy.deepcopy(network.state_dict())
+    with pytest.raises(KeyError), kept_buffers(network):
+        network(torch.randn(4, 3))
+        assert not torch.equal(network.running_mean, before["running_mean"])
+        raise KeyError
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())

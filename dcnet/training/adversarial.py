@@ -1,7 +1,6 @@
 """Adversarial training: FGSM, N-FGSM, PGD and TRADES."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from dcnet.checks import check_number, check_whole
 from dcnet.gradient_attack import Ascent, Goal, Loss, Track, cross_entropy, norms
-from dcnet.modes import frozen
+from dcnet.modes import frozen, kept_buffers
 from dcnet.registry import Registry
 from dcnet.spec import format_call, parse_call
 
@@ -33,6 +32,15 @@ class Target:
     trained: Call
     attacked: Call
     module: nn.Module
+
+    def perturb(
+        self, loss: Loss, labels: Tensor, x: Tensor, start: Tensor, epsilon: float, step: float, steps: int
+    ) -> Tensor:
+        """Returns images after gradient ascent steps, within epsilon of x and in [0, 1]; keeps buffers as they are."""
+        ascent = Ascent(Goal(self.attacked, loss), norms["linf"], epsilon, step, steps)
+        places = torch.arange(len(x), device=x.device)
+        with kept_buffers(self.module), frozen(self.module):
+            return ascent(Track(places, x, labels, start, torch.zeros_like(x))).images
 
 
 @dataclass(frozen=True)
@@ -98,29 +106,6 @@ def as_adversary(given: Adversary | str) -> Adversary:
     return adversary
 
 
-def perturb_within(
-    attacked: Call, loss: Loss, labels: Tensor, x: Tensor, start: Tensor, epsilon: float, step: float, steps: int
-) -> Tensor:
-    """Returns images after gradient ascent steps, within epsilon of x and in [0, 1]."""
-    ascent = Ascent(Goal(attacked, loss), norms["linf"], epsilon, step, steps)
-    places = torch.arange(len(x), device=x.device)
-    return ascent(Track(places, x, labels, start, torch.zeros_like(x))).images
-
-
-@contextmanager
-def preserve_buffers(module: nn.Module) -> Iterator[None]:
-    """Freezes the parameters of a module; on exit, unfreezes them, and restores buffers such as running statistics."""
-    buffers = list(module.buffers())
-    before = [buffer.clone() for buffer in buffers]
-    try:
-        with frozen(module):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, kept in zip(buffers, before, strict=True):
-                buffer.copy_(kept)
-
-
 @register
 @dataclass(frozen=True)
 class FGSM(Adversary):
@@ -150,9 +135,8 @@ class FGSM(Adversary):
         return 1.0 + (1.0 if self.share == 1 else 2.0)
 
     def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        with preserve_buffers(target.module):
-            loss = _prediction_cross_entropy if self.predicted else cross_entropy
-            changed = perturb_within(target.attacked, loss, labels, images, images, self.epsilon, self.epsilon, 1)
+        loss = _prediction_cross_entropy if self.predicted else cross_entropy
+        changed = target.perturb(loss, labels, images, images, self.epsilon, self.epsilon, 1)
         if self.share == 1:
             return of(target.trained, changed, labels)
         return _mixed_loss(of, target.trained, images, changed, labels, self.share)
@@ -180,9 +164,7 @@ class NFGSM(Adversary):
 
     def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         start = (images + self.noise * self.epsilon * (2 * torch.rand_like(images) - 1)).clamp(0, 1)
-        with preserve_buffers(target.module):
-            reach = (self.epsilon, self.epsilon, 1)
-            changed = perturb_within(target.attacked, cross_entropy, labels, start, start, *reach)
+        changed = target.perturb(cross_entropy, labels, start, start, self.epsilon, self.epsilon, 1)
         return of(target.trained, changed, labels)
 
 
@@ -206,9 +188,7 @@ class PGD(Adversary):
 
     def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         start = (images + self.epsilon * (2 * torch.rand_like(images) - 1)).clamp(0, 1)
-        with preserve_buffers(target.module):
-            reach = (self.epsilon, self.step, self.steps)
-            changed = perturb_within(target.attacked, cross_entropy, labels, images, start, *reach)
+        changed = target.perturb(cross_entropy, labels, images, start, self.epsilon, self.step, self.steps)
         return of(target.trained, changed, labels)
 
 
@@ -239,15 +219,15 @@ class TRADES(Adversary):
     def loss(self, of: TrainLoss, target: Target, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         # Start from noise, since the gradient of the divergence is 0 at the clean image.
         start = (images + 1e-3 * torch.randn_like(images)).clamp(0, 1)
-        with preserve_buffers(target.module):
+        with kept_buffers(target.module), frozen(target.module):
             with torch.no_grad():
                 answer = target.attacked(images).float().softmax(1)
 
             def divergence(logits: Tensor, labels: Tensor) -> Tensor:
                 return F.kl_div(logits.log_softmax(1), answer, reduction="none").sum(1)
 
-            reach = (self.epsilon, self.step, self.steps)
-            changed = perturb_within(target.attacked, divergence, answer.argmax(1), images, start, *reach)
+            classes = answer.argmax(1)
+            changed = target.perturb(divergence, classes, images, start, self.epsilon, self.step, self.steps)
         logits, moved = target.trained(torch.cat([images, changed])).float().chunk(2)
         natural, _ = of(lambda given: logits, images, labels)
         apart = F.kl_div(moved.log_softmax(1), logits.softmax(1), reduction="batchmean")

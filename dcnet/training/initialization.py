@@ -21,6 +21,7 @@ from dcnet.layers import Decoupled
 from dcnet.models import Network
 from dcnet.models.blocks import MarginNetwork, Normalized, Whitening
 from dcnet.models.timm_models import own_file, with_weights
+from dcnet.modes import kept_buffers
 from dcnet.operator import PLAIN
 from dcnet.training.build import build_model
 from dcnet.training.config import OWN_WEIGHTS, RunConfig
@@ -238,10 +239,12 @@ def init_batch_norm_(model: nn.Module, forward: Callable[[], object]) -> None:
     layers = [layer for layer in _batch_norms(model) if layer.momentum is not None and not layer.num_batches_tracked]
     if not layers:
         return
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with _newest_batch_only(layers):
+    with kept_buffers(model), _newest_batch_only(layers):
         forward()
-    _restore(model, layers, before)
+        running = [getattr(layer, name) for layer in layers for name in KEPT]
+        found = [(value, value.clone()) for value in running if value.isfinite().all()]
+    for value, new in found:
+        value.copy_(new)
 
 
 @contextmanager
@@ -269,14 +272,9 @@ def refreshed_statistics(model: nn.Module, forward: Callable[[int], object], bat
         forward: runs a batch through the network, given its number.
         batches: number of batches.
     """
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
+    with kept_buffers(model):
         _refresh_(model, forward, batches)
         yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(before[name])
 
 
 @torch.no_grad()
@@ -319,11 +317,3 @@ def _mean_norms(model: nn.Module) -> list[Tensor]:
 
 def _batch_norms(model: nn.Module) -> list[_BatchNorm]:
     return [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
-
-
-def _restore(model: nn.Module, layers: list[_BatchNorm], before: dict[str, Tensor]) -> None:
-    """Restores all buffers, except those statistics of the layers that are finite."""
-    new = {id(getattr(layer, name)) for layer in layers for name in KEPT}
-    for name, buffer in model.named_buffers():
-        if id(buffer) not in new or not buffer.isfinite().all():
-            buffer.copy_(before[name])
