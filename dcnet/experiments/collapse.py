@@ -2,6 +2,7 @@
 
 Counts the collapsed runs of each row of a table, and compares decoupled rows with plain ones."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,18 +111,12 @@ def find_collapses(experiment: Experiment, statuses: Sequence[CellStatus]) -> Co
         return None
     best = max(known, key=lambda row: row.standing.mean)
     others = [row for row in rows if not row.reference]
-    by_count = holm([fisher_p(_count(row), _count(plain)) for row in others], len(others))
+    by_count = holm([fisher_p((row.collapsed, row.runs), (plain.collapsed, plain.runs)) for row in others], len(others))
     by_mean = holm([welch_p(row.standing, best.standing) for row in others], len(others))
-    chances = {row.name: pair for row, pair in zip(others, zip(by_count, by_mean, strict=True), strict=True)}
-    return CollapseCount(tuple(_with_p(row, *chances.get(row.name, (None, None))) for row in rows), best.name)
-
-
-def _count(row: Row) -> tuple[int, int]:
-    return row.collapsed, row.runs
-
-
-def _with_p(row: Row, collapse_p: float | None, pgd_p: float | None) -> Row:
-    return Row(row.name, row.collapsed, row.pgd, row.diverged, collapse_p, pgd_p)
+    found = {row.name: row for row in rows}
+    for row, count_p, mean_p in zip(others, by_count, by_mean, strict=True):
+        found[row.name] = dataclasses.replace(row, collapse_p=count_p, pgd_p=mean_p)
+    return CollapseCount(tuple(found.values()), best.name)
 
 
 def _row(name: str, statuses: Sequence[CellStatus]) -> Row:

@@ -150,12 +150,12 @@ class Contest:
         return dataclasses.replace(candidate.config, **self.trial)
 
     def _side_cells(self, side: Side, find: Find) -> list[Cell]:
-        finalists = self._finalists(side, find)
+        finalists = self._ranked(side.candidates, 1, find)[: self.finalists]
         trials = [self._trial_cell(side, one, one in finalists, find) for one in side.candidates]
-        best = self._best(finalists, find)
-        if best is None:
+        ranked = self._ranked(finalists, TRIAL_SEEDS, find)
+        if not ranked:
             return trials + self._earlier_finals(side, find)
-        return trials + [self._final_cell(side, best, one) for one in self.measures]
+        return trials + [self._final_cell(side, ranked[0], one) for one in self.measures]
 
     def _trial_cell(self, side: Side, one: Candidate, finalist: bool, find: Find) -> Cell:
         """Returns the cell of a trial, with its second seed if it is a finalist or was one before more recipes came."""
@@ -178,33 +178,22 @@ class Contest:
         known = [(cell, _known_seeds(cell, find)) for cell in cells]
         return [dataclasses.replace(cell, seeds=seeds) for cell, seeds in known if seeds]
 
-    def _finalists(self, side: Side, find: Find) -> list[Candidate]:
-        """Returns the candidates with the lowest errors of the first seed; none if a trial is missing."""
-        ranked = self._ranked(side.candidates, range(1), find)
-        return ranked[: self.finalists]
-
-    def _best(self, finalists: Sequence[Candidate], find: Find) -> Candidate | None:
-        """Returns the finalist with the lowest mean error over its seeds; None if a run is missing."""
-        ranked = self._ranked(finalists, range(TRIAL_SEEDS), find)
-        return ranked[0] if ranked else None
-
-    def _ranked(self, candidates: Sequence[Candidate], seeds: range, find: Find) -> list[Candidate]:
-        """Sorts candidates by their mean held-out error; returns an empty list if a run is missing.
+    def _ranked(self, candidates: Sequence[Candidate], seeds: int, find: Find) -> list[Candidate]:
+        """Sorts candidates by their mean held-out error over the first seeds; returns [] if a run is missing.
 
         Of two candidates with the same error, the one listed first comes first.
         """
         errors = []
         for one in candidates:
             cell = Cell(one.name, HELD_OUT, self.trial_config(one))
-            records = [find(config) for config in cell.configs(len(seeds))]
+            records = [find(config) for config in cell.configs(seeds)]
             found = [record for record in records if record is not None]
-            if len(found) < len(seeds):
+            if len(found) < seeds:
                 return []
             # The record of a run that diverged has the error of its last evaluation, which does not count.
             values = [cell.value(record) if record.status == "done" else None for record in found]
             errors.append(math.fsum(math.inf if value is None else value for value in values))
-        order = sorted(range(len(candidates)), key=lambda place: (errors[place], place))
-        return [candidates[place] for place in order]
+        return [candidates[place] for place in sorted(range(len(candidates)), key=errors.__getitem__)]
 
 
 def contest_experiment(

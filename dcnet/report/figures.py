@@ -1,13 +1,16 @@
-"""The figures of the paper, drawn from records."""
+"""The figures of the paper and the picture of `make demo`, drawn from records."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dcnet.data import Dataset, load_dataset
 from dcnet.experiments import get_experiment
 from dcnet.experiments.experiment import ERROR
 from dcnet.experiments.status import RecordIndex, cell_records
@@ -18,11 +21,15 @@ from dcnet.report.feature_plots import feature_plots
 from dcnet.report.features import Features, features_in
 from dcnet.report.operator_plots import geometry, operator_curves
 from dcnet.report.page import Sources as Records
-from dcnet.report.shade_plot import shade_plot
+from dcnet.robustness import corruptions
 from dcnet.training import Record
 
 # Where the record of a run has its errors at each severity of the shade.
 SHADES = ("evaluations", "corruptions", "by_kind", "shade")
+# The number of example images for each severity of the shade.
+EXAMPLES = 5
+# Errors of one network: by severity, one per seed; severity 0 is even light.
+Errors = Mapping[int, Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -124,9 +131,9 @@ def figure_shade(sources: Sources) -> Figure:
     return shade_plot(networks)
 
 
-def shade_errors(known: RecordIndex) -> dict[str, dict[int, list[float]]]:
+def shade_errors(known: RecordIndex) -> dict[str, Errors]:
     """Returns the errors in % in even light and at each severity of the shade, by network, of all seeds."""
-    found: dict[str, dict[int, list[float]]] = {}
+    found: dict[str, Errors] = {}
     experiment = get_experiment("digits_in_shade")
     for row in experiment.rows:
         cells = tuple(cell for cell in experiment.cells if cell.row == row)[:1]
@@ -136,6 +143,48 @@ def shade_errors(known: RecordIndex) -> dict[str, dict[int, list[float]]]:
             if whole:
                 found[row] = dict(enumerate(map(list, zip(*whole, strict=True))))
     return found
+
+
+def shade_plot(networks: Mapping[str, Errors]) -> Figure:
+    """Draws test images in shades, and errors in % of networks by name, with the range over their seeds."""
+    figure = Figure(figsize=(9.6, 4.6), layout="constrained")
+    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(1, 1.7))[0]
+    _draw_examples(left)
+    _draw_errors(right.subplots(), networks)
+    return figure
+
+
+def shade_names() -> list[str]:
+    """Returns the light in the darkest corner, in even light and at each severity."""
+    return ["100 %", *(f"{100 * level:.0f} %" for level in corruptions.registry["shade"].levels)]
+
+
+def _draw_examples(figure: Figure) -> None:
+    data = load_dataset("digits")
+    assert isinstance(data, Dataset)
+    images = data.test.images[:EXAMPLES].float() / 255
+    rows = [images, *(corruptions.corrupt(images, "shade", severity) for severity in corruptions.SEVERITIES)]
+    grid = figure.subplots(len(rows), EXAMPLES)
+    figure.suptitle("Test images, and the light in their darkest corner", fontsize="medium")
+    for line, row, name in zip(grid, rows, shade_names(), strict=True):
+        for axes, image in zip(line, row, strict=True):
+            axes.imshow(image[0].numpy(), cmap="gray", vmin=0, vmax=1)
+            axes.set(xticks=[], yticks=[])
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center")
+
+
+def _draw_errors(axes: Axes, networks: Mapping[str, Errors]) -> None:
+    for place, (name, errors) in enumerate(networks.items()):
+        known = sorted(errors)
+        means = [statistics.fmean(errors[severity]) for severity in known]
+        axes.plot(known, means, ".-", color=f"C{place}", label=name)
+        low, high = ([limit(errors[severity]) for severity in known] for limit in (min, max))
+        axes.fill_between(known, low, high, color=f"C{place}", alpha=0.15, linewidth=0)
+    axes.set_xticks(range(len(corruptions.SEVERITIES) + 1), shade_names())
+    axes.set(xlabel="light in the darkest corner", ylabel="test error, %", ylim=(0, None))
+    axes.set_title("Trained in even light, tested under uneven light", fontsize="medium")
+    axes.grid(color="0.92")
+    axes.legend(frameon=False, loc="upper left")
 
 
 def _drawn(panels: Sequence[Features], name: str, options: str) -> Figure:

@@ -42,7 +42,7 @@ class Ways:
 
     def x_compiled(self, row: Row, rows: Sequence[Row]) -> float | None:
         """The time relative to the compiled plain network of the same group; None if either was not timed."""
-        wanted = {**self._named(row), "operator": PLAIN, **self.compiled}
+        wanted = {**{key: row[key] for key in self.group}, "operator": PLAIN, **self.compiled}
         base = [self._ms(one) for one in self._timed(rows) if matches(one, **wanted)]
         return self._ms(row) / base[0] if base and self._timed([row]) else None
 
@@ -69,9 +69,6 @@ class Ways:
             f"{'' if any(found['x_plain_compiled'].values()) else ' The compiled plain network was not timed.'}"
             for found in self.fastest(rows)
         ]
-
-    def _named(self, row: Row) -> dict[str, Any]:
-        return {key: row[key] for key in self.group}
 
     def _timed(self, rows: Sequence[Row]) -> list[Row]:
         return [row for row in rows if "ms" in row.get(self.entry, {}) and not problem(row)]
@@ -104,7 +101,7 @@ def network_names(record: Record) -> list[str]:
 
 
 def network_table(record: Record) -> Table:
-    names, rows = network_names(record), list(_network_rows(record["results"]))
+    several, rows = len(network_names(record)) > 1, list(_network_rows(record["results"]))
     columns = [
         Column("network", wraps=True, code=True),
         Column("operator", wraps=True, code=True),
@@ -114,9 +111,9 @@ def network_table(record: Record) -> Table:
         Column(memory_heading(record), "right", detail=True),
         Column("memory", "right"),
     ]
-    if len(names) == 1:
+    if not several:
         columns, rows = columns[1:], [row[1:] for row in rows]
-    notes = STEPS.notes(record["results"], lambda row: _group_name(row, len(names) > 1))
+    notes = STEPS.notes(record["results"], lambda row: f"{row['model']}, " * several + f"batch {row['batch']}")
     notes += _skipped(record["results"])
     return without_empty(Table(columns, rows, _network_title(record), notes), X_COMPILED)
 
@@ -127,10 +124,6 @@ def _network_title(record: Record) -> str:
     what = f"Training step of {names[0]}" if len(names) == 1 else "Training step"
     size = f", {config['size']}x{config['size']} pixels" if "models" in config else ""
     return f"{what}, width {config['width']:g}{size}, {config['precision']}{unfused}, {place(record)}"
-
-
-def _group_name(row: Row, several: bool) -> str:
-    return f"{row['model']}, batch {row['batch']}" if several else f"batch {row['batch']}"
 
 
 def _skipped(results: Sequence[Row]) -> list[str]:
@@ -176,12 +169,9 @@ def inference_table(record: Record) -> Table:
     ]
     title = f"Forward pass in evaluation, batch {config['batch']}, width {config['width']:g}{setting(record)}"
     # Without compiled networks, the table shows it already.
-    notes = FORWARD.notes(record["results"], _network_name) if any(row["compiled"] for row in record["results"]) else []
+    compiled = any(row["compiled"] for row in record["results"])
+    notes = FORWARD.notes(record["results"], lambda row: str(row["network"])) if compiled else []
     return without_empty(Table(columns, rows, title, notes), X_FOLDED_COMPILED)
-
-
-def _network_name(row: Row) -> str:
-    return str(row["network"])
 
 
 def _inference_rows(results: Sequence[Row]) -> Iterator[list[str]]:

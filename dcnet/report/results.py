@@ -21,9 +21,8 @@ from dcnet.report import feature_plots, listing, network_tables, speed_tables, t
 from dcnet.report.curves import run_curves
 from dcnet.report.drawing import DPI
 from dcnet.report.experiment_tables import docs_table
-from dcnet.report.figures import convergence_records, shade_errors
+from dcnet.report.figures import convergence_records, shade_errors, shade_plot
 from dcnet.report.operator_plots import geometry, margin_curves, operator_curves
-from dcnet.report.shade_plot import shade_plot
 from dcnet.report.speed_plots import benchmark_plot
 from dcnet.table import Table
 from dcnet.training import Record, read_record
@@ -153,9 +152,10 @@ def pictures() -> Iterator[tuple[str, Figure]]:
     digits = sorted((RESULTS / "digits").glob("*.json"))
     if digits:
         yield "curves.png", run_curves([read_record(file) for file in digits])
-    if converging := convergence_records(RecordIndex(RESULTS / "no runs", [RESULTS])):
+    known = RecordIndex(RESULTS / "no runs", [RESULTS])
+    if converging := convergence_records(known):
         yield "figure4.png", run_curves(converging)
-    if shaded := shade_errors(RecordIndex(RESULTS / "no runs", [RESULTS])):
+    if shaded := shade_errors(known):
         yield "shade.png", shade_plot(shaded)
     for name, record in BENCHMARKS.items():
         file = RESULTS / f"{record}.json"

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -41,8 +41,8 @@ def speed_plot(record: Record) -> Figure:
     charts = speed_charts(record)
     if not charts:
         raise ValueError(f"the record of {record['benchmark']!r} has no times to draw")
-    groups = _unique(group.name for chart in charts for group in chart.groups)
-    series = _unique(name for chart in charts for name in chart.series)
+    groups = list(dict.fromkeys(group.name for chart in charts for group in chart.groups))
+    series = list(dict.fromkeys(name for chart in charts for name in chart.series))
     bars = len(groups) * len(series)
     width = max(7.0, 2.0 + (0.5 if len(series) < 4 else 0.36) * bars)
     figure = Figure(figsize=(width, 1.6 + 2.3 * len(charts)), layout="constrained")
@@ -201,7 +201,3 @@ def _draw_limits(axes: Any, record: Record, batch: int) -> None:
 
 def _rows(record: Record, batch: int) -> list[Row]:
     return [row for row in record["results"] if row["batch"] == batch]
-
-
-def _unique(values: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(values))

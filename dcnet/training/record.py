@@ -16,12 +16,11 @@ from typing import Any, ClassVar, Self
 from dcnet.checks import is_number
 from dcnet.data import Augmentation
 from dcnet.files import read_json, reason_of, write_json
-from dcnet.training.config import RunConfig, config_of, with_defaults
+from dcnet.training.config import LONGEST_NAME, RunConfig, config_of, with_defaults
 from dcnet.training.schedules import Schedule
 
 # Training overwrites the records of runs with one of these statuses, including their evaluations.
 UNFINISHED = ("running", "interrupted", "diverged")
-LONGEST_NAME = 200
 # The largest image side, since images are held in memory.
 LARGEST_SIDE = 10_000
 

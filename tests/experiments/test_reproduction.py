@@ -11,8 +11,7 @@ from dcnet.cli.app import main
 from dcnet.experiments import get_experiment, select_experiments
 from dcnet.experiments.reproduction import parse_jobs, smoke_test
 from dcnet.experiments.status import RecordIndex
-from dcnet.report.figures import shade_errors
-from dcnet.report.shade_plot import shade_plot
+from dcnet.report.figures import shade_errors, shade_plot
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,8 @@ from helpers.page_records import a_run, drawn, put, values_of
 from helpers.page_tree import Node
 
 from dcnet.cli.app import parse
-from dcnet.report.page.robustness_sections import QUICK_NOTE, UNKNOWN
+from dcnet.report.page.provenance import UNKNOWN_COMMAND
+from dcnet.report.page.robustness_sections import QUICK_NOTE
 from dcnet.robustness.subject import QUICK, STANDARD, Effort
 
 CURVE = {"epsilons": [0.0, 0.1, 1.0], "accuracies": [0.9, 0.25, 0.0]}
@@ -103,7 +104,7 @@ def test_evaluation_of_an_experiment_has_its_reproduce_command(tmp_path: Path):
 def test_unknown_evaluation_has_no_command(tmp_path: Path):
     part = robustness(tmp_path, card={"by_epsilon": CURVE}, verify={"accuracy": 0.5})
     assert part.one("h3").text == "cnn9-small on digits: card by epsilon"
-    assert commands_in(part) == {UNKNOWN}
+    assert commands_in(part) == {UNKNOWN_COMMAND}
 
 
 def test_cards_of_different_efforts_have_separate_charts(tmp_path: Path):

@@ -1,5 +1,6 @@
 """The claim of SphereFace: verification of unseen people (LFW) and unseen classes (CIFAR-100), by loss."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ TANH = "tanh(radius=Radius(decay=0.99))-cos"
 # The losses that decoupled networks are also trained with.
 DECOUPLED = ("softmax", "a-softmax", "am-softmax", "sphereface-r", "adaface")
 NETWORKS = [("conv", margin) for margin in MARGINS] + [("tanh-cos", margin) for margin in DECOUPLED]
-# Paths of the measures in the evaluation "faces".
+# Paths of the measures in the evaluation "faces", as of those of `open_set` below in its evaluation.
 FACES_COLUMNS: dict[str, tuple[str | int, ...]] = {
     "accuracy": ("development", "accuracy", "mean"),
     "AUC": ("development", "auc"),
@@ -46,6 +47,24 @@ FACES_COLUMNS: dict[str, tuple[str | int, ...]] = {
 }
 
 
+def _cells(
+    name: str,
+    columns: Mapping[str, tuple[str | int, ...]],
+    settings: Mapping[str, Mapping[str, Any]],
+    tanh: str = "tanh-cos",
+) -> tuple[Cell, ...]:
+    """Returns a row per loss and operator, with the measures of the evaluation `name` or the results of training."""
+    cells = []
+    for operator, margin in NETWORKS:
+        config = recipe(name, margin=margin, operator=tanh if operator == "tanh-cos" else operator, **settings[margin])
+        for column, path in columns.items():
+            # Test accuracy is already in %.
+            percent: dict[str, Any] = {"metric": ("evaluations", name, *path), "factor": 100.0, "evaluation": name}
+            measured = {"metric": path} if path[0] == "results" else percent
+            cells.append(Cell(f"{margin}, {operator}", column, config, **measured))
+    return tuple(cells)
+
+
 @register_evaluation("faces")
 def faces_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | None) -> dict[str, Any]:
     """Returns measures of verification for people who are not in the training set."""
@@ -55,37 +74,24 @@ def faces_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | None
 @register
 def faces() -> Experiment:
     """SphereFace-20 trained on LFW's development split, and tested on other people."""
-    cells = [
-        Cell(
-            row=f"{margin}, {operator}",
-            column=column,
-            config=recipe(
-                "faces", margin=margin, operator=TANH if operator == "tanh-cos" else operator, **MARGINS[margin]
-            ),
-            metric=("evaluations", "faces", *path),
-            factor=100.0,
-            evaluation="faces",
-        )
-        for operator, margin in NETWORKS
-        for column, path in FACES_COLUMNS.items()
-    ]
+    cells = _cells("faces", FACES_COLUMNS, MARGINS, tanh=TANH)
     title = "Faces: SphereFace-20 trained on 1,184 people of LFW, tested on other people, in %"
     notes = (
         "accuracy and AUC: on the 1,000 pairs of pairsDevTest, with thresholds by ten-fold cross-validation; TAR: on "
         "all pairs of its images; ten folds: on those pairs of LFW's ten folds whose people are not in the training "
         "set.",
     )
-    return Experiment("faces", title, tuple(cells), seeds=3, higher_is_better=True, notes=notes)
+    return Experiment("faces", title, cells, seeds=3, higher_is_better=True, notes=notes)
 
 
 # These two train with their default scale of 30; with the 64 of the others, features collapse.
 OPEN_SET_SETTINGS = {**MARGINS, "am-softmax": {}, "sphereface-r": {}}
 OPEN_SET_COLUMNS: dict[str, tuple[str | int, ...]] = {
     "known classes, accuracy": ("results", "test_accuracy"),
-    "unseen pairs, AUC": ("evaluations", "open-set", "verification", "auc"),
-    "unseen pairs, accuracy": ("evaluations", "open-set", "verification", "accuracy", "mean"),
-    "unseen, rank 1": ("evaluations", "open-set", "identification", "ranks", 0),
-    "known or not, AUC": ("evaluations", "open-set", "detection", "auc"),
+    "unseen pairs, AUC": ("verification", "auc"),
+    "unseen pairs, accuracy": ("verification", "accuracy", "mean"),
+    "unseen, rank 1": ("identification", "ranks", 0),
+    "known or not, AUC": ("detection", "auc"),
 }
 
 
@@ -98,18 +104,6 @@ def open_set_of(model: nn.Module, record: Record, runs: Path, data_dir: Path | N
 @register
 def open_set() -> Experiment:
     """CNN-9 trained on 80 classes of CIFAR-100, and tested on the other 20."""
-    cells = [
-        Cell(
-            row=f"{margin}, {operator}",
-            column=column,
-            config=recipe("open-set", margin=margin, operator=operator, **OPEN_SET_SETTINGS[margin]),
-            metric=path,
-            # Test accuracy is already in %.
-            factor=1.0 if path[0] == "results" else 100.0,
-            evaluation=None if path[0] == "results" else "open-set",
-        )
-        for operator, margin in NETWORKS
-        for column, path in OPEN_SET_COLUMNS.items()
-    ]
+    cells = _cells("open-set", OPEN_SET_COLUMNS, OPEN_SET_SETTINGS)
     title = "Open set: CNN-9 trained on 80 classes of CIFAR-100, tested on the other 20, in %"
-    return Experiment("open_set", title, tuple(cells), seeds=3, higher_is_better=True)
+    return Experiment("open_set", title, cells, seeds=3, higher_is_better=True)

@@ -20,7 +20,7 @@ from dcnet.report.page.charts import line_chart
 from dcnet.report.page.curve_sections import MAX_SHOWN
 from dcnet.report.page.markup import Html, join, tag
 from dcnet.report.page.page_sources import Sources
-from dcnet.report.page.provenance import listed_commands, no_records
+from dcnet.report.page.provenance import UNKNOWN_COMMAND, listed_commands, no_records
 from dcnet.robustness.subject import QUICK, STANDARD
 from dcnet.robustness.task import format_epsilon
 from dcnet.training import Evaluation, Record
@@ -38,7 +38,6 @@ TITLES: dict[tuple[str, ...], str] = {
     ("attacks", "by_epsilon"): "FGSM by epsilon",
     ("attacks", "by_steps"): "BIM by steps",
 }
-UNKNOWN = "unknown: the record has no command"
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ class Measurement:
         users = [one for one in experiments if any(cell.evaluation == self.name for cell in one.cells)]
         # A hunt evaluates many more networks than a table.
         names = [one.name for one in users if not one.hunt] or [one.name for one in users]
-        return shlex.join(["dcnet", "reproduce", *names]) if names else UNKNOWN
+        return shlex.join(["dcnet", "reproduce", *names]) if names else UNKNOWN_COMMAND
 
     def _attack_command(self) -> str:
         """Returns the `dcnet attack` command with all options that differ from their default."""
