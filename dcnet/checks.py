@@ -162,3 +162,9 @@ def _readable(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
 def _shorten(given: Numbers) -> str:
     shown = repr(given) if isinstance(given, str | int | float | None) else type(given).__name__
     return shown if len(shown) <= 40 else shown[:40] + "..."
+
+
+def shortened(value: Any) -> str:
+    """The repr of a value for a message, cut after 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

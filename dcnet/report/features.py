@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dcnet.checks import shortened
 from dcnet.data import Dataset
 from dcnet.files import read_json, write_atomically
 from dcnet.losses.margins import mean_centers
@@ -108,25 +109,25 @@ def _check_words(title: Any, classes: Any) -> None:
     if not isinstance(title, str):
         raise ValueError(f"its title must be text, not {title!r}")
     if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
-        raise ValueError(f"its classes must be a list of names, not {_short(classes)}")
+        raise ValueError(f"its classes must be a list of names, not {shortened(classes)}")
 
 
 def _check_rows(what: str, rows: Any) -> int:
     """Checks the rows and returns their length, 2 or 3."""
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) for row in rows):
-        raise ValueError(f"its {what} must be a list of lists of numbers, not {_short(rows)}")
+        raise ValueError(f"its {what} must be a list of lists of numbers, not {shortened(rows)}")
     width = len(rows[0])
     for at, row in enumerate(rows):
         if len(row) not in (2, 3) or len(row) != width:
             raise ValueError(f"its {what} must all have 2 numbers, or all 3, but number {at} has {len(row)}")
         if not all(is_finite(value) for value in row):
-            raise ValueError(f"its {what} must be finite numbers, but number {at} is {_short(row)}")
+            raise ValueError(f"its {what} must be finite numbers, but number {at} is {shortened(row)}")
     return width
 
 
 def _check_labels(labels: Any, points: int, classes: int) -> None:
     if not isinstance(labels, list) or len(labels) != points:
-        count = f"{len(labels)} labels" if isinstance(labels, list) else f"the labels {_short(labels)}"
+        count = f"{len(labels)} labels" if isinstance(labels, list) else f"the labels {shortened(labels)}"
         raise ValueError(f"it has {count} for {points} points: expected one label per point")
     for label in labels:
         if type(label) is not int or not 0 <= label < classes:
@@ -136,15 +137,10 @@ def _check_labels(labels: Any, points: int, classes: int) -> None:
 def _check_spread(spread: Any) -> None:
     names = [field.name for field in dataclasses.fields(Spread)]
     if not isinstance(spread, dict) or set(spread) != set(names):
-        raise ValueError(f"its spread must have exactly {', '.join(names)}, not {_short(spread)}")
+        raise ValueError(f"its spread must have exactly {', '.join(names)}, not {shortened(spread)}")
     for name, value in spread.items():
         if not is_finite(value):
             raise ValueError(f"{name} of its spread must be a finite number, not {value!r}")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 # The size of the stratified subset of test images that is drawn and stored.

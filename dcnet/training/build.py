@@ -18,7 +18,7 @@ from dcnet.models.blocks import MarginNetwork, Normalized, Standardized
 from dcnet.operator import PLAIN
 from dcnet.optim import param_groups
 from dcnet.training.checkpoints import CHECKPOINTS
-from dcnet.training.config import RunConfig
+from dcnet.training.config import OF_FILTERS, RunConfig
 from dcnet.training.record import read_record
 from dcnet.training.state import MODEL, parts_of
 from dcnet.training.tensor_files import read_tensors
@@ -146,6 +146,8 @@ def count_parameters(model: nn.Module) -> int:
 
 def build_optimizer(config: RunConfig, model: nn.Module, device: torch.device, sharded: bool = False) -> Optimizer:
     """Builds a fused optimizer, which can skip steps with non-finite gradients; SGD of sharded weights is not fused."""
+    if sharded and config.optimizer in OF_FILTERS:
+        raise ValueError(f"optimizer={config.optimizer!r} does not support FSDP (sharded weights): use DDP, or adamw")
     # A tensor, so that a captured step reads the current learning rate.
     rate: Any = torch.tensor(config.lr, device=device) if device.type == "cuda" else config.lr
     return OPTIMIZERS[config.optimizer](config, model, rate, sharded)
@@ -156,27 +158,22 @@ def _sgd(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Optim
 
 
 def _adam(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Optimizer:
-    return torch.optim.Adam(_groups(config, model), lr=rate, fused=True, capturable=isinstance(rate, Tensor))
-
-
-def _adamw(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Optimizer:
-    return torch.optim.AdamW(_groups(config, model), lr=rate, fused=True, capturable=isinstance(rate, Tensor))
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    return kind(_groups(config, model), lr=rate, fused=True, capturable=isinstance(rate, Tensor))
 
 
 def _muon(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Optimizer:
-    _check_whole(config, sharded)
     return Muon(model, rate, config.momentum, config.weight_decay, config.decay_weighted, config.other_rate or 1.0)
 
 
 def _sphere_sgd(config: RunConfig, model: nn.Module, rate: Any, sharded: bool) -> Optimizer:
-    _check_whole(config, sharded)
     return SphereSGD(model, rate, config.momentum, config.weight_decay, config.other_rate or OTHER_RATE)
 
 
 # The optimizers by the names in a config.
 OPTIMIZERS: dict[str, Callable[[RunConfig, nn.Module, Any, bool], Optimizer]] = {
     "adam": _adam,
-    "adamw": _adamw,
+    "adamw": _adam,
     "sgd": _sgd,
     "muon": _muon,
     "sphere-sgd": _sphere_sgd,
@@ -186,11 +183,6 @@ OPTIMIZERS: dict[str, Callable[[RunConfig, nn.Module, Any, bool], Optimizer]] = 
 def _groups(config: RunConfig, model: nn.Module) -> list[dict[str, Any]]:
     groups = param_groups(model, config.weight_decay, weighted=config.decay_weighted)
     return [group for group in groups if group["params"]]
-
-
-def _check_whole(config: RunConfig, sharded: bool) -> None:
-    if sharded:
-        raise ValueError(f"optimizer={config.optimizer!r} does not support FSDP (sharded weights): use DDP, or adamw")
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from dcnet.checks import is_number
+from dcnet.checks import is_number, shortened
 from dcnet.data import Augmentation
 from dcnet.files import read_json, reason_of, write_json
 from dcnet.training.config import LONGEST_NAME, RunConfig, config_of, with_defaults
@@ -359,7 +359,7 @@ def record_problem(values: Any) -> str | None:
     for check, expected, paths in CHECKS:
         for name, value in (found for path in paths.split() for found in _values(values, path.split("."))):
             if not check(value):
-                return f"{name!r} is {_short(value)}: expected {expected}"
+                return f"{name!r} is {shortened(value)}: expected {expected}"
     return _problem_of_curves(values["curves"]) or _problem_of_config(values["config"])
 
 
@@ -391,7 +391,7 @@ def _problem_of_config(config: Mapping[str, Any]) -> str | None:
     for declared in dataclasses.fields(RunConfig):
         value = config.get(declared.name)
         if declared.name in config and not _fits(value, hints[declared.name]):
-            return f"{declared.name!r} in its config has an invalid value, {_short(value)}"
+            return f"{declared.name!r} in its config has an invalid value, {shortened(value)}"
     return None
 
 
@@ -408,8 +408,3 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint in (float, int):
         return is_number(value) and (hint is float or isinstance(value, int))
     return hint is Any or not isinstance(hint, type) or isinstance(value, hint)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -151,7 +151,7 @@ def empty_state_(shards: Shards, model: nn.Module, optimizer: Optimizer) -> None
 def _empty(
     parameter: Tensor, size: tuple[int, ...], rows: int | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """A tensor for the part of this process of a tensor of the optimizer, whose whole shape is `size`."""
+    """Returns an empty tensor for the rows that this process holds of an optimizer state of shape `size`."""
     if size == tuple(parameter.shape):
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     if rows is not None and size[:1] == (rows,):

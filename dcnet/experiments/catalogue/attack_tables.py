@@ -136,18 +136,8 @@ def _row(training: str, name: str, path: tuple[str, ...], paper: tuple[float, ..
 
 def _sources() -> list[Cell]:
     """Returns cells of the source networks, so that these are trained."""
-    metric: tuple[str | int, ...] = ("results", "test_accuracy")
-    return [
-        Cell(
-            f"{training}: source, clean",
-            "baseline",
-            config("baseline", training),
-            None,
-            metric,
-            first_seed=SOURCE_SEEDS,
-        )
-        for training in TRAININGS
-    ]
+    own: dict[str, Any] = {"metric": ("results", "test_accuracy"), "first_seed": SOURCE_SEEDS}
+    return [Cell(f"{name}: source, clean", "baseline", config("baseline", name), **own) for name in TRAININGS]
 
 
 NOTES = (

@@ -35,7 +35,7 @@ TANH = "tanh(radius=Radius(decay=0.99))-cos"
 # The losses that decoupled networks are also trained with.
 DECOUPLED = ("softmax", "a-softmax", "am-softmax", "sphereface-r", "adaface")
 NETWORKS = [("conv", margin) for margin in MARGINS] + [("tanh-cos", margin) for margin in DECOUPLED]
-# Paths of the measures in the evaluation "faces", as of those of `open_set` below in its evaluation.
+# By column: the path of its number in the evaluation of the table, or in the results of training.
 FACES_COLUMNS: dict[str, tuple[str | int, ...]] = {
     "accuracy": ("development", "accuracy", "mean"),
     "AUC": ("development", "auc"),
