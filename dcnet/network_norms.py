@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dcnet.layers import Decoupled
-from dcnet.modes import evaluating
+from dcnet.modes import evaluating, kept_buffers
 from dcnet.norms import Processes
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -28,7 +28,7 @@ def sync_norms(model: Model, group: Any = None) -> Model:
         model: any network; its layers are changed in place, and it is returned.
         group: a group of torch.distributed; all processes by default. A model with a group cannot be pickled.
     """
-    for layer in _tracked_layers(model):
+    for layer in tracked_layers(model):
         layer.sync = Processes(group)
     return model
 
@@ -47,27 +47,22 @@ def update_norms(model: nn.Module, data: Iterable[Any]) -> None:
     """
     if isinstance(data, Tensor):
         raise TypeError("data must be an iterable of batches, not one tensor: give [x]")
-    tracked = _tracked_layers(model)
+    tracked = tracked_layers(model)
     means = [layer.get_buffer("mean_norm") for layer in tracked]
     counts = [layer.get_buffer("num_batches_tracked") for layer in tracked]
     found: list[list[float]] = [[] for _ in means]
-    before = [buffer.clone() for buffer in (*means, *counts)]
-    try:
-        with evaluating(model), _collect_mean_norms(tracked, found):
-            for layer in tracked:
-                layer.training = True
-            for batch in data:
-                model(_input(batch, model))
-    finally:
-        for buffer, old in zip((*means, *counts), before, strict=True):
-            buffer.copy_(old)
+    with kept_buffers(model), evaluating(model), _collect_mean_norms(tracked, found):
+        for layer in tracked:
+            layer.training = True
+        for batch in data:
+            model(_input(batch, model))
     for seen, mean, count in zip(found, means, counts, strict=True):
         if seen:
             mean.fill_(statistics.fmean(seen))
             count.fill_(len(seen))
 
 
-def _tracked_layers(model: nn.Module) -> list[Decoupled]:
+def tracked_layers(model: nn.Module) -> list[Decoupled]:
     """The layers with a relative radius, which track the mean norm."""
     layers = [module for module in model.modules() if isinstance(module, Decoupled)]
     return [layer for layer in layers if layer.operator.decay is not None]

@@ -22,6 +22,7 @@ from dcnet.models import Network
 from dcnet.models.blocks import MarginNetwork, Normalized, Whitening
 from dcnet.models.timm_models import own_file, with_weights
 from dcnet.modes import kept_buffers
+from dcnet.network_norms import tracked_layers
 from dcnet.operator import PLAIN
 from dcnet.training.build import build_model
 from dcnet.training.config import OWN_WEIGHTS, RunConfig
@@ -311,8 +312,7 @@ def reset_mean_norms_(model: nn.Module) -> None:
 
 
 def _mean_norms(model: nn.Module) -> list[Tensor]:
-    layers = [layer for layer in model.modules() if isinstance(layer, Decoupled)]
-    return [layer.get_buffer("mean_norm") for layer in layers if layer.operator.decay is not None]
+    return [layer.get_buffer("mean_norm") for layer in tracked_layers(model)]
 
 
 def _batch_norms(model: nn.Module) -> list[_BatchNorm]:
