@@ -144,11 +144,8 @@ def _one_sentence(command: type[Command], words: Sequence[str]) -> contextlib.Ab
             if sentence := _sentence(event, command, words):
                 raise WrongWordsError(f"{sentence}; see `{event.prog} --help`")
 
-    try:
-        from tyro._errors import on_parse_error
-    except ImportError:
-        return contextlib.nullcontext()
-    return on_parse_error(hook)
+    events: Any = getattr(tyro, "_errors", None)
+    return events.on_parse_error(hook) if events else contextlib.nullcontext()
 
 
 def _sentence(event: Any, command: type[Command], words: Sequence[str]) -> str | None:
