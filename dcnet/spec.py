@@ -165,7 +165,9 @@ class SpecReader:
         try:
             return float(token) if re.search(r"[.eE]", token) else int(token)
         except ValueError:
-            raise self.error(f"{quote(token)} is not a number, True, False, Radius(...) or Learnable(...)") from None
+            raise self.error(
+                f"{quote(token)} is not a finite number, True, False, Radius(...) or Learnable(...)"
+            ) from None
 
     def end(self) -> None:
         if self.peek():

@@ -31,6 +31,7 @@ from dcnet.interrupts import MESSAGE, end_process, leave_to_the_command
 from dcnet.registry import quote, unknown_name
 from dcnet.terminal import discard, prepare_streams, visible
 
+HELP = ("-h", "--help")
 NO_COMMANDS = ("app", "options")
 CONFIG = (tyro.conf.FlagCreatePairsOff,)
 
@@ -101,16 +102,20 @@ class WrongWordsError(ValueError):
 
 def parse(words: Sequence[str]) -> Command:
     """Parses a command and its options; without a command, shows the help of all commands."""
-    if not words or words[0].startswith("-"):
+    if not words or words[0] in HELP or words[0].startswith("--tyro-"):
         return _parse_application(application(), words or ["--help"], "dcnet", cli.__doc__)
+    if words[0].startswith("-"):
+        raise WrongWordsError(f"unknown option {quote(words[0])}; see `dcnet --help`")
     name = _choose(command_names(), words[0], "command")
     module, rest = _module(name), list(words[1:])
     if not hasattr(module, "COMMANDS"):
         return _parse_command(module.Command, rest, f"dcnet {name}")
     if not rest:
         raise WrongWordsError(f"give one of {', '.join(module.COMMANDS)}; see `dcnet {name} --help`")
-    if rest[0].startswith("-"):
+    if rest[0] in HELP:
         return _parse_application(_group(module), rest, f"dcnet {name}", module.__doc__)
+    if rest[0].startswith("-"):
+        raise WrongWordsError(f"unknown option {quote(rest[0])}; see `dcnet {name} --help`")
     part = _choose(module.COMMANDS, rest[0], f"{name} command")
     return _parse_command(module.COMMANDS[part], rest[1:], f"dcnet {name} {part}")
 

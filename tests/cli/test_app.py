@@ -112,6 +112,8 @@ def test_auto_device_uses_the_gpu_if_available(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--jsno"], "unknown option '--jsno'; see `dcnet --help`"),
+        (["list", "--json"], "unknown option '--json'; see `dcnet list --help`"),
         (["bench"], "give one of blocks, heads, inference, layers, network; see `dcnet bench --help`"),
         (["bench", "layers", "--repeats", "x"], "--repeats must be a whole number, not 'x'; see `dcnet bench layers "),
         (["bench", "layers", "--dtype", "int8"], "--dtype must be one of bfloat16, float16, float32, not 'int8'; see "),
