@@ -89,7 +89,7 @@ class SpecReader:
     def take(self, expected: str = "") -> str:
         token = self.peek()
         if not token or (expected and token != expected):
-            raise self.error(f"expected {expected or 'a value'!r}, found {token or 'the end'!r}")
+            raise self.error(f"expected {expected or 'a value'!r}, found {repr(token) if token else 'the end'}")
         self.position += 1
         return token
 
@@ -101,7 +101,7 @@ class SpecReader:
 
     def word(self, what: str) -> str:
         if not self.peek().isidentifier():
-            raise self.error(f"expected {what}, found {self.peek() or 'the end'!r}")
+            raise self.error(f"expected {what}, found {repr(self.peek()) if self.peek() else 'the end'}")
         return self.take()
 
     def call(self, registry: Registry[Any]) -> Any:
@@ -165,7 +165,9 @@ class SpecReader:
         try:
             return float(token) if re.search(r"[.eE]", token) else int(token)
         except ValueError:
-            raise self.error(f"{quote(token)} is not a number, True, False, Radius(...) or Learnable(...)") from None
+            raise self.error(
+                f"{quote(token)} is not a finite number, True, False, Radius(...) or Learnable(...)"
+            ) from None
 
     def end(self) -> None:
         if self.peek():

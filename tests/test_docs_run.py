@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.docs_pages import ROOT, blocks, commands, languages, pages, pasted
 
-from dcnet.cli.app import UnknownCommandError, parse
+from dcnet.cli.app import WrongWordsError, parse
 
 # Pages whose code needs files, and the tests that run it.
 ELSEWHERE = {"docs/verification.md": "tests/test_docs_verification.py"}
@@ -108,7 +108,7 @@ def exit_code(words: list[str]) -> object:
         parse(words)
     except SystemExit as ended:
         return ended.code
-    except UnknownCommandError:
+    except WrongWordsError:
         return 2
     return 0
 

@@ -5,15 +5,20 @@ imported, and torch only after its options are parsed.
 """
 
 import argparse
+import contextlib
+import dataclasses
+import difflib
 import importlib
+import itertools
 import os
 import pkgutil
 import platform
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import tyro
 from tyro.extras import SubcommandApp
@@ -23,9 +28,10 @@ from dcnet import bench, cli, report
 from dcnet.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, OUTPUT_CLOSED
 from dcnet.files import sentence_of
 from dcnet.interrupts import MESSAGE, end_process, leave_to_the_command
-from dcnet.registry import unknown_name
+from dcnet.registry import quote, unknown_name
 from dcnet.terminal import discard, prepare_streams, visible
 
+HELP = ("-h", "--help")
 NO_COMMANDS = ("app", "options")
 CONFIG = (tyro.conf.FlagCreatePairsOff,)
 
@@ -83,27 +89,33 @@ def _run_words(words: Sequence[str]) -> int:
             )
             return 0
         return _run(parse(words))
-    except UnknownCommandError as error:
+    except WrongWordsError as error:
         return _report(error)
     except KeyboardInterrupt:
         print(MESSAGE, file=sys.stderr)
         return INTERRUPTED
 
 
-class UnknownCommandError(ValueError):
-    """Raised if the first words of the command line are not a command."""
+class WrongWordsError(ValueError):
+    """Raised for an unknown command or option, and for a value that an option cannot have."""
 
 
 def parse(words: Sequence[str]) -> Command:
     """Parses a command and its options; without a command, shows the help of all commands."""
-    if not words or words[0].startswith("-"):
+    if not words or words[0] in HELP or words[0].startswith("--tyro-"):
         return _parse_application(application(), words or ["--help"], "dcnet", cli.__doc__)
+    if words[0].startswith("-"):
+        raise WrongWordsError(f"unknown option {quote(words[0])}; see `dcnet --help`")
     name = _choose(command_names(), words[0], "command")
     module, rest = _module(name), list(words[1:])
     if not hasattr(module, "COMMANDS"):
         return _parse_command(module.Command, rest, f"dcnet {name}")
-    if not rest or rest[0].startswith("-"):
+    if not rest:
+        raise WrongWordsError(f"give one of {', '.join(module.COMMANDS)}; see `dcnet {name} --help`")
+    if rest[0] in HELP:
         return _parse_application(_group(module), rest, f"dcnet {name}", module.__doc__)
+    if rest[0].startswith("-"):
+        raise WrongWordsError(f"unknown option {quote(rest[0])}; see `dcnet {name} --help`")
     part = _choose(module.COMMANDS, rest[0], f"{name} command")
     return _parse_command(module.COMMANDS[part], rest[1:], f"dcnet {name} {part}")
 
@@ -116,7 +128,7 @@ def command_names() -> list[str]:
 
 def _choose(names: Sequence[str], word: str, kind: str) -> str:
     if word not in names:
-        raise UnknownCommandError(str(unknown_name(kind, word, names)))
+        raise WrongWordsError(str(unknown_name(kind, word, names)))
     return word
 
 
@@ -125,7 +137,62 @@ def _module(name: str) -> ModuleType:
 
 
 def _parse_command(command: type[Command], words: Sequence[str], prog: str) -> Command:
-    return tyro.cli(command, prog=prog, args=words, config=CONFIG)
+    with _one_sentence(command, words):
+        return tyro.cli(command, prog=prog, args=words, config=CONFIG)
+
+
+def _one_sentence(command: type[Command], words: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Raises WrongWordsError in place of tyro's boxes; the hook of tyro is private, and later versions may lack it."""
+
+    def hook(event: Any) -> None:
+        with contextlib.suppress(AttributeError):
+            if sentence := _sentence(event, command, words):
+                raise WrongWordsError(f"{sentence}; see `{event.prog} --help`")
+
+    events: Any = getattr(tyro, "_errors", None)
+    return events.on_parse_error(hook) if events else contextlib.nullcontext()
+
+
+def _sentence(event: Any, command: type[Command], words: Sequence[str]) -> str | None:
+    """Says what is wrong, by the kind of the event; None for other kinds, which tyro explains itself."""
+    kind = type(event).__name__
+    if kind == "MissingArgs":
+        return f"give {' and '.join(missing.arg.lowered.metavar for missing in event.missing_arguments)}"
+    if kind == "UnrecognizedArgs":
+        unknown = next((token for token in event.tokens if token.startswith("-")), event.tokens[0])
+        if not unknown.startswith("--"):
+            return f"unexpected {quote(unknown)}"
+        near = difflib.get_close_matches(unknown, _option_names(command), n=1)
+        return f"unknown option {quote(unknown)}" + (f": did you mean {near[0]}?" if near else "")
+    if kind == "InvalidChoice":
+        choices = sorted(choice for choice in event.choices if choice != "None")
+        return f"{event.argument.display_name()} must be one of {', '.join(choices)}, not {quote(event.value)}"
+    if kind == "BadValue" and event.reason == "too_few_values":
+        return f"{event.argument.display_name()} needs a value"
+    if kind == "InstantiationFailure" and event.argument is not None:
+        name, types = event.argument.display_name(), repr(event.argument.field.type)
+        wanted = "a number" if "float" in types else "a whole number" if re.search(r"\bint\b", types) else "valid"
+        return f"{name} must be {wanted}, not {quote(' '.join(_values(name, words)))}"
+    return None
+
+
+def _option_names(options: Any) -> list[str]:
+    names = []
+    for declared in dataclasses.fields(options):
+        if dataclasses.is_dataclass(declared.default_factory):
+            names += _option_names(declared.default_factory)
+        else:
+            names.append(f"--{declared.name.replace('_', '-')}")
+    return names
+
+
+def _values(option: str, words: Sequence[str]) -> list[str]:
+    """Returns the words after the option, up to the next option."""
+    name, _, value = next((word for word in words if word.partition("=")[0] == option), "").partition("=")
+    if value or not name:
+        return [value]
+    rest = words[words.index(name) + 1 :]
+    return list(itertools.takewhile(lambda word: not word.startswith("--"), rest))
 
 
 def _parse_application(app: SubcommandApp, words: Sequence[str], prog: str, about: str | None) -> Command:

@@ -202,8 +202,8 @@ class Network(BenchOptions):
     size: Annotated[int | None, options.arg("N", "by network")] = None
     """Height and width of the images: 32, or 224 if there are networks of timm."""
 
-    fuse: bool = True
-    """Time separate modules. By default, blocks of decoupled networks are fused on cuda, as by dcnet.create_model."""
+    fuse: Annotated[bool, tyro.conf.arg(help_behavior_hint="(default: fused)")] = True
+    """Time decoupled networks on cuda without fused blocks."""
 
     check_batch: Annotated[int | None, options.arg("N", "by network")] = None
     """The number of images to compare with float64: all, or 8 if there are networks of timm. If it is less than the

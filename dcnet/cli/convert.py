@@ -90,7 +90,7 @@ class Command(options.JsonOption, options.RunsOptions):
             raise ValueError(f"--onnx needs {' and '.join(missing)}: install dcnet[onnx]")
         model = source.model()
         _check_norms(model, source)
-        path = options.writable(str(self.onnx))
+        path = options.output_file("--onnx", Path(str(self.onnx)), (".onnx",))
         return lambda: self._export(model, source, path)
 
     def _export(self, model: nn.Module, source: Source, path: Path) -> int:

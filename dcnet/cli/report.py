@@ -46,7 +46,8 @@ class Command(RunsOptions):
             write_atomically(path, content)
             without = f", without unfinished runs: {', '.join(unfinished)}" if unfinished else ""
             without += f", without unreadable files: {', '.join(damaged)}" if damaged else ""
-            print(f"wrote {path}, {len(content) / 1e6:.1f} MB, from {len(sources.runs)} runs{visible(without)}")
+            count = f"{len(sources.runs)} run{'s' * (len(sources.runs) != 1)}"
+            print(f"wrote {path}, {len(content) / 1e6:.1f} MB, from {count}{visible(without)}")
             return 0
 
         return write

@@ -124,7 +124,7 @@ class RecipeOptions:
     """The momentum of sgd, muon and sphere-sgd."""
 
     other_rate: Decimal = None
-    """Multiplies the learning rate of parameters that are no filters, for muon and sphere-sgd."""
+    """Multiplies the learning rate of parameters that are not filters, for muon and sphere-sgd."""
 
     weight_decay: Decimal = None
     """L2 decay of all parameters except unweighted decoupled filters and learned constants of operators."""

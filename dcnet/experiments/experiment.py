@@ -15,6 +15,8 @@ from dcnet.registry import Registry
 from dcnet.training import Record, RunConfig, recipe
 
 NOT_CONVERGED = "N/C"
+# The most rows and columns that an error message lists.
+MOST_CHOICES = 40
 ERROR: tuple[str | int, ...] = ("results", "test_error")
 # Returns the record of a finished run; None if there is none.
 Find = Callable[[RunConfig], Record | None]
@@ -256,6 +258,8 @@ def select_cells(selected: Iterable[Experiment], prefixes: Iterable[str]) -> lis
         if not prefix:
             raise ValueError("--only is '', which matches every cell: omit it, or give a row or column")
         if not any(experiment.only([prefix]).cells for experiment in everything):
-            names = "; ".join(dict.fromkeys(name for one in everything for name in one.choices))
-            raise ValueError(f"--only {prefix!r} matches no row or column: choose from {names}")
+            names = list(dict.fromkeys(name for one in everything for name in one.choices))
+            more = f"; ... ({len(names) - MOST_CHOICES} more)" if len(names) > MOST_CHOICES else ""
+            shown = "; ".join(names[:MOST_CHOICES]) + more
+            raise ValueError(f"--only {prefix!r} matches no row or column: choose from {shown}")
     return [few for experiment in everything if (few := experiment.only(given)).cells]

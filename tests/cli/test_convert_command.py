@@ -159,6 +159,7 @@ def test_onnx_file_with_other_outputs_gives_a_one_line_error(
         (["--operator", "tanh-cos"], "the run already has the operator 'tanh-cos'"),
         (["--operator", "tnh-cos"], "unknown magnitude 'tnh'"),
         (["--operator", "ball-cos", "--start", "calibrated"], "not from 'tanh-cos' to 'ball-cos'"),
+        (["--onnx", "a.txt"], "--onnx must be a file such as .onnx, not 'a.txt'"),
         (["--onnx", "a.onnx", "--out", "b"], "--out needs --operator, and cannot be used with --onnx 'a.onnx'"),
     ],
 )

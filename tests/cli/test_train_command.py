@@ -204,9 +204,10 @@ def test_pretrained_accepts_the_name_of_a_run(tmp_path):
 
 @pytest.mark.parametrize("choice", ["--optimizer", "--precision", "--norm", "--schedule"])
 def test_choices_are_listed(tmp_path, capsys, choice):
-    with pytest.raises(SystemExit) as exit_:
-        train(tmp_path, choice, "nonsense")
-    assert exit_.value.code == 2
+    assert train(tmp_path, choice, "nonsense") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"dcnet: {choice} must be one of ")
+    assert error.endswith(", not 'nonsense'; see `dcnet train --help`\n")
 
 
 def test_help_reads_well(capsys):
