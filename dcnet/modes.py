@@ -1,4 +1,4 @@
-"""Modes of a network and of PyTorch: evaluation, frozen, kept buffers, batch statistics, full precision, search of convolutions."""
+"""Modes of a network and of PyTorch: evaluation, frozen, kept buffers, batch statistics, precision, search of plans."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -9,7 +9,6 @@ from dcnet import cpu_passes
 from dcnet.cpu_passes import in_parts, is_eager_on_cpu
 from dcnet.magnitude import Tanh
 
-
 TANH = Tanh()
 
 

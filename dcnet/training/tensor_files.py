@@ -171,9 +171,8 @@ class TensorFile:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is not a whole file of tensors: {error}") from None
         if not isinstance(self._about.get("notes"), str):
-            raise ValueError(
-                f"{str(path)!r} was not written by dcnet: expected model.safetensors of a run, or one of its checkpoints"
-            )
+            expected = "expected model.safetensors of a run, or one of its checkpoints"
+            raise ValueError(f"{str(path)!r} was not written by dcnet: {expected}")
         self.text: str = self._about["notes"]
         try:
             self.notes = _read_json(self.text)
