@@ -40,7 +40,7 @@ class NetworkOptions:
     """One of `dcnet list datasets`."""
 
     train_images: Whole = None
-    """Use a stratified subset of this many training images."""
+    """Use a stratified subset of this many training images, drawn with the seed of the run."""
 
     model: Name = None
     """One of `dcnet list models`, or timm:<name>."""

@@ -58,11 +58,11 @@ class Split:
     def to(self, device: torch.device | str) -> "Split":
         return Split(self.images.to(device), self.labels.to(device))
 
-    def subset(self, count: int, classes: int) -> "Split":
-        """`count` images with the classes in proportion, always the same ones, in their original order."""
+    def subset(self, count: int, classes: int, seed: int = 0) -> "Split":
+        """`count` images with the classes in proportion, the same ones for the same seed, in their original order."""
         check_whole("the size of a subset", count, 1, len(self))
         labels = self.labels.cpu()
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         counts = _proportional(torch.bincount(labels, minlength=classes), count)
         picked = [order[labels[order] == label][:number] for label, number in enumerate(counts)]
         return self[torch.cat(picked).sort().values.to(self.images.device)]

@@ -57,7 +57,7 @@ class RunConfig:
 
     Attributes:
         recipe: the recipe that the other values come from.
-        train_images: size of a stratified subset of the training images; None for all images.
+        train_images: size of a stratified subset of the training images, drawn with the seed; None for all images.
         norm: see `dcnet.create_model`; None for the default of the network.
         activation: see `dcnet.create_model`; None for the default of the network.
         classifier: see `dcnet.create_model`; None for the default of the network.

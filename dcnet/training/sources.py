@@ -28,7 +28,7 @@ class Resident:
             )
         train = dataset.train
         if config.train_images is not None:
-            train = train.subset(config.train_images, dataset.num_classes)
+            train = train.subset(config.train_images, dataset.num_classes, config.seed)
         rank, world = share
         self.batches = Batches(
             train.to(device), config.batch_size, config.augmentation, config.seed, rank=rank, world=world

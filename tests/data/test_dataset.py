@@ -53,8 +53,10 @@ def test_subset_is_proportional(labels: list[int], data: st.DataObject):
 
 def test_subset_is_random():
     whole = Split(torch.arange(200).to(torch.uint8).view(-1, 1, 1, 1), torch.arange(200) % 2)
-    index = whole.subset(20, 2).images.flatten()
-    assert index.max() > 100
+    first, second = (whole.subset(20, 2, seed).images.flatten() for seed in (0, 1))
+    assert first.max() > 100
+    assert torch.equal(first, whole.subset(20, 2).images.flatten())
+    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("count", [0, 7])
