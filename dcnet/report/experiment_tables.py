@@ -26,16 +26,29 @@ def experiment_table(experiment: Experiment, found: Sequence[CellStatus]) -> Tab
     return Table(columns, rows, experiment.title, [*_legend(experiment), *experiment.notes])
 
 
-def experiment_tables(experiment: Experiment, found: Sequence[CellStatus]) -> list[Table]:
-    """Returns the table of an experiment; for a contest, that of its trials, and that of its final runs."""
+def experiment_tables(experiment: Experiment, found: Sequence[CellStatus], by_side: bool = False) -> list[Table]:
+    """Returns the table of an experiment; for a contest, that of its trials, and that of its final runs.
+
+    That of the trials has a row per recipe of a side, or with `by_side` a row per recipe and a column per side.
+    """
     state = find_contest(experiment, found)
     if state is None:
         return [experiment_table(experiment, found)]
     finals = [cell for cell in experiment.cells if cell.column != HELD_OUT]
-    trials = [cell for cell in experiment.cells if cell.column == HELD_OUT]
+    trials = dataclasses.replace(experiment, cells=tuple(cell for cell in experiment.cells if cell.column == HELD_OUT))
     so_far = dataclasses.replace(experiment, cells=tuple(finals), title="The final runs so far", notes=())
     results = [contest_table(state)] if state.standings else [experiment_table(so_far, found)] if finals else []
-    return [experiment_table(dataclasses.replace(experiment, cells=tuple(trials)), found), *results]
+    return [trial_table(trials, found) if by_side else experiment_table(trials, found), *results]
+
+
+def trial_table(trials: Experiment, found: Sequence[CellStatus]) -> Table:
+    """Returns the held-out errors of a contest, with a row per recipe and a column per side."""
+    errors = {status.cell.row: str(status) for status in found if status.cell.column == HELD_OUT}
+    places = [row.split(": ", 1) for row in trials.rows]
+    sides, recipes = dict.fromkeys(side for side, _ in places), dict.fromkeys(recipe for _, recipe in places)
+    rows = [[recipe, *(errors.get(f"{side}: {recipe}", "") for side in sides)] for recipe in recipes]
+    columns = [Column(HELD_OUT, wraps=True), *(Column(side, "right", wraps=True) for side in sides)]
+    return Table(columns, rows, trials.title, [*_legend(trials), *trials.notes])
 
 
 def overview(statuses: Iterable[tuple[Experiment, Sequence[CellStatus]]]) -> Table:
@@ -110,10 +123,10 @@ def docs_table(name: str, results: Path) -> str:
     findings = " ".join(str(finding) for finding in findings_of(experiment, found).values())
     later = _rows_without_numbers(experiment, found)
     kept = dataclasses.replace(experiment, cells=tuple(cell for cell in experiment.cells if cell.row not in later))
-    shown = [table.markdown() for table in experiment_tables(kept, [one for one in found if one.cell.row not in later])]
+    shown = experiment_tables(kept, [one for one in found if one.cell.row not in later], by_side=True)
     named = "; ".join(later) if len(later) <= MAX_NAMED else f"{len(later)} of {len(experiment.rows)} rows"
     missing = [f"Without a run so far: {named}."] if later else []
-    return "\n\n".join([about, *shown, *missing, *([findings] if findings else [])])
+    return "\n\n".join([about, *(table.markdown() for table in shown), *missing, *([findings] if findings else [])])
 
 
 def _rows_without_numbers(experiment: Experiment, found: Sequence[CellStatus]) -> list[str]:

@@ -608,6 +608,10 @@ def test_the_page_and_the_docs_show_the_sides(notebook):
     assert 'id="contest_small-sides-caption"' in page
     assert '"tanh-cos" wins: ahead of "conv" by 1.00' in page
     text = docs_table("contest_small", notebook.folder)
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert rows[0] == ["| held-out error", "conv", "tanh-cos |"]
+    held_out = {f"| {one.name}" for side in small_contest().rules.sides for one in side.candidates}
+    assert {row[0] for row in rows if len(row) == 3} - {"| held-out error", "| ---"} == held_out
     assert "| tanh-cos | Adam 0.02, decay 0 | 19.10 ± 0.10 | 3 |" in text
     assert "| conv | Adam 0.02, decay 0 | 20.10 ± 0.10 | 3 | reference | 100 | 750 |" in text
     assert '"tanh-cos" wins' in text
