@@ -26,6 +26,7 @@ class Resident:
                 f"image_size={config.image_size} does not match {dataset.name}, whose images have the size "
                 f"{dataset.image_size}: omit it"
             )
+        check_whole("cutout", config.augmentation.cutout, 0, dataset.image_size)
         train = dataset.train
         if config.train_images is not None:
             train = train.subset(config.train_images, dataset.num_classes, config.seed)

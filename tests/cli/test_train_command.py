@@ -71,6 +71,7 @@ def test_finished_measurements_are_not_repeated(tmp_path, capsys):
         (["--pretrained", ""], "--pretrained is ''"),
         (["--train-images", "9000"], "from 1 to 600, not 9000"),
         (["--pad", "-1"], "pad"),
+        (["--cutout", "9"], "cutout must be a whole number from 0 to 8, not 9"),
         (["--margin", "arcface", "--margin-scale", "big"], "scale must be a number, 'norm' or 'learned', not 'big'"),
         (["--margin", "sphereface2", "--label-smoothing", "0.1"], "does not support label_smoothing (got 0.1)"),
         (["--momentum", "0.5"], "optimizer 'adam' has no momentum (got 0.5)"),
