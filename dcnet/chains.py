@@ -238,6 +238,8 @@ class Finder:
             called = self.called[node]
             return not has_activation(called) and any(map(_may_write, called.modules()))
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        # Operations of torch.ops have names such as "mul_.Tensor".
+        name = name.partition(".")[0]
         named = node.op in ("call_method", "call_function") and name.endswith("_") and not name.endswith("__")
         return named or node.target in IN_PLACE or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
 

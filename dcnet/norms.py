@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcnet.clamp import at_least, is_traced
-from dcnet.cpu_passes import is_eager_on_cpu
+from dcnet.cpu_passes import is_on_cpu
 
 HALF_PRECISIONS = (torch.bfloat16, torch.float16)
 
@@ -97,7 +97,7 @@ def patch_norm(
     """
     squares = sum_of_squares(x.unflatten(1, (groups, -1)), 2)
     # Pooling on a CPU takes up to ten times as long as sums along one dimension after another.
-    in_turn = len(kernel_size) == 3 or any(step != 1 for step in dilation) or is_eager_on_cpu(x)
+    in_turn = len(kernel_size) == 3 or any(step != 1 for step in dilation) or is_on_cpu(x)
     sums = window_sum if in_turn else pooled_sum
     return root(sums(squares, kernel_size, stride, padding, dilation), eps)
 
@@ -140,11 +140,12 @@ def pooled_sum(
 
 
 def _sum_along(x: Tensor, dim: int, size: int, stride: int, dilation: int) -> Tensor:
-    length = x.shape[dim] - (size - 1) * dilation
-    total = x.narrow(dim, 0, length)
+    x = x.transpose(dim, -1)
+    length = x.shape[-1] - (size - 1) * dilation
+    total = x[..., :length:stride]
     for i in range(1, size):
-        total = total + x.narrow(dim, i * dilation, length)
-    return total.transpose(dim, -1)[..., ::stride].transpose(dim, -1) if stride > 1 else total
+        total = total + x[..., i * dilation : i * dilation + length : stride]
+    return total.transpose(dim, -1)
 
 
 def _pad(x: Tensor, padding: Sequence[tuple[int, int]]) -> Tensor:

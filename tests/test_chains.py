@@ -269,6 +269,12 @@ def moved_by_module(self: Any, x: Tensor) -> Tensor:
     return self.relu(y + self.doubling(x))
 
 
+def moved_by_aten(self: Any, x: Tensor) -> Tensor:
+    x = x * 2
+    y = self.norm(self.conv(x))
+    return y + torch.ops.aten.mul_.Tensor(x, 2)
+
+
 def outdated(self: Any, x: Tensor) -> Tensor:
     """Changes the output of a chain in place after its squares."""
     y = self.relu(self.norm(self.conv(x)))
@@ -286,11 +292,14 @@ IN_PLACE: list[tuple[nn.Module, dict[str, str]]] = [
     (Alias(), {"conv": "conv + batch norm"}),
     (Net(moved), {"conv": "conv + batch norm"}),
     (_with(Net(moved_by_module), doubling=Doubling()), {"conv": "conv + batch norm"}),
+    (Net(moved_by_aten), {"conv": "conv + batch norm"}),
     (Net(outdated), {"conv": "conv + batch norm + ReLU", "conv2": "conv + ReLU"}),
 ]
 
 
-@pytest.mark.parametrize(("model", "found"), IN_PLACE, ids=["alias", "moved", "by a module", "outdated"])
+@pytest.mark.parametrize(
+    ("model", "found"), IN_PLACE, ids=["alias", "moved", "by a module", "by torch.ops", "outdated"]
+)
 @torch.no_grad()
 def test_changes_in_place(model: nn.Module, found: dict[str, str], blocks: Blocks):
     """Without gradients, since autograd forbids some of these changes."""

@@ -16,6 +16,7 @@ from dcnet.clamp import is_traced
 from dcnet.convert.selection import plain_class
 from dcnet.cpu_passes import in_parts
 from dcnet.eager import ConvPatches, LinearPatches, Patches, check_input, relative_to_mean, scaled
+from dcnet.kernels.plan import has_device_functions
 from dcnet.layers import Decoupled, DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
 from dcnet.norms import accumulation_dtype, filter_norm, within_range
 from dcnet.operator import Operator
@@ -59,6 +60,8 @@ class Folded(Opaque):
             factor, bias = factor * scale, shift if bias is None else bias * scale + shift
         absorbed = op.angle.homogeneous and (op.angle.identity or bool((factor >= 0).all()))
         self.operator, self.eps = op, layer.eps
+        # A custom function may combine patches, or return a tensor that it keeps.
+        self.is_elementwise = has_device_functions(op)
         # Whether a factor of the filters is left, or their norms scale those of the patches.
         argument = op.weighting.argument(w_norm, torch.ones_like(w_norm))
         self.is_weighted = not absorbed or bool((argument != 1).any())
@@ -79,7 +82,7 @@ class Folded(Opaque):
         product, constants, factor = at.multiply(self.weight), self._spread_constants(at), at.per_filter(self.factor)
         if self.operator.norm_cancels:
             output = self._finish(at, self.operator.g(product, constants), factor, product.dtype)
-        elif self._takes_one_pass(constants):
+        elif self._takes_one_pass(constants) or not self.is_elementwise:
             output = self._combine(at, constants, factor, product, at.norm(self.eps))
         else:
             combine = functools.partial(self._combine, at, constants, factor)
@@ -118,7 +121,7 @@ class Folded(Opaque):
 
     def _finish(self, at: Patches, g: Tensor, h: Tensor, dtype: torch.dtype) -> Tensor:
         """g * h + bias, in place where allowed."""
-        if not _may_overwrite() or not g.dtype == h.dtype == dtype:
+        if not (self.is_elementwise and _may_overwrite() and g.dtype == h.dtype == dtype):
             return at.finish(g, h, self.bias, dtype)
         output = _multiply(g, h)
         return output if self.bias is None else output.add_(at.per_filter(self.bias))
