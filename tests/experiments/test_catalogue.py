@@ -183,7 +183,7 @@ def test_contests_on_digits_try_the_same_recipes_on_every_side(name):
     found = get_experiment(name)
     recipes = [[one.name for one in side.candidates] for side in found.rules.sides]
     assert all(each == recipes[0] for each in recipes)
-    assert len(set(recipes[0])) == {"contest_digits_batch_2": 9, "contest_digits_few": 29}[name]
+    assert len(set(recipes[0])) == {"contest_digits_batch_2": 15, "contest_digits_few": 29}[name]
     assert {cell.config.dataset for cell in found.cells} == {"digits-validation"}
     references = [side.name for side in found.rules.sides if side.reference]
     assert references == [side.name for side in found.rules.sides if side.name.startswith("plain")]

@@ -10,11 +10,16 @@ from dcnet.experiments.experiment import Experiment, register
 from dcnet.operator import PLAIN
 from dcnet.training import recipe
 
-# Decays and rates by family; every side of a contest tries all of them.
-Ranges = Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]
+# Families, each with decays and rates; every side of a contest tries all pairs.
+Ranges = Sequence[tuple[str, tuple[float, ...], tuple[float, ...]]]
 FINALISTS = 3
 BATCH, BATCH_STEPS = 2, 2_400
-BATCH_RANGES: Ranges = {"Adam": ((0,), (1e-4, 3e-4, 1e-3, 3e-3)), "SGD": ((0,), (2.5e-4, 1e-3, 4e-3, 0.016, 0.064))}
+BATCH_RANGES: Ranges = (
+    ("Adam", (0,), (1e-4, 3e-4, 1e-3, 3e-3)),
+    ("AdamW", (1,), (3e-4, 1e-3, 3e-3)),
+    ("SGD", (0,), (2.5e-4, 1e-3, 4e-3, 0.016, 0.064)),
+    ("SGD", (0.01,), (1e-3, 4e-3, 0.016)),
+)
 BN, GN, NO_NORM = {"norm": "batch"}, {"norm": "group"}, {"norm": "none"}
 # With a momentum of 0.01, the running statistics cover about a hundred batches, with the default of 0.1 about ten.
 SLOW_BN = {"norm": "batch", "norm_momentum": 0.01}
@@ -33,11 +38,11 @@ BATCH_SIDES: dict[str, dict[str, Any]] = {
 # Images per class, and the steps of a run.
 FEW, FEW_STEPS = 5, 600
 FEW_SIDES = {"plain": PLAIN} | {name: name for name in ("linear-cos", "seg-cos", "tanh-cos", "sphere-cos")}
-FEW_RANGES: Ranges = {
-    "Adam": ((0,), (1e-4, 3e-4, 1e-3, 3e-3, 0.01)),
-    "AdamW": ((0.1, 1, 10), (1e-3, 3e-3, 0.01)),
-    "SGD": ((0, 1e-3, 0.01), (1e-3, 4e-3, 0.016, 0.064, 0.256)),
-}
+FEW_RANGES: Ranges = (
+    ("Adam", (0,), (1e-4, 3e-4, 1e-3, 3e-3, 0.01)),
+    ("AdamW", (0.1, 1, 10), (1e-3, 3e-3, 0.01)),
+    ("SGD", (0, 1e-3, 0.01), (1e-3, 4e-3, 0.016, 0.064, 0.256)),
+)
 SHIFTS = Augmentation(pad=1)
 
 
@@ -47,7 +52,7 @@ def _side(name: str, ranges: Ranges, settings: Mapping[str, Any]) -> Side:
             family,
             recipe("digits", width=0.5, optimizer=family.lower(), lr=rate, weight_decay=decay, **settings),
         )
-        for family, (decays, rates) in ranges.items()
+        for family, decays, rates in ranges
         for decay in decays
         for rate in rates
     ]
