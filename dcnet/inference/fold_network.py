@@ -39,8 +39,8 @@ def fold(model: nn.Module) -> nn.Module:
 
     torch.fx traces the `forward` of every module, with its submodules as leaves, to find the layer before each
     normalization. If a `forward` cannot be traced, the normalizations that it calls directly stay; those in an
-    nn.Sequential are folded, so it must call an nn.Sequential as a whole and not layer by layer. A normalization after
-    a fully connected layer is assumed to normalize the features of rows [N, features].
+    nn.Sequential are folded, so it must not use values between a layer and its normalization there. A normalization
+    after a fully connected layer is assumed to normalize the features of rows [N, features].
 
     A layer keeps its normalization if it is called more than once, if its output is used elsewhere, or if it has hooks.
     These stay unchanged: a layer that still blends with the plain one, a layer whose filters are read by other modules,
