@@ -109,7 +109,7 @@ def test_invalid_records_are_reported_and_the_others_listed(tmp_path: Path, caps
     code, out, _ = outcome(capsys, "report", "--runs", runs, "--out", tmp_path / "page.html")
     assert (code, out.partition(", from ")[2]) == (
         0,
-        f"1 runs, without unfinished runs: {', '.join(damaged)}\n",
+        f"1 run, without unfinished runs: {', '.join(damaged)}\n",
     )
     code, out, _ = outcome(capsys, "report", "--records", runs, "--out", tmp_path / "page.html")
     assert code == 0
