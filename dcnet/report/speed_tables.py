@@ -180,6 +180,7 @@ def _shape_table(record: Record, shape: str) -> Table:
     ms = statistics.median(row["training"]["ms"] for row in plain)
     mib = statistics.median(row["kept_mib"] for row in plain)
     base = f"x `nn.Conv2d`, which takes {three_digits(ms)} ms and keeps {mib:.0f} MiB"
+    base += ", or x the compiled layer" if any(row["variant"] == PLAIN_COMPILED for row in rows) else ""
     headings = ["operator", *(VARIANTS[variant] for variant in variants), "kept by dcnet, MiB"]
     return Table.of_rows(headings, lines, code=["operator"], title=f"{base}; {spell(shape)}{setting(record)}")
 
