@@ -133,6 +133,8 @@ def test_a_smoke_test_of_a_table(tmp_path, capsys):
 def test_a_smoke_test_of_all_tables_and_a_contest(tmp_path, capsys, monkeypatch):
     """All contests have the same stages; one of them is enough."""
     monkeypatch.setenv("COLUMNS", "200")
+    # The worker shares the cores with other tests: more threads would slow each other down.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     tables = [experiment for experiment in select_experiments(["all"]) if experiment.rules is None]
     chosen = [*tables, get_experiment("contest_few_images_10")]
     names = [experiment.name for experiment in chosen]
