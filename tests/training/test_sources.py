@@ -100,3 +100,16 @@ def test_sizes_beyond_those_of_the_dataset_and_of_folders_raise_an_error(folder)
         config = RunConfig(dataset="imagefolder", model="resnet18", image_size=14, batch_size=8, steps=2, **changes)
         with pytest.raises(ValueError, match=r"(progressive_sizes|alternate_flips)=.* does not apply to"):
             make_source(folder, config, torch.device("cpu"), (0, 1), graph=False, workers=0)
+
+
+def test_the_seed_of_a_run_draws_its_training_images():
+    """All images are in one batch, without augmentation, so only the order depends on the step."""
+    digits = load_dataset("digits")
+
+    def images(seed):
+        config = tiny(seed=seed, train_images=20, batch_size=20, augmentation=Augmentation())
+        source = make_source(digits, config, torch.device("cpu"), (0, 1), graph=False, workers=0)
+        return sorted(map(tuple, source.images(0).flatten(1).tolist()))
+
+    assert images(0) == images(0)
+    assert images(0) != images(1)
