@@ -4,7 +4,7 @@
 a part of the steps on held-out training images, a second seed for the best four, and finals with three other seeds."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -119,15 +119,37 @@ def make_config(settings: Mapping[str, Any]) -> RunConfig:
     return recipe("paper-cifar", **{**COMMON, **momentum, **settings})
 
 
-def make_contest(name: str, about: str, sides: Iterable[Side], steps: int, part: int = 4) -> Experiment:
+# By row: a family, its decays and its rates; every pair of them is a recipe.
+Ranges = Sequence[tuple[str, tuple[float, ...], tuple[float, ...]]]
+
+
+def grid_side(name: str, ranges: Ranges, settings: Mapping[str, Any], make: Callable[..., RunConfig]) -> Side:
+    """Returns a side whose recipes are all pairs of a decay and a rate; `make` turns settings into a config.
+
+    Sides with the same ranges have the same recipes, plain or decoupled. Families have the names of their optimizers.
+    """
+    candidates = [
+        Candidate(family, make(**{**settings, "optimizer": family.lower(), "lr": rate, "weight_decay": decay}))
+        for family, decays, rates in ranges
+        for decay in decays
+        for rate in rates
+    ]
+    return Side(name, tuple(candidates), reference=settings["operator"] == PLAIN)
+
+
+def make_contest(
+    name: str, about: str, sides: Iterable[Side], steps: int, part: int = 4, finalists: int = 4
+) -> Experiment:
     """Returns a contest on CIFAR-100 whose trials take 1 / `part` of the steps of the final runs."""
     trial = {"dataset": VALIDATION, "steps": steps // part}
     notes = (
         f"Held-out error: {steps // part:,} steps, measured on 5,000 training images that are held out; one seed, "
-        "or two for the best four recipes of a side. "
+        f"or two for the best {finalists} recipes of a side. "
         f"Test error: the best recipe of a side, {steps:,} steps, other seeds.",
     )
-    return contest_experiment(name, f"Contest, {about}: CIFAR-100, error in %", Contest(tuple(sides), trial), 3, notes)
+    return contest_experiment(
+        name, f"Contest, {about}: CIFAR-100, error in %", Contest(tuple(sides), trial, finalists), 3, notes
+    )
 
 
 # Families whose rates are compared, with five rates each.
@@ -188,29 +210,6 @@ def contest_cnn9() -> Experiment:
     settings = {"model": "cnn9", "steps": STEPS, "operator": "seg-sqcos", "activation": "none"}
     free = make_side("seg-sqcos, no ReLU", settings)
     return make_contest("contest_cnn9", "CNN-9", [*_network_sides("cnn9"), free], STEPS)
-
-
-# Steps by batch size; with 80,000 steps, an image is seen 3 times at a batch size of 2.
-BATCH_STEPS = {2: 80_000, 4: 80_000, 8: 80_000, 128: 10_000}
-NORMS = {"BN": "batch", "GN": "group", "no norm": "none"}
-BATCH_OPERATORS = {"plain": PLAIN} | {name: name for name in ("linear-cos", "seg-cos", "tanh-cos", "sphere-cos")}
-
-
-def contest_small_batch(batch_size: int) -> Experiment:
-    """CNN-9 in small batches: with batch statistics, with group normalization, and without normalization."""
-    steps = BATCH_STEPS[batch_size]
-    settings = {"model": "cnn9", "steps": steps, "batch_size": batch_size}
-    sides = [
-        make_side(f"{name}, {shown}", {**settings, "operator": operator, "norm": norm}, sweep_decays=False)
-        for shown, norm in NORMS.items()
-        for name, operator in BATCH_OPERATORS.items()
-    ]
-    about = f"CNN-9 in batches of {batch_size}, by normalization"
-    return make_contest(f"contest_small_batch_{batch_size}", about, sides, steps)
-
-
-for count in BATCH_STEPS:
-    experiments.add(f"contest_small_batch_{count}", partial(contest_small_batch, count), module=__name__)
 
 
 # Steps by number of training images per class.

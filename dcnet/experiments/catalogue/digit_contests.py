@@ -1,17 +1,16 @@
 """Contests on the embedded digits, without a GPU: batches of two images, and few images per class."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dcnet.data import Augmentation
 from dcnet.data.mnist import DIGITS_VALIDATION, HELD_OUT_PER_CLASS, TRAINING_IMAGES
-from dcnet.experiments.contest import Candidate, Contest, Side, contest_experiment
+from dcnet.experiments.catalogue.contests import Ranges, grid_side
+from dcnet.experiments.contest import Contest, Side, contest_experiment
 from dcnet.experiments.experiment import Experiment, register
 from dcnet.operator import PLAIN
-from dcnet.training import recipe
+from dcnet.training import RunConfig, recipe
 
-# Families, each with decays and rates; every side of a contest tries all pairs.
-Ranges = Sequence[tuple[str, tuple[float, ...], tuple[float, ...]]]
 FINALISTS = 3
 BATCH, BATCH_STEPS = 2, 2_400
 BATCH_RANGES: Ranges = (
@@ -46,17 +45,8 @@ FEW_RANGES: Ranges = (
 SHIFTS = Augmentation(pad=1)
 
 
-def _side(name: str, ranges: Ranges, settings: Mapping[str, Any]) -> Side:
-    candidates = [
-        Candidate(
-            family,
-            recipe("digits", width=0.5, optimizer=family.lower(), lr=rate, weight_decay=decay, **settings),
-        )
-        for family, decays, rates in ranges
-        for decay in decays
-        for rate in rates
-    ]
-    return Side(name, tuple(candidates), reference=settings["operator"] == PLAIN)
+def _config(**settings: Any) -> RunConfig:
+    return recipe("digits", width=0.5, **settings)
 
 
 def _contest(name: str, about: str, sides: Sequence[Side], seeds: int) -> Experiment:
@@ -74,7 +64,7 @@ def _contest(name: str, about: str, sides: Sequence[Side], seeds: int) -> Experi
 def contest_digits_batch_2() -> Experiment:
     """Batches of two images: batch normalization, group normalization, and none."""
     common = {"batch_size": BATCH, "steps": BATCH_STEPS, "evaluate_every": BATCH_STEPS}
-    sides = [_side(name, BATCH_RANGES, {**common, **own}) for name, own in BATCH_SIDES.items()]
+    sides = [grid_side(name, BATCH_RANGES, {**common, **own}, _config) for name, own in BATCH_SIDES.items()]
     return _contest("contest_digits_batch_2", f"batches of {BATCH}", sides, seeds=5)
 
 
@@ -83,5 +73,7 @@ def contest_digits_few() -> Experiment:
     """Five training images per class, which the seed draws; they are shifted at random."""
     common = {"train_images": 10 * FEW, "batch_size": 25, "steps": FEW_STEPS, "evaluate_every": FEW_STEPS}
     settings = {**common, "augmentation": SHIFTS}
-    sides = [_side(name, FEW_RANGES, {**settings, "operator": operator}) for name, operator in FEW_SIDES.items()]
+    sides = [
+        grid_side(name, FEW_RANGES, {**settings, "operator": operator}, _config) for name, operator in FEW_SIDES.items()
+    ]
     return _contest("contest_digits_few", f"{FEW} training images per class", sides, seeds=10)
