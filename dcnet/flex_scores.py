@@ -30,8 +30,11 @@ DTYPES = (*HALF_PRECISIONS, torch.float32)
 
 
 def compiles_for_gpu(query: Tensor) -> bool:
-    """Whether a compiler builds kernels for a GPU, if enabled; in eager mode flex_attention stores all scores."""
-    return ENABLED and query.is_cuda and torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
+    """Whether a compiler builds kernels for a GPU, if enabled; in eager mode flex_attention stores all scores.
+
+    `torch.compiler.is_exporting` is no help: in compiled code, torch 2.11 answers True.
+    """
+    return ENABLED and query.is_cuda and torch.compiler.is_dynamo_compiling()
 
 
 def fits_flex(query: Tensor, key: Tensor, value: Tensor, settings: Settings, op: Operator) -> bool:

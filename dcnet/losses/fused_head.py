@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 import torch
@@ -18,8 +17,6 @@ from dcnet.losses.cosine import cosines, directions
 from dcnet.losses.head_passes import Head, Settings, backward, forward, state_memory
 from dcnet.losses.margins import Margin, as_margin, registry
 
-# Off by default: the kernels have not been timed on a GPU, nor tested there since their annealing was changed.
-ENABLED = os.environ.get("DCNET_FUSED_HEADS", "off") == "on"
 # A program holds whole rows of features and weights; rows of a batch are a dimension of a grid.
 MOST_FEATURES, MOST_ROWS = 4096, 65_535
 # Methods that a subclass must not change without a device function of its own.
@@ -41,7 +38,7 @@ def fused_spec(margin: Margin) -> str | None:
 def fits(head: Any, features: Tensor, labels: Tensor) -> bool:
     """Whether the fused head supports this head, features [N, in_features] and labels [N]."""
     weight = head.weight
-    if head.fused_spec is None or not (ENABLED and enabled() and features.is_cuda):
+    if head.fused_spec is None or not (enabled() and features.is_cuda):
         return False
     return (
         weight.device == features.device == labels.device

@@ -224,6 +224,7 @@ def small_tiles(monkeypatch):
     """Small images already take several blocks of channels, columns and rows, and several steps of the last sum."""
     tiling = Tiling(rows=2, elements=16, channels=4, warps=1, programs=6)
     monkeypatch.setattr(kernels.depthwise, "TILINGS", dict.fromkeys(TILINGS, (tiling, tiling)))
+    monkeypatch.setattr(kernels.depthwise, "multiprocessors", lambda device: 2)
     monkeypatch.setattr(kernels.depthwise, "FEWEST", 4)
     monkeypatch.setattr(kernels.depthwise, "SUM_BLOCK", 2)
     monkeypatch.setattr(kernels.depthwise, "SUM_WIDTH", 4)

@@ -417,8 +417,10 @@ def test_graphs_are_captured(monkeypatch):
             tensor.zero_()
         graph.replay()
         torch.cuda.synchronize()
+        assert all(fused.output_epilogue.graph is not None for fused in convolution._compiled.values())
+        # cuDNN may add in another order in each call.
         for a, b in zip(found, wanted, strict=True):
-            assert torch.equal(a, b)
+            assert (a - b).float().norm() <= 1e-2 * b.float().norm()
 
 
 @on_gpu
