@@ -60,6 +60,7 @@ STAGES = (
     tests("layers", 300, "kernels_on_gpu", "convolution", "depthwise", "linear", "filter_products", "device_functions"),
     tests("rest", 300, *OTHERS, "autograd", "dispatch", "known_calls", "plan_cache", "kernel_compilation"),
     Stage("eager-time", 60, ("scripts/eager_time.py",)),
+    Stage("fused-training", 120, ("scripts/fused_training.py", "--jobs", "8")),
     bench("inference", 150, "inference --compile --networks resnet32 --operators tanh-cos --repeats 10", "inference"),
     bench("one-layer", 90, f"{LAYERS} tanh-cos --variants eager --repeats 8", "one_layer"),
     bench("linear", 150, f"{LAYERS} {BOTH} --shapes linear pointwise attention", "linear"),

@@ -150,10 +150,11 @@ def _changed(config, base):
 
 CORRUPTED, UNCERTAIN, TRANSFORMER = "contest_corruptions", "contest_uncertainty", "contest_transformer"
 DIGITS = ("contest_digits_batch_2", "contest_digits_few")
+BATCHES = tuple(f"contest_small_batch_{count}" for count in (2, 4, 8, 128))
 CONTESTS = [
     name
     for name, make in sorted(experiments.items())
-    if make().rules is not None and name not in (CORRUPTED, UNCERTAIN, TRANSFORMER, *DIGITS)
+    if make().rules is not None and name not in (CORRUPTED, UNCERTAIN, TRANSFORMER, *DIGITS, *BATCHES)
 ]
 
 
@@ -178,13 +179,15 @@ def test_contests_try_held_out_images_and_then_all(name):
         assert [side.edges(one) for one in families.values()] == [[], [], []]
 
 
-@pytest.mark.parametrize("name", DIGITS)
-def test_contests_on_digits_try_the_same_recipes_on_every_side(name):
+@pytest.mark.parametrize("name", [*DIGITS, *BATCHES])
+def test_contests_with_the_same_recipes_on_every_side(name):
     found = get_experiment(name)
     recipes = [[one.name for one in side.candidates] for side in found.rules.sides]
     assert all(each == recipes[0] for each in recipes)
-    assert len(set(recipes[0])) == {"contest_digits_batch_2": 15, "contest_digits_few": 29}[name]
-    assert {cell.config.dataset for cell in found.cells} == {"digits-validation"}
+    assert len(set(recipes[0])) == {"contest_digits_batch_2": 15, "contest_digits_few": 29}.get(name, 12)
+    dataset = "digits" if name in DIGITS else "cifar100"
+    assert {cell.config.dataset for cell in found.cells} == {f"{dataset}-validation"}
+    assert {one.config.dataset for side in found.rules.sides for one in side.candidates} == {dataset}
     references = [side.name for side in found.rules.sides if side.reference]
     assert references == [side.name for side in found.rules.sides if side.name.startswith("plain")]
     settings = [{**vars(one.config), "seed": 0} for side in found.rules.sides for one in side.candidates]
@@ -197,16 +200,18 @@ def test_sides_of_the_contests():
     operators = ["plain", "linear-cos", "seg-cos", "seg-linear", "seg-sqcos", "linear-sqcos", "tanh-cos"]
     assert sides["contest_resnet32"] == [*operators, "linear-sqcos, normalized classifier"]
     assert sides["contest_cnn9"] == [*sides["contest_resnet32"], "seg-sqcos, no ReLU"]
-    assert len(sides["contest_small_batch_2"]) == 5 * 3
-    small = get_experiment("contest_small_batch_2").rules.sides
-    assert {one.config.batch_size for side in small for one in side.candidates} == {2}
-    # Rates of SGD are proportional to the batch size, and those of Adam to its root.
-    assert small[0].candidates[0].config.lr == pytest.approx(0.05 / 64, rel=1e-2)
-    assert small[1].candidates[0].config.lr == pytest.approx(1e-3 / 8)
     few = get_experiment("contest_few_images_10").rules.sides
     assert {one.config.train_images for side in few for one in side.candidates} == {1_000}
     normalized = get_experiment("contest-resnet32").rules.sides[-1].candidates[0].config
     assert (normalized.operator, normalized.classifier) == ("linear-sqcos", "normalized")
+
+
+def test_rates_of_small_batches():
+    """Those of SGD are proportional to the batch size, and those of Adam to its root."""
+    two, eight = (get_experiment(f"contest_small_batch_{count}").rules.sides[0].candidates for count in (2, 8))
+    assert [{one.config.batch_size for one in side} for side in (two, eight)] == [{2}, {8}]
+    ratios = {(a.family, round(b.config.lr / a.config.lr, 2)) for a, b in zip(two, eight, strict=True)}
+    assert ratios == {("Adam", 2.0), ("AdamW", 2.0), ("SGD", 4.0)}
 
 
 def test_the_contest_of_transformers():
