@@ -2,13 +2,14 @@
 
 Keys are the filters and queries the patches: the weighting says how ||k|| enters, and the magnitude acts on ||q||."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dcnet import kernels
 from dcnet.attention_inputs import Settings, check_inputs
 from dcnet.checks import check_number, check_whole
 from dcnet.clamp import is_traced
@@ -104,18 +105,21 @@ class Score(NamedTuple):
     eps: float
     constants: Mapping[str, Value]
 
-    def scale_query(self, query: Tensor) -> tuple[Tensor, float]:
-        """q h(||q||) / ||q|| as a tensor times a number."""
+    def scaled(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
+        """q h(||q||) / ||q||, k times the factor of the weighting over ||k||, and a number to multiply both by."""
         first, *others = self.op.magnitude.parts
         # Not a comparison of lists of types, which torch.compile 2.11 cannot trace.
-        if others or type(first) is not Sphere:
-            return _times(query, self.on_query(query)), 1.0
-        (unit, number), scale = _normalized(query, self.eps), self.constants["scale"]
-        return (_times(unit, scale), number) if isinstance(scale, Tensor) else (unit, number * scale)
-
-    def scale_key(self, key: Tensor) -> tuple[Tensor, float]:
-        """k times the factor of the weighting over ||k||, as a tensor times a number."""
-        return (_times(key, self.on_key(key)), 1.0) if self.op.weighted else _normalized(key, self.eps)
+        constant, number = not others and type(first) is Sphere, 1.0
+        if constant and not self.op.weighted:
+            (query, key), number = _normalized((query, key), self.eps)
+        elif constant:
+            ((query,), number), key = _normalized((query,), self.eps), _times(key, self.on_key(key))
+        elif self.op.weighted:
+            query, key = _times(query, self.on_query(query)), _times(key, self.on_key(key))
+        else:
+            query, ((key,), number) = _times(query, self.on_query(query)), _normalized((key,), self.eps)
+        scale = self.constants["scale"] if constant else 1.0
+        return (_times(query, scale), key, number) if isinstance(scale, Tensor) else (query, key, number * scale)
 
     def on_query(self, query: Tensor) -> Value:
         """h(||q||) / ||q||, without the norm if h is proportional to it."""
@@ -155,9 +159,9 @@ def _by_inner_products(query: Tensor, key: Tensor, value: Tensor, settings: Sett
         mask = mask if mask.dtype == torch.bool else mask.to(query.dtype)
         mask = mask if mask.dim() > 1 else mask.view(1, -1)
     assert scale is not None
-    (query, first), (key, second) = score.scale_query(query), score.scale_key(key)
+    query, key, number = score.scaled(query, key)
     return F.scaled_dot_product_attention(
-        query, key, value, mask, dropout_p, is_causal, scale=scale * first * second, enable_gqa=grouped
+        query, key, value, mask, dropout_p, is_causal, scale=scale * number, enable_gqa=grouped
     )
 
 
@@ -170,15 +174,20 @@ def _by_cosines(query: Tensor, key: Tensor, value: Tensor, settings: Settings, s
     return F.dropout(weights, settings.dropout_p).to(value.dtype) @ value
 
 
-def _normalized(x: Tensor, eps: float) -> tuple[Tensor, float]:
-    """x / ||x|| as a tensor times a number: x / rms(x), which torch computes in one launch, has the norm sqrt(size).
+def _normalized(tensors: Sequence[Tensor], eps: float) -> tuple[Sequence[Tensor], float]:
+    """x / ||x|| of each tensor, as tensors times a number for their product.
 
+    On a GPU one launch normalizes all of them. Elsewhere, x / rms(x) takes one launch each and has the norm sqrt(size).
     Compilers fuse the formula by themselves, and may not know the size. With eps = 0, rms_norm divides by zero.
     """
-    size = x.shape[-1]
-    if torch.compiler.is_compiling() or is_traced() or eps == 0 or size == 0:
-        return _times(x, 1 / vector_norm(x, eps)), 1.0
-    return F.rms_norm(x, (size,), eps=eps / size), size**-0.5
+    size = tensors[0].shape[-1]
+    if not (torch.compiler.is_compiling() or is_traced() or size == 0):
+        units = kernels.unit_vectors(tensors, eps)
+        if units is not None:
+            return units, 1.0
+        if eps > 0:
+            return [F.rms_norm(x, (size,), eps=eps / size) for x in tensors], size ** (-len(tensors) / 2)
+    return [_times(x, 1 / vector_norm(x, eps)) for x in tensors], 1.0
 
 
 def _times(x: Tensor, factor: Value) -> Tensor:

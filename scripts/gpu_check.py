@@ -56,6 +56,7 @@ OTHERS = ("tests/training/test_training_on_gpu.py", "tests/bench/test_cuda_meter
 STAGES = (
     tests("heads", 150, "tests/losses/test_fused_head.py"),
     tests("attention", 150, "tests/test_flex_scores.py"),
+    tests("rows", 150, "unit_rows", "unit_product", "attention_rows"),
     tests("blocks", 180, "tests/test_fuse.py", "block", "known_blocks", "epilogues", "folded_inference"),
     tests("layers", 300, "kernels_on_gpu", "convolution", "depthwise", "linear", "filter_products", "device_functions"),
     tests("rest", 300, *OTHERS, "autograd", "dispatch", "known_calls", "plan_cache", "kernel_compilation"),

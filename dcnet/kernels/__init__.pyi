@@ -1,3 +1,4 @@
+from dcnet.kernels.attention_rows import unit_vectors
 from dcnet.kernels.block_dispatch import block, find_known_block, fits_block, uses_blocks
 from dcnet.kernels.dispatch import (
     conv1d,
@@ -28,6 +29,7 @@ __all__ = [
     "is_plain_eager",
     "linear",
     "penalty_gradient_",
+    "unit_vectors",
     "use_kernels",
     "uses_blocks",
 ]

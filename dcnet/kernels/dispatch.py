@@ -26,8 +26,9 @@ if AVAILABLE:
     from dcnet.kernels.convolution import Call, Convolution
     from dcnet.kernels.depthwise import Depthwise
     from dcnet.kernels.folded_inference import folded_conv2d
-    from dcnet.kernels.known_calls import Known, recall, remember, signature
+    from dcnet.kernels.known_calls import Known, Signature, recall, remember, signature
     from dcnet.kernels.unit_filters import UnitFilters
+    from dcnet.kernels.unit_product import is_cosine, multiply_units, recall_product, remember_product
 
 DTYPES = (*HALF_PRECISIONS, torch.float32)
 
@@ -209,18 +210,23 @@ def linear(input: Tensor, w: Tensor, bias: Tensor | None, options: Options) -> T
     """
     if not _enabled or not _are_rows(input, w):
         return None
-    known = find_known(input, w, bias, *ROWS, options)
-    if known is not None:
+    key = _signature(input, w, bias, ROWS, options)
+    if (known := recall(key)) is not None:
         return _run_rows(known, input, w, bias, options)
+    if (cosine := recall_product(key)) is not None:
+        return multiply_units(cosine, input, w, bias, options, plain=True)
     rows, filters = as_image(input), w.view(*w.shape, 1, 1)
     if not fits(rows, filters, bias, 0, 1, options):
         return None
     if (op := check_options(options)).norm_cancels:
         made = _filters_of(op, rows, filters, options.get("eps", 1e-4))
         return F.linear(input, made.view(w.shape), bias)
+    if is_cosine(op):
+        remember_product(key, op)
+        return multiply_units(op, input, w, bias, options, is_plain_eager(input))
     output = conv2d(rows, filters, bias, *ROWS, options)
     if (found := find_known(rows, filters, bias, *ROWS, options)) is not None:
-        remember(signature(input, w, bias, ROWS, options), found)
+        remember(key, found)
     return as_rows(output, input.shape[:-1])
 
 
@@ -278,11 +284,16 @@ def find_known(
     options: Options,
 ) -> Known | None:
     """What `conv2d` found out in an earlier call with the same signature, in plain eager mode; `fits` was true then."""
+    return recall(_signature(x, w, bias, (stride, padding, dilation, groups), options))
+
+
+def _signature(x: Tensor, w: Tensor, bias: Tensor | None, window: Sequence[Any], options: Options) -> Signature | None:
+    """The signature of a call in plain eager mode; None in other modes, and if it has none."""
     if torch.compiler.is_compiling() or not (_enabled and isinstance(x, Tensor) and x.is_cuda):
         return None
     if is_traced() or not is_plain_eager(x):
         return None
-    return recall(signature(x, w, bias, (stride, padding, dilation, groups), options))
+    return signature(x, w, bias, window, options)
 
 
 def needs_gradient(tensors: Sequence[Tensor | None]) -> bool:

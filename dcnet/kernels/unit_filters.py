@@ -34,9 +34,11 @@ class UnitFilters(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         (gradient,), (w, norms) = gradients, ctx.saved_tensors
         *_, scale, eps = ctx.settings
-        if torch.is_grad_enabled():
-            unit = (w * (scale / filter_norm(w, eps)).view(-1, 1, 1, 1)).to(gradient.dtype)
-            return (*torch.autograd.grad(unit, w, gradient, create_graph=True), None, None, None, None)
+        again = torch.is_grad_enabled()
+        if again or not torch._C._has_storage(gradient):
+            with torch.enable_grad():
+                unit = (w * (scale / filter_norm(w, eps)).view(-1, 1, 1, 1)).to(gradient.dtype)
+            return (*torch.autograd.grad(unit, w, gradient, create_graph=again), None, None, None, None)
         rows, gradient = dense(w), gradient.contiguous(memory_format=ctx.layout)
         found = torch.empty_like(rows)
         with device_guard(w):

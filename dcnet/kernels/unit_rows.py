@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -57,7 +58,7 @@ class UnitRows(torch.autograd.Function):
         *units, inverse = ctx.saved_tensors
         *by_units, by_inverse = gradients
         plain = all(each is None or torch._C._has_storage(each) for each in gradients)
-        if torch.is_grad_enabled() or not plain:
+        if torch.is_grad_enabled() or by_inverse is not None or not plain:
             given = (units, inverse, by_units, by_inverse)
             return (None, None, None, *_differentiable_gradients(*given, ctx.rows, ctx.dtype))
         return (None, None, None, *_gradients(units, inverse, by_units, ctx.rows, ctx.dtype))
@@ -77,7 +78,7 @@ class Rows(NamedTuple):
 
     order: tuple[int, ...]
     strides: tuple[int, ...]
-    count: int
+    total: int
     inner: int
     outer: int
     step: int
@@ -128,7 +129,7 @@ def _normalized(
     """The unit rows of every tensor, 1 / ||x|| of all rows, and how the rows of the results lie in memory."""
     found = [_with_rows(x, tuple(range(x.dim() - 1)) if in_order else None) for x in given]
     units = [torch.empty_strided(x.shape, rows.strides, dtype=dtype, device=x.device) for x, rows in found]
-    inverse = torch.empty(sum(rows.count for _, rows in found), dtype=torch.float32, device=given[0].device)
+    inverse = torch.empty(sum(rows.total for _, rows in found), dtype=torch.float32, device=given[0].device)
     _run(False, eps, [rows for _, rows in found], [x for x, _ in found], units, inverse)
     return units, inverse, [rows for _, rows in found]
 
@@ -138,8 +139,8 @@ def _gradients(
 ) -> list[Tensor | None]:
     """The gradients of the inputs, without gaps and with the rows in the order of the results."""
     if True in [gradient is None for gradient in gradients]:
-        parts = list(zip(units, inverse.split([each.count for each in rows]), gradients, rows, strict=True))
-        return [None if each[2] is None else _gradients(*([one] for one in each), dtype)[0] for each in parts]
+        parts = zip(units, inverse.split([own.total for own in rows]), gradients, rows, strict=True)
+        return [None if d is None else _gradients([u], part, [d], [own], dtype)[0] for u, part, d, own in parts]
     laid = [_in_order(gradient, own.order) for gradient, own in zip(gradients, rows, strict=True)]
     units = [_with_strides(unit, own.strides) for unit, own in zip(units, rows, strict=True)]
     found = [torch.empty_strided(unit.shape, unit.stride(), dtype=dtype, device=unit.device) for unit in units]
@@ -149,7 +150,9 @@ def _gradients(
 
 def _with_strides(unit: Tensor, strides: tuple[int, ...]) -> Tensor:
     """The saved result as it was: hooks of saved tensors may have moved it to another layout."""
-    return unit if unit.stride() == strides else torch.empty_strided(unit.shape, strides).to(unit).copy_(unit)
+    if unit.stride() == strides:
+        return unit
+    return torch.empty_strided(unit.shape, strides, dtype=unit.dtype, device=unit.device).copy_(unit)
 
 
 def _in_order(gradient: Any, order: tuple[int, ...]) -> tuple[Tensor, Rows]:
@@ -176,7 +179,9 @@ def _launch(backward: bool, eps: float | None, size: int, *rows: tuple[int, ...]
     block = max(ELEMENTS // width, 1)
     tiles = [-(-count // block) for count, *_ in rows]
     numbers = (tiles[0], *rows[0], *(rows[1] if len(rows) > 1 else (0, 1, 0, 0)))
-    sizes = {"SIZE": size, "BLOCK": block, "WIDTH": width}
+    # All rows start at a multiple of this many elements, so that several are read at once.
+    align = math.gcd(16, *(stride for _, _, *strides in rows for stride in strides))
+    sizes = {"SIZE": size, "BLOCK": block, "WIDTH": width, "ALIGN": align}
     kernel, warps = unit_rows_gradient_kernel if backward else unit_rows_kernel, 8 if width >= WIDE else 4
     return Launch(kernel, (sum(tiles),), numbers if eps is None else (*numbers, eps), warps, **sizes)
 
@@ -190,7 +195,7 @@ def _differentiable_gradients(
     dtype: torch.dtype,
 ) -> list[Tensor]:
     """The gradients of the inputs by torch, which can be differentiated again."""
-    counts, found = [own.count for own in rows], []
+    counts, found = [own.total for own in rows], []
     by_norms = [None] * len(counts) if by_inverse is None else by_inverse.split(counts)
     for unit, part, by_unit, by_norm, own in zip(units, inverse.split(counts), by_units, by_norms, rows, strict=True):
         u, n = unit.to(accumulation_dtype(unit.dtype)), _as_column(part, unit, own.order)
@@ -229,15 +234,16 @@ def unit_rows_kernel(
     SIZE: constexpr,
     BLOCK: constexpr,
     WIDTH: constexpr,
+    ALIGN: constexpr,
 ) -> None:
     """The unit rows of two tensors, and 1 / ||x|| of each row; the first `tiles` programs take the first tensor."""
     program = tl.program_id(0)
     if program < tiles:
-        normalize_rows(program, first, first_unit, inverse, count, inner, outer, step, eps, SIZE, BLOCK, WIDTH)
+        normalize_rows(program, first, first_unit, inverse, count, inner, outer, step, eps, SIZE, BLOCK, WIDTH, ALIGN)
     else:
         normalize_rows(
             program - tiles, second, second_unit, inverse + count, second_count, second_inner, second_outer,
-            second_step, eps, SIZE, BLOCK, WIDTH,
+            second_step, eps, SIZE, BLOCK, WIDTH, ALIGN,
         )  # fmt: skip
 
 
@@ -262,29 +268,30 @@ def unit_rows_gradient_kernel(
     SIZE: constexpr,
     BLOCK: constexpr,
     WIDTH: constexpr,
+    ALIGN: constexpr,
 ) -> None:
     """The gradients of two tensors from those of their unit rows, `first` and `second`."""
     program = tl.program_id(0)
     if program < tiles:
         rows_gradient(
-            program, first, first_unit, inverse, first_gradient, count, inner, outer, step, SIZE, BLOCK, WIDTH
+            program, first, first_unit, inverse, first_gradient, count, inner, outer, step, SIZE, BLOCK, WIDTH, ALIGN
         )
     else:
         rows_gradient(
             program - tiles, second, second_unit, inverse + count, second_gradient, second_count, second_inner,
-            second_outer, second_step, SIZE, BLOCK, WIDTH,
+            second_outer, second_step, SIZE, BLOCK, WIDTH, ALIGN,
         )  # fmt: skip
 
 
 @device_function
 def places_of(tile: Block, count: Block, inner: Block, outer: Block, step: Block, SIZE: constexpr, BLOCK: constexpr,
-              WIDTH: constexpr) -> Block:  # fmt: skip
+              WIDTH: constexpr, ALIGN: constexpr) -> Block:  # fmt: skip
     """Rows of a tile, offsets of their elements with these strides and without gaps, and a mask of both."""
     row, column = tile * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     start = (row // inner).to(tl.int64) * outer + (row % inner).to(tl.int64) * step
     inside = (row < count)[:, None] & (column < SIZE)[None, :]
     dense = row.to(tl.int64)[:, None] * SIZE + column[None, :]
-    return row, start[:, None] + column[None, :], dense, inside
+    return row, tl.multiple_of(start, ALIGN)[:, None] + column[None, :], dense, inside
 
 
 @device_function
@@ -301,9 +308,10 @@ def normalize_rows(
     SIZE: constexpr,
     BLOCK: constexpr,
     WIDTH: constexpr,
+    ALIGN: constexpr,
 ) -> None:
     """x / ||x|| and 1 / ||x|| of a tile of rows."""
-    row, own, dense, inside = places_of(tile, count, inner, outer, step, SIZE, BLOCK, WIDTH)
+    row, own, dense, inside = places_of(tile, count, inner, outer, step, SIZE, BLOCK, WIDTH, ALIGN)
     x = tl.load(given + own, mask=inside, other=0.0).to(tl.float32)
     factor = 1 / root(tl.sum(x * x, axis=1) + eps)
     tl.store(unit + dense, (x * factor[:, None]).to(unit.dtype.element_ty), mask=inside)
@@ -324,9 +332,10 @@ def rows_gradient(
     SIZE: constexpr,
     BLOCK: constexpr,
     WIDTH: constexpr,
+    ALIGN: constexpr,
 ) -> None:
     """dx = (d - u <u, d>) / ||x|| of a tile of rows, where d is the gradient of the unit rows u."""
-    row, own, dense, inside = places_of(tile, count, inner, outer, step, SIZE, BLOCK, WIDTH)
+    row, own, dense, inside = places_of(tile, count, inner, outer, step, SIZE, BLOCK, WIDTH, ALIGN)
     d = tl.load(given + own, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(unit + dense, mask=inside, other=0.0).to(tl.float32)
     factor = tl.load(inverse + row, mask=row < count, other=0.0)

@@ -19,6 +19,7 @@ from dcnet.kernels import dispatch
 from dcnet.kernels.convolution import Call
 from dcnet.kernels.epilogues import factor_launch
 from dcnet.kernels.passes import BATCH_MEAN
+from dcnet.kernels.unit_rows import unit_rows
 from dcnet.losses import fused_head
 
 compile_and_launch = JITFunction.run
@@ -121,6 +122,13 @@ def compile_head(margin, dtype, **options):
     torch.autograd.grad(loss, [x, *head.parameters()], torch.ones_like(loss))
 
 
+def compile_unit_rows(dtype, size, result):
+    """Queries and keys of norm 1, and their gradients, or rows of any other tensor."""
+    x = torch.randn(8, 197, 3, 6, size, dtype=dtype).requires_grad_()
+    units = unit_rows([x[:, :, i].transpose(1, 2) for i in range(2)], 1e-4, result)
+    torch.autograd.grad(units, x, [torch.ones_like(unit) for unit in units])
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="+")
@@ -145,6 +153,9 @@ if __name__ == "__main__":
     compile_head("a-softmax(m=2.5)", torch.bfloat16, annealing="auto", label_smoothing=0.1, reduction="none")
     for margin in ("m-softmax", "am-softmax", "arcface", "combined", "sphereface-r", "sphereface-r(detach=False)"):
         compile_head(margin, torch.float32, scale="learned", interclass_filtering_threshold=0.5)
+    for size in (64, 100, 384, 8192):
+        compile_unit_rows(torch.bfloat16, size, torch.bfloat16)
+    compile_unit_rows(torch.float32, 1025, torch.float16)
     for operator in given.operators:
         print(operator, flush=True)
         compile_layer(operator, torch.bfloat16, bias=False)
