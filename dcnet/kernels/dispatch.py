@@ -28,7 +28,7 @@ if AVAILABLE:
     from dcnet.kernels.folded_inference import folded_conv2d
     from dcnet.kernels.known_calls import Known, Signature, recall, remember, signature
     from dcnet.kernels.unit_filters import UnitFilters
-    from dcnet.kernels.unit_product import is_cosine, multiply_units, recall_product, remember_product
+    from dcnet.kernels.unit_product import is_cosine, multiply_units, pays, recall_product, remember_product
 
 DTYPES = (*HALF_PRECISIONS, torch.float32)
 
@@ -221,7 +221,7 @@ def linear(input: Tensor, w: Tensor, bias: Tensor | None, options: Options) -> T
     if (op := check_options(options)).norm_cancels:
         made = _filters_of(op, rows, filters, options.get("eps", 1e-4))
         return F.linear(input, made.view(w.shape), bias)
-    if is_cosine(op):
+    if is_cosine(op) and pays(w):
         remember_product(key, op)
         return multiply_units(op, input, w, bias, options, is_plain_eager(input))
     output = conv2d(rows, filters, bias, *ROWS, options)

@@ -67,6 +67,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "int8_cpu": network_tables.int8,
     "heads_cpu": speed_tables.heads,
     "heads_cuda": speed_tables.heads,
+    "fused_heads_cuda": speed_tables.heads_alone,
     "features": feature_plots.features,
 }
 

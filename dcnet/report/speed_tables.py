@@ -236,8 +236,13 @@ def _time_and_ratio(row: Row) -> str:
 
 
 def heads(record: Record) -> str:
-    """Returns a table per batch size, with time and memory of each head by the number of classes, and the estimate."""
-    tables = [*(_batch_table(record, batch) for batch in record["config"]["batches"]), *_estimates(record)]
+    """Returns the tables of `heads_alone`, and the estimate for many devices."""
+    return "\n\n".join([heads_alone(record), *(table.markdown_section() for table in _estimates(record))])
+
+
+def heads_alone(record: Record) -> str:
+    """Returns a table per batch size, with time and memory of each head by the number of classes."""
+    tables = [_batch_table(record, batch) for batch in record["config"]["batches"]]
     return "\n\n".join(table.markdown_section() for table in tables)
 
 

@@ -35,7 +35,8 @@ COSINES = [spec + weighting for spec in (*FIXED, *LEARNED) for weighting in ("",
 
 @pytest.fixture(autouse=True)
 def _on_gpu(monkeypatch):
-    """Without a GPU, tensors of the CPU pretend to be on one."""
+    """Layers of all shapes use unit rows, and without a GPU, tensors of the CPU pretend to be on one."""
+    monkeypatch.setattr(dispatch, "pays", lambda w: True)
     for module, name in ((convolution, "_compiled"), (known_calls, "_known"), (unit_product, "_known")):
         monkeypatch.setattr(module, name, {})
     if not ON_GPU:
@@ -98,6 +99,24 @@ def test_operators_of_the_angle_alone(operator):
 @pytest.mark.parametrize("operator", ["tanh-cos", "linear-cos", "sphere-sqcos", "sphere&sphere-cos"])
 def test_other_operators(operator):
     assert not is_cosine(Operator.parse(operator))
+
+
+@pytest.mark.parametrize(("filters", "eager", "compiled"), [(7, True, True), (6, False, True), (5, False, False)])
+def test_unit_rows_are_for_layers_with_many_filters(filters, eager, compiled):
+    w = torch.empty(filters, 6)
+    assert unit_product.pays(w) == eager
+    with mock.patch("torch.compiler.is_compiling", return_value=True):
+        assert unit_product.pays(w) == compiled
+
+
+def test_layers_with_few_filters_have_passes_over_the_output(monkeypatch):
+    monkeypatch.setattr(dispatch, "pays", unit_product.pays)
+    for inputs, outputs in ((7, 5), (5, 7)):
+        layer, x = make_linear("sphere-cos", inputs, outputs), images(3, inputs)
+        with launches() as names:
+            output = layer(x)
+        torch.testing.assert_close(output, exactly(layer, x), rtol=1e-4, atol=1e-5)
+        assert (names[0] == "unit_rows_kernel") == (outputs > inputs)
 
 
 def test_custom_weightings_are_not_supported():
