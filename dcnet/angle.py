@@ -186,7 +186,8 @@ def _sigmoid_slopes(t: Block, arc: Block, cos: Block, inverse: Block, delta: Blo
 @device_function
 def _sigmoid(cos: Block, k: Block, delta: Block, fast: constexpr) -> Block:
     inverse, arc = 1 / k, arcsine(cos)
-    top = 1 / tanh(0.7853981633974483 * inverse, False)
+    # Not 0.785... * inverse, which Triton 3.6 cannot compile if k is learned.
+    top = 1 / tanh(0.7853981633974483 / k, False)
     t = tanh(arc * (0.5 * inverse), fast)
     slopes = _sigmoid_slopes(t, arc, cos, inverse, delta, top)
     return top * t, slopes[0], slopes[1]
@@ -195,7 +196,7 @@ def _sigmoid(cos: Block, k: Block, delta: Block, fast: constexpr) -> Block:
 @device_function
 def _sigmoid_inverse(g: Block, k: Block, delta: Block, fast: constexpr) -> Block:
     inverse = 1 / k
-    end = tanh(0.7853981633974483 * inverse, False)
+    end = tanh(0.7853981633974483 / k, False)
     # For small k, g rounds to 1 long before the angle does; its slope is close to zero there.
     t = tl.clamp(g * end, -0.9999999, 0.9999999)
     arc = tl.clamp(k * (log(1 + t, fast) - log(1 - t, fast)), -1.5707963267948966, 1.5707963267948966)
