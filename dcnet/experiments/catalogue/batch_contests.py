@@ -15,9 +15,12 @@ FINALISTS = 3
 BN, GN, NO_NORM = {"norm": "batch", "norm_momentum": 0.1}, {"norm": "group"}, {"norm": "none"}
 # With a momentum of 0.001, the running statistics cover about a thousand batches, with the default of 0.1 about ten.
 SLOW_BN = {"norm": "batch", "norm_momentum": 0.001}
+# In the other networks, the fully connected layer has the statistics of the samples of a batch alone.
+CONV_BN = {"model": "cnn9-bare", **BN}
 SIDES: dict[str, dict[str, Any]] = {
     "plain, BN": {"operator": PLAIN, **BN},
     "plain, BN, momentum 0.001": {"operator": PLAIN, **SLOW_BN},
+    "plain, BN in convolutions": {"operator": PLAIN, **CONV_BN},
     "plain, GN": {"operator": PLAIN, **GN},
     "plain, no norm": {"operator": PLAIN, **NO_NORM},
     "linear-cos, BN": {"operator": "linear-cos", **BN},
@@ -25,6 +28,7 @@ SIDES: dict[str, dict[str, Any]] = {
     "linear-cos, GN": {"operator": "linear-cos", **GN},
     "tanh-cos, BN": {"operator": "tanh-cos", **BN},
     "tanh-cos, BN, momentum 0.001": {"operator": "tanh-cos", **SLOW_BN},
+    "tanh-cos, BN in convolutions": {"operator": "tanh-cos", **CONV_BN},
     "tanh-cos, GN": {"operator": "tanh-cos", **GN},
     "tanh-cos, no norm": {"operator": "tanh-cos", **NO_NORM},
     "sphere-cos, no norm": {"operator": "sphere-cos", **NO_NORM},
