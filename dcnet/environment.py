@@ -81,7 +81,12 @@ def cpu_name() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the running source, with a + if files differ from it; None outside of a checkout."""
+    """The commit of the running source, with a + if files differ from it; None outside of a checkout.
+
+    The variable DCNET_COMMIT names the commit of a copy without its repository, or with an older one.
+    """
+    if given := os.environ.get("DCNET_COMMIT"):
+        return given
     folder = Path(__file__).parent
     try:
         # An installed copy may be inside another repository.
@@ -89,7 +94,7 @@ def commit() -> str | None:
         found = _git(folder, "rev-parse", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no", ".")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("DCNET_COMMIT")
+        return None
     return found + ("+" if changed else "")
 
 

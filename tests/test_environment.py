@@ -50,3 +50,10 @@ def test_workers_are_divided_among_processes(monkeypatch: pytest.MonkeyPatch, co
     monkeypatch.setattr(environment, "available_cores", lambda: cores)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     assert environment.default_workers() == workers
+
+
+def test_a_given_commit_comes_before_that_of_the_repository(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DCNET_COMMIT", "1234abcd")
+    assert environment.commit() == "1234abcd"
+    monkeypatch.delenv("DCNET_COMMIT")
+    assert environment.commit() != "1234abcd"

@@ -73,9 +73,18 @@ def configs_of_all_experiments():
     return list(dict.fromkeys(cell.config for cell in cells if cell.config))
 
 
+def different_configs():
+    """Configs of all experiments; of those that differ in swept numbers alone, the first one."""
+    numbers = {"lr", "weight_decay", "steps", "evaluate_every"}
+    found = {}
+    for config in configs_of_all_experiments():
+        found.setdefault(str([value for name, value in vars(config).items() if name not in numbers]), config)
+    return list(found.values())
+
+
 @pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.slow)])
-def test_the_command_of_every_run_round_trips(every):
-    for config in configs_of_all_experiments()[::every]:
+def test_commands_of_runs_round_trip(every):
+    for config in different_configs()[::every]:
         words = shlex.split(command_of(config))[1:]
         command = parse(words)
         assert command._configs() == [config]

@@ -130,10 +130,10 @@ def test_slices(operator, inputs, outputs, narrow_slices):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("operator", "inputs", "outputs"),
-    [("tanh-cos", 640, 1152), ("seg-sqcos+product", 7, 768), ("tanh-cos", 7, 521), ("seg-sqcos+product", 576, 5)],
+    [("tanh-cos", 640, 521), ("seg-sqcos+product", 7, 768), ("seg-sqcos+product", 576, 5)],
 )
 def test_slices_of_wide_layers(operator, inputs, outputs):
-    compare(make_linear(operator, inputs, outputs), images(40, inputs))
+    compare(make_linear(operator, inputs, outputs), images(9, inputs))
 
 
 def test_numbers_of_slices():
