@@ -3,7 +3,6 @@
 import copy
 import io
 import pickle
-from typing import Any
 
 import pytest
 import torch
