@@ -12,11 +12,11 @@ demo: $(VENV)/.core
 
 # All tests but the slow ones, with pairwise combinations of options.
 test: $(VENV)/.dev
-	$(RUN) -m pytest -n auto --dist worksteal -m "not slow"
+	$(RUN) -m pytest -n auto -m "not slow"
 
 # All combinations of options, and long runs.
 test-slow: $(VENV)/.dev
-	$(RUN) -m pytest -n auto --dist worksteal -m slow
+	$(RUN) -m pytest -n auto -m slow
 
 test-all: test test-slow
 
