@@ -50,14 +50,15 @@ def pages_with_code() -> list[Path]:
 def restore_registries() -> Iterator[None]:
     """Restores every registry at the end."""
     found = [getattr(importlib.import_module(module), name) for module, name in REGISTRIES]
-    before = [(dict(registry), dict(registry.aliases)) for registry in found]
+    # A plain dict has no aliases.
+    before = [(dict(registry), dict(getattr(registry, "aliases", {}))) for registry in found]
     try:
         yield
     finally:
         for registry, (entries, aliases) in zip(found, before, strict=True):
             registry.clear()
             registry.update(entries)
-            registry.aliases.update(aliases)
+            getattr(registry, "aliases", {}).update(aliases)
 
 
 @pytest.mark.parametrize("page", pages_with_code(), ids=name_of)
