@@ -58,6 +58,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="runs with and without fused blocks, 2 or more")
     parser.add_argument("--jobs", type=int, default=4, help="runs at the same time")
     given = parser.parse_args(words)
+    if given.seeds < 2:
+        parser.error(f"--seeds must be 2 or more, not {given.seeds}")
     jobs = [Job(*each) for each in itertools.product(given.operators, (True, False), range(given.seeds))]
     with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
         found = dict(zip(jobs, pool.map(functools.partial(train, given=given), jobs, chunksize=1), strict=True))

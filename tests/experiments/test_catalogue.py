@@ -201,7 +201,7 @@ def test_contests_with_the_same_recipes_on_every_side(name):
     assert references == [side.name for side in found.rules.sides if side.name.startswith("plain")]
     settings = [{**vars(one.config), "seed": 0} for side in found.rules.sides for one in side.candidates]
     allowed = {"model", "operator", "norm", "norm_momentum"}
-    allowed |= {"optimizer", "lr", "weight_decay", "momentum", "projection_every"}
+    allowed |= {"optimizer", "lr", "weight_decay", "momentum"}
     assert {name for name in settings[0] if len({str(each[name]) for each in settings}) > 1} <= allowed
 
 

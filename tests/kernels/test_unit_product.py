@@ -359,5 +359,8 @@ def test_compiled_layers(operator):
     layer = make_linear(operator, 128, 256, dtype=torch.bfloat16)
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True)
-    run = lambda _, x: compiled(x)  # noqa: E731
+
+    def run(_, x):
+        return compiled(x)
+
     check(layer, images(4, 1024, 128, dtype=torch.bfloat16), run=run, run_exactly=exactly)

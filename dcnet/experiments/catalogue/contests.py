@@ -67,29 +67,23 @@ def fair() -> Experiment:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Recipes with one optimizer: three rates at the middle decay, and if `decays` are swept, all at the middle rate.
-
-    `rates` are for batches of 128; for others they are multiplied by (batch size / 128) ** `rate_power`.
-    """
+    """Recipes with one optimizer: three rates at the middle decay, and all decays at the middle rate."""
 
     name: str
     optimizer: Mapping[str, Any]
     rates: tuple[float, float, float]
     decays: tuple[float, float, float]
-    rate_power: float = 0.5
 
-    def recipes(self, batch_size: int, sweep_decays: bool) -> list[tuple[float, float]]:
+    def recipes(self) -> list[tuple[float, float]]:
         """Returns pairs of rate and decay, the middle of both first."""
-        scale = (batch_size / 128) ** self.rate_power
-        low, middle, high = (float(f"{rate * scale:.3g}") for rate in self.rates)
-        found = [(rate, self.decays[1]) for rate in (middle, low, high)]
-        return found + [(middle, decay) for decay in (self.decays[0], self.decays[2]) if sweep_decays]
+        (low, middle, high), (weak, usual, strong) = self.rates, self.decays
+        return [(middle, usual), (low, usual), (high, usual), (middle, weak), (middle, strong)]
 
 
 # The decay of AdamW and Muon is decoupled, so it is larger than that of SGD for the same effect.
 DECAYS = (0.02, 0.05, 0.1)
 PLAIN_FAMILIES = (
-    Family("SGD", {"optimizer": "sgd"}, (0.025, 0.05, 0.1), (5e-4, 1e-3, 2e-3), rate_power=1.0),
+    Family("SGD", {"optimizer": "sgd"}, (0.025, 0.05, 0.1), (5e-4, 1e-3, 2e-3)),
     Family("AdamW", {"optimizer": "adamw"}, (5e-4, 1e-3, 2e-3), DECAYS),
     Family("Muon", {"optimizer": "muon"}, (1e-3, 2e-3, 4e-3), DECAYS),
 )
@@ -102,13 +96,13 @@ DECOUPLED_FAMILIES = (
 )
 
 
-def make_side(name: str, settings: Mapping[str, Any], sweep_decays: bool = True) -> Side:
+def make_side(name: str, settings: Mapping[str, Any]) -> Side:
     """Returns a side with the recipes of its families; plain sides are references."""
     plain = settings["operator"] == PLAIN
     candidates = [
         Candidate(family.name, make_config({"lr": rate, "weight_decay": decay, **family.optimizer, **settings}))
         for family in (PLAIN_FAMILIES if plain else DECOUPLED_FAMILIES)
-        for rate, decay in family.recipes(settings.get("batch_size", 128), sweep_decays)
+        for rate, decay in family.recipes()
     ]
     return Side(name, tuple(candidates), reference=plain)
 
