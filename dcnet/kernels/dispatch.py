@@ -284,7 +284,9 @@ def find_known(
     options: Options,
 ) -> Known | None:
     """What `conv2d` found out in an earlier call with the same signature, in plain eager mode; `fits` was true then."""
-    return recall(_signature(x, w, bias, (stride, padding, dilation, groups), options))
+    key = _signature(x, w, bias, (stride, padding, dilation, groups), options)
+    # Without Triton there are no known calls at all.
+    return None if key is None else recall(key)
 
 
 def _signature(x: Tensor, w: Tensor, bias: Tensor | None, window: Sequence[Any], options: Options) -> Signature | None:
