@@ -358,3 +358,28 @@ def test_plan_follows_a_part_that_is_replaced_in_its_registry():
     finally:
         dcnet.magnitude.registry["sphere"] = replaced
     assert plan_of("sphere-cos").magnitude is before.magnitude
+
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None
+import dcnet, torch
+from dcnet.losses import MarginSoftmax
+
+assert not dcnet.kernels.enabled()
+for layer, shape in (
+    (dcnet.DecoupledConv2d(4, 4, 3, operator="tanh-cos"), (2, 4, 6, 6)),
+    (dcnet.DecoupledConv2d(4, 4, 3, operator="linear-cos", groups=4), (2, 4, 6, 6)),
+    (dcnet.DecoupledConv1d(4, 3, 3, operator="sphere-cos"), (2, 4, 9)),
+    (dcnet.DecoupledLinear(4, 5, operator="sphere-cos"), (2, 4)),
+):
+    layer(torch.randn(shape)).sum().backward()
+    assert layer.weight.grad.isfinite().all()
+query = torch.randn(2, 4, 7, 16)
+dcnet.functional.decoupled_attention(query, query, query, operator="sphere-cos")
+MarginSoftmax(8, 5, "arcface")(torch.randn(3, 8), torch.arange(3)).backward()
+"""
+
+
+def test_without_triton_torch_computes_everything():
+    subprocess.run([sys.executable, "-c", WITHOUT_TRITON], check=True)
