@@ -363,10 +363,10 @@ def test_plan_follows_a_part_that_is_replaced_in_its_registry():
 WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None
-import dcnet, torch
+import dcnet, dcnet.kernels.dispatch, torch
 from dcnet.losses import MarginSoftmax
 
-assert not dcnet.kernels.enabled()
+assert not dcnet.kernels.dispatch.enabled()
 for layer, shape in (
     (dcnet.DecoupledConv2d(4, 4, 3, operator="tanh-cos"), (2, 4, 6, 6)),
     (dcnet.DecoupledConv2d(4, 4, 3, operator="linear-cos", groups=4), (2, 4, 6, 6)),
